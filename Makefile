@@ -1,0 +1,39 @@
+# Every target sets up what it needs; `make setup` takes seconds when nothing changed.
+VENV   := .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+UV     := $(BIN)/uv pip install --quiet --python $(BIN)/python
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup check test demo bench doctor clean
+
+setup: $(STAMP)
+
+$(BIN)/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+
+$(STAMP): pyproject.toml | $(BIN)/uv
+	$(UV) --editable '.[dev]'
+	@touch $@
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/contract
+
+test: setup
+	$(BIN)/python -m pytest -q tests
+
+demo: setup
+	$(BIN)/sglang-prefill demo
+
+bench: setup
+	$(BIN)/python -m bench
+
+doctor: setup
+	$(BIN)/sglang-prefill doctor
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

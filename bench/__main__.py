@@ -1,0 +1,123 @@
+"""Command line of the benchmark: ``python -m bench --help``."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from bench.plan import Plan
+from bench.plot import save_plot
+from bench.record import append, run_context
+from bench.report import closed_table, compare_paths, open_table
+from bench.session import ModelRun
+from bench.workloads import Shape, parse_load
+from sglang_prefill_ext.errors import PrefillExtError
+from sglang_prefill_ext.modelmaker import make_model
+
+RESULTS = Path(__file__).parent / "results"
+PRESETS = ["micro", "tiny"]
+SHAPES = ["62+0x1", "60+2x50", "50+150x50", "120+180x10"]
+EXTENSION_ARGS = ("--enable-prefill-only",)
+LOADS = ["1", "4", "8", "70%"]
+QUICK_LOADS = ["8", "70%"]
+SECONDS, QUICK_SECONDS = 6.0, 3.0
+BUSY_LOAD = 0.5  # runnable processes before the run starts
+
+
+def main(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few minutes: one model, fewer loads, shorter.")
+    ] = False,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="Model of `make-model`; repeatable.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="<query>+<item>x<items>; repeatable.")
+    ] = None,
+    load: Annotated[
+        list[str] | None,
+        typer.Option(help="Clients (8), rate (12.5/s) or share of stock (70%); repeatable."),
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Least seconds per measurement.")] = None,
+    alternations: Annotated[
+        int, typer.Option(min=1, help="Starts of each server, in turn: A B A B.")
+    ] = 2,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    text: Annotated[bool, typer.Option("--text", help="Send text instead of token ids.")] = False,
+    self_check: Annotated[
+        bool, typer.Option("--self-check", help="Stock against stock: the ratio must be about 1.")
+    ] = False,
+    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "local",
+) -> None:
+    """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
+    console = Console()
+    context = run_context()
+    if context["machine"]["load_average"] > BUSY_LOAD:
+        console.print("[yellow]The machine is busy; ratios mislead there.[/]")
+    try:
+        plan = Plan(
+            shapes=tuple(Shape.parse(each) for each in shape or SHAPES),
+            loads=tuple(parse_load(each) for each in load or (QUICK_LOADS if quick else LOADS)),
+            seconds=seconds or (QUICK_SECONDS if quick else SECONDS),
+            alternations=alternations,
+            dtype=dtype,
+            text=text,
+            extension_args=() if self_check else EXTENSION_ARGS,
+        )
+        runs = measure(preset or (PRESETS[:1] if quick else PRESETS), plan, console)
+    except PrefillExtError as error:
+        console.print(f"[red]No figures:[/] {error}", highlight=False)
+        raise typer.Exit(1) from error
+    show(runs, console)
+    save(runs, plan, name, context, console)
+
+
+def measure(presets: list[str], plan: Plan, console: Console) -> list[ModelRun]:
+    """Make the models in a temporary directory and run the plan on each."""
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory, console.status("") as status:
+        for preset in presets:
+            model = Path(directory) / preset
+            status.update(f"{preset}: making the model")
+            make_model(preset, model)
+            run = ModelRun(preset, model, plan, status.update)
+            run.run()
+            runs.append(run)
+    return runs
+
+
+def show(runs: list[ModelRun], console: Console) -> None:
+    """Print the tables, ratio first, and what the gate saw."""
+    comparisons = compare_paths([result for run in runs for result in run.results])
+    console.print(closed_table(comparisons), open_table(comparisons))
+    for run in runs:
+        for shape, agreement in run.agreement.items():
+            console.print(f"gate green: {run.preset} {shape}: {agreement}", highlight=False)
+    if comparisons and comparisons[0].repeats == 1:
+        console.print("One start of each server, so no range: the order may favour either.")
+
+
+def save(
+    runs: list[ModelRun], plan: Plan, name: str, context: dict[str, Any], console: Console
+) -> None:
+    """Append the records and draw the plot."""
+    for run in runs:
+        gate = {str(shape): asdict(each) for shape, each in run.agreement.items()}
+        append(
+            RESULTS / f"{name}.jsonl",
+            run.results,
+            {"dtype": plan.dtype, "text": plan.text, "gate": gate, **context},
+        )
+    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    comparisons = compare_paths([result for run in runs for result in run.results])
+    save_plot(RESULTS / f"{name}.png", comparisons, title)
+    console.print(f"written: {RESULTS / name}.jsonl, .png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,136 @@
+"""Do stock and extension answer the same? No speed is reported unless they do (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PrefillExtError
+
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
+"""Largest difference, by the model's dtype, in probability and in natural log-probability."""
+
+Matrix: TypeAlias = NDArray[np.float64]
+
+
+class GateError(PrefillExtError):
+    """Stock and extension disagree, or their answers cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request was answered.
+
+    Attributes:
+        scores: probabilities over the labels, ``[items, labels]``.
+        logprobs: natural log-probabilities of the labels, ``[items, labels]``; None where they
+            were not asked for.
+    """
+
+    scores: Matrix
+    logprobs: Matrix | None
+
+    @classmethod
+    def from_body(cls, body: bytes) -> Answer:
+        """Read the body of a ``/v1/score`` answer."""
+        fields = json.loads(body)
+        logprobs = fields.get("token_logprobs")
+        return cls(
+            np.array(fields["scores"], np.float64),
+            None if logprobs is None else np.array(logprobs, np.float64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far the answers of two servers to the same requests differ.
+
+    Attributes:
+        rows: items compared.
+        largest_probability: largest absolute difference of a probability.
+        largest_logprob: of a natural log-probability; 0.0 if none was compared.
+        rank_changes: pairs of items of one request that stock separates by more than the
+            tolerance and the extension orders the other way round.
+        tolerance: what both differences may be at most.
+    """
+
+    rows: int
+    largest_probability: float
+    largest_logprob: float
+    rank_changes: int
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the gate is green; a NaN anywhere, or nothing compared, is red."""
+        return (
+            self.rows > 0
+            and self.largest_probability <= self.tolerance
+            and self.largest_logprob <= self.tolerance
+            and self.rank_changes == 0
+        )
+
+    def merged_with(self, other: Agreement) -> Agreement:
+        """Of both sets of answers together."""
+        return Agreement(
+            self.rows + other.rows,
+            float(np.maximum(self.largest_probability, other.largest_probability)),
+            float(np.maximum(self.largest_logprob, other.largest_logprob)),
+            self.rank_changes + other.rank_changes,
+            self.tolerance,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rows} rows, largest difference {self.largest_probability:.1e} in probability, "
+            f"{self.largest_logprob:.1e} in log-probability (tolerance {self.tolerance:g}), "
+            f"{self.rank_changes} rank changes"
+        )
+
+    def require(self, what: str) -> None:
+        """Raise `GateError`, naming `what` was compared, unless the gate is green."""
+        if not self.holds:
+            raise GateError(f"{what}: stock and extension disagree: {self}")
+
+
+def compare(
+    stock: Mapping[int, bytes], extension: Mapping[int, bytes], tolerance: float
+) -> Agreement:
+    """Compare the answers to the requests that both servers answered, by request number.
+
+    Raises:
+        GateError: answers to one request differ in shape or in what they hold.
+    """
+    rows, rank_changes = 0, 0
+    probability, logprob = [0.0], [0.0]
+    for number in sorted(stock.keys() & extension.keys()):
+        ours, theirs = Answer.from_body(extension[number]), Answer.from_body(stock[number])
+        rows += len(theirs.scores)
+        probability.append(_largest_difference(theirs.scores, ours.scores))
+        rank_changes += _rank_changes(theirs.scores, ours.scores, tolerance)
+        if (theirs.logprobs is None) != (ours.logprobs is None):
+            raise GateError("only one of the two servers answered with log-probabilities")
+        if theirs.logprobs is not None and ours.logprobs is not None:
+            logprob.append(_largest_difference(theirs.logprobs, ours.logprobs))
+    # numpy's maximum keeps a NaN, Python's may lose it.
+    return Agreement(
+        rows, float(np.max(probability)), float(np.max(logprob)), rank_changes, tolerance
+    )
+
+
+def _largest_difference(stock: Matrix, extension: Matrix) -> float:
+    if stock.shape != extension.shape:
+        raise GateError(f"stock answered with shape {stock.shape}, extension {extension.shape}")
+    return float(np.max(np.abs(stock - extension)))
+
+
+def _rank_changes(stock: Matrix, extension: Matrix, tolerance: float) -> int:
+    """Pairs that changed places, by the probability of the first label."""
+    before = stock[:, 0, None] - stock[None, :, 0]
+    after = extension[:, 0, None] - extension[None, :, 0]
+    return int(np.count_nonzero((before > tolerance) & (after < 0)))

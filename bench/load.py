@@ -1,0 +1,187 @@
+"""Closed and open loops against a server on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bench.http_client import Connection, LoadError, connect
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How long to measure.
+
+    Attributes:
+        seconds: least length of the measured part.
+        min_requests: requests that must have been answered in it; a slow server gets longer.
+    """
+
+    seconds: float
+    min_requests: int
+
+
+@dataclass(slots=True)
+class Measurement:
+    """What a loop saw after its warm-up.
+
+    Attributes:
+        seconds: from the end of the warm-up (closed) or the first arrival (open) to the last
+            counted answer.
+        latencies_s: one per counted answer. Closed: from sending. Open: from the *scheduled*
+            arrival, so that a late generator or a full queue is never left out.
+        answers: last body received for each request of the pool, by its number.
+        sent: requests answered in all, those of the warm-up included.
+        generator_cpu_s: CPU seconds of this process meanwhile, stolen from the server.
+    """
+
+    seconds: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    answers: dict[int, bytes] = field(default_factory=dict)
+    sent: int = 0
+    generator_cpu_s: float = 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.latencies_s) / self.seconds
+
+    def percentile_ms(self, percent: float) -> float:
+        """Latency in ms that `percent` of the answers did not exceed."""
+        return float(np.percentile(self.latencies_s, percent)) * 1e3
+
+
+def run_loop(loop: Coroutine[Any, Any, Measurement]) -> Measurement:
+    """Run one of the loops below to its end.
+
+    Raises:
+        LoadError: an answer was not 200; the first one if there were several.
+    """
+    try:
+        return asyncio.run(loop)
+    except* LoadError as group:
+        errors = group.exceptions
+    raise errors[0]
+
+
+async def closed_loop(
+    port: int, pool: Sequence[bytes], clients: int, window: Window
+) -> Measurement:
+    """Let `clients` connections each send its next request once it has the last answer.
+
+    The first answer of every client warms the server up and is not counted. The rate is that
+    of the answers between the last of these and the end of the window.
+
+    Args:
+        port: of the server.
+        pool: prepared requests, sent in turn and again from the start.
+        clients: requests under way at any time.
+        window: how long to measure.
+
+    Raises:
+        ExceptionGroup: of `LoadError`, where answers were not 200.
+    """
+    counting = _Counting(window, warm_up=clients)
+    numbers = itertools.cycle(range(len(pool)))
+
+    async def client(connection: Connection) -> None:
+        while not counting.done:
+            number = next(numbers)
+            sent = time.perf_counter()
+            answer = await connection.send(pool[number])
+            counting.add(number, time.perf_counter() - sent, answer)
+
+    connections = [await connect(port) for _ in range(clients)]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for connection in connections:
+                tasks.create_task(client(connection))
+    finally:
+        for connection in connections:
+            connection.close()
+    return counting.measurement
+
+
+class _Counting:
+    """Counts the answers of a closed loop between its warm-up and the end of its window."""
+
+    def __init__(self, window: Window, warm_up: int) -> None:
+        self.measurement = Measurement()
+        self.done = False
+        self._window = window
+        self._warm_up_left = warm_up
+        self._begin = self._cpu_begin = 0.0
+
+    def add(self, number: int, latency_s: float, answer: bytes) -> None:
+        self.measurement.sent += 1
+        if self.done:  # it was under way when the window closed
+            return
+        now = time.perf_counter()
+        if self._warm_up_left:
+            self._warm_up_left -= 1
+            self._begin, self._cpu_begin = now, time.process_time()
+            return
+        seen = self.measurement
+        seen.latencies_s.append(latency_s)
+        seen.answers[number] = answer
+        seen.seconds = now - self._begin
+        enough = len(seen.latencies_s) >= self._window.min_requests
+        if enough and seen.seconds >= self._window.seconds:
+            seen.generator_cpu_s = time.process_time() - self._cpu_begin
+            self.done = True
+
+
+def poisson_arrivals(requests_per_s: float, window: Window, seed: int) -> np.ndarray:
+    """Seconds of each arrival after the start, ascending; float64 ``[arrivals]``.
+
+    As many as the window lasts on average, and at least its `min_requests`.
+    """
+    count = max(window.min_requests, math.ceil(requests_per_s * window.seconds))
+    gaps = np.random.default_rng(seed).exponential(1 / requests_per_s, count)
+    return np.cumsum(gaps)
+
+
+async def open_loop(port: int, pool: Sequence[bytes], arrivals: np.ndarray) -> Measurement:
+    """Send a request at every arrival, whether or not earlier ones were answered.
+
+    Args:
+        port: of the server.
+        pool: prepared requests, sent in turn and again from the start.
+        arrivals: seconds after the start, ascending; float64 ``[arrivals]``.
+
+    Raises:
+        ExceptionGroup: of `LoadError`, where answers were not 200.
+    """
+    seen = Measurement()
+    idle: list[Connection] = []
+    opened: list[Connection] = []
+    cpu_begin, begin = time.process_time(), time.perf_counter()
+
+    async def exchange(number: int, due: float) -> None:
+        if idle:
+            connection = idle.pop()
+        else:
+            connection = await connect(port)
+            opened.append(connection)
+        seen.answers[number] = await connection.send(pool[number])
+        idle.append(connection)
+        seen.seconds = time.perf_counter() - begin
+        seen.latencies_s.append(seen.seconds - due)
+        seen.sent += 1
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for number, due in zip(itertools.cycle(range(len(pool))), arrivals, strict=False):
+                await asyncio.sleep(begin + due - time.perf_counter())
+                tasks.create_task(exchange(number, float(due)))
+    finally:
+        for connection in opened:
+            connection.close()
+    seen.generator_cpu_s = time.process_time() - cpu_begin
+    return seen

@@ -1,0 +1,122 @@
+"""What a run consists of, and its requests, prepared before any clock starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from bench.floor import ModelShape, operation_ratio
+from bench.gate import TOLERANCE
+from bench.http_client import post_bytes
+from bench.workloads import (
+    LABEL_IDS,
+    ClosedLoop,
+    Load,
+    OpenLoop,
+    Shape,
+    draw_requests,
+    score_body,
+)
+from sglang_prefill_ext.errors import ConfigError
+
+STOCK, EXTENSION = "stock", "extension"
+PATHS = (STOCK, EXTENSION)
+
+BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", "--disable-radix-cache")
+"""Stock at its best for distinct prompts: one tokenizer call a request, no cache upkeep."""
+
+_ENDPOINT = "/v1/score"
+_POOL_REQUESTS = 64
+_GATE_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run on one model.
+
+    Attributes:
+        shapes, loads: every load is put on every shape.
+        seconds: least length of one measurement.
+        alternations: how often each of the two servers is started, in turn.
+        extension_args: what the second server gets beyond stock's flags.
+        dtype: of the model in both servers; decides the gate's tolerance.
+        text: send text instead of token ids.
+        seed: of requests and arrivals.
+
+    Raises:
+        ConfigError: an unknown dtype, or a load relative to a closed loop that is not there.
+    """
+
+    shapes: tuple[Shape, ...]
+    loads: tuple[Load, ...]
+    seconds: float
+    alternations: int
+    extension_args: tuple[str, ...]
+    dtype: str = "float32"
+    text: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in TOLERANCE:
+            raise ConfigError(f"dtype {self.dtype!r}: use one of {', '.join(TOLERANCE)}.")
+        relative = any(isinstance(load, OpenLoop) and load.relative for load in self.loads)
+        if relative and not any(isinstance(load, ClosedLoop) for load in self.loads):
+            raise ConfigError("a load in % of stock needs a closed loop too; add a load like 8.")
+
+    def ordered_loads(self) -> list[Load]:
+        """Closed loops first, fewest clients first, as open ones may need the last one's rate."""
+        closed = [load for load in self.loads if isinstance(load, ClosedLoop)]
+        opened = [load for load in self.loads if isinstance(load, OpenLoop)]
+        return [*sorted(closed, key=lambda load: load.clients), *opened]
+
+    def server_args(self, path: str) -> list[str]:
+        """Flags of the stock or the extension server, beyond the launcher's own."""
+        extra = self.extension_args if path == EXTENSION else ()
+        return ["--dtype", self.dtype, *BEST_STOCK_ARGS, *extra]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The prepared requests of one shape.
+
+    Attributes:
+        shape: of every request.
+        operation_ratio: stock's arithmetic per operation of the packed forward.
+        pool: HTTP requests that are timed.
+        gate: HTTP requests, others, that ask for log-probabilities as well; never timed.
+    """
+
+    shape: Shape
+    operation_ratio: float
+    pool: list[bytes]
+    gate: list[bytes]
+
+
+def make_cases(model: Path, plan: Plan) -> list[Case]:
+    """Prepare the requests of every shape for the model in a directory."""
+    sizes = ModelShape.from_directory(model)
+    decode = _decoder(model) if plan.text else None
+    return [_make_case(shape, sizes, plan.seed, decode) for shape in plan.shapes]
+
+
+def _make_case(
+    shape: Shape, sizes: ModelShape, seed: int, decode: Callable[[Sequence[int]], str] | None
+) -> Case:
+    drawn = draw_requests(shape, sizes.vocabulary, _POOL_REQUESTS + _GATE_REQUESTS, seed)
+    timed, checked = drawn[:_POOL_REQUESTS], drawn[_POOL_REQUESTS:]
+    return Case(
+        shape,
+        operation_ratio(sizes, shape, len(LABEL_IDS)),
+        [post_bytes(_ENDPOINT, score_body(request, decode)) for request in timed],
+        [post_bytes(_ENDPOINT, score_body(one, decode, token_logprobs=True)) for one in checked],
+    )
+
+
+def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
+    decode: Callable[[Sequence[int]], str] = Tokenizer.from_file(
+        str(model / "tokenizer.json")
+    ).decode
+    return decode

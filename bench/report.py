@@ -1,0 +1,165 @@
+"""What people read: stock and extension side by side, the ratio first."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from bench.record import Result
+
+_SOLID_RATIO = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One path's medians over its repeats; latencies in ms."""
+
+    requests_per_s: float
+    items_per_s: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    packed_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Stock and extension under the same load.
+
+    Attributes:
+        repeats: server starts per path that the medians are over.
+        lowest_ratio, highest_ratio: of the repeats, each paired with its neighbour.
+    """
+
+    preset: str
+    shape: str
+    load: str
+    closed: bool
+    operation_ratio: float
+    repeats: int
+    stock: Side
+    extension: Side
+    lowest_ratio: float
+    highest_ratio: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times better: items per second in a closed loop, P50 latency in an open one."""
+        return _ratio(self.closed, self.stock, self.extension)
+
+
+def compare_paths(results: Iterable[Result]) -> list[Comparison]:
+    """Pair the results of both paths; loads that only one of them ran are left out."""
+    cells: dict[tuple[str, str, str], dict[str, list[Result]]] = {}
+    for result in results:
+        cell = cells.setdefault((result.preset, result.shape, result.load), {})
+        cell.setdefault(result.path, []).append(result)
+    return [
+        _comparison(cell["stock"], cell["extension"])
+        for cell in cells.values()
+        if "stock" in cell and "extension" in cell
+    ]
+
+
+def closed_table(comparisons: Iterable[Comparison]) -> Table:
+    """Throughput under a fixed number of clients."""
+    table = _table(
+        "Closed loop: items per second",
+        *("ratio", "stock", "extension", "stock P50 / P99 ms", "extension P50 / P99 ms"),
+    )
+    for each in comparisons:
+        if each.closed:
+            table.add_row(
+                *_common_cells(each),
+                f"{each.stock.items_per_s:,.0f}",
+                f"{each.extension.items_per_s:,.0f}",
+                _latencies(each.stock.p50_ms, each.stock.p99_ms),
+                _latencies(each.extension.p50_ms, each.extension.p99_ms),
+            )
+    return table
+
+
+def open_table(comparisons: Iterable[Comparison]) -> Table:
+    """Latency under Poisson arrivals, from the scheduled arrival."""
+    table = _table(
+        "Open loop: latency in ms from the scheduled arrival",
+        *("P50 ratio", "req/s", "stock P50 / P90 / P99", "extension P50 / P90 / P99"),
+    )
+    for each in comparisons:
+        if not each.closed:
+            table.add_row(
+                *_common_cells(each),
+                f"{each.extension.requests_per_s:.1f}",
+                _latencies(each.stock.p50_ms, each.stock.p90_ms, each.stock.p99_ms),
+                _latencies(each.extension.p50_ms, each.extension.p90_ms, each.extension.p99_ms),
+            )
+    return table
+
+
+def _table(title: str, ratio: str, *numbers: str) -> Table:
+    table = Table(title=title)
+    table.add_column(ratio, justify="right", style="bold")
+    for text in ("model", "shape", "load"):
+        table.add_column(text)
+    for number in ("range", "packed", "operations", *numbers):
+        table.add_column(number, justify="right")
+    return table
+
+
+def _common_cells(each: Comparison) -> tuple[str, ...]:
+    style = "green" if each.lowest_ratio > _SOLID_RATIO else "yellow"
+    return (
+        f"[{style}]{each.ratio:.2f}×[/]",
+        each.preset,
+        each.shape,
+        each.load,
+        f"{each.lowest_ratio:.2f}–{each.highest_ratio:.2f}",
+        f"{each.extension.packed_share:.0%}",
+        f"{each.operation_ratio:.1f}×",
+    )
+
+
+def _latencies(*milliseconds: float) -> str:
+    return " / ".join(f"{value:.1f}" for value in milliseconds)
+
+
+def _comparison(stock: list[Result], extension: list[Result]) -> Comparison:
+    first = stock[0]
+    ratios = [
+        _ratio(first.closed, _side([a]), _side([b])) for a, b in zip(stock, extension, strict=False)
+    ]
+    return Comparison(
+        preset=first.preset,
+        shape=first.shape,
+        load=first.load,
+        closed=first.closed,
+        operation_ratio=first.operation_ratio,
+        repeats=len(ratios),
+        stock=_side(stock),
+        extension=_side(extension),
+        lowest_ratio=min(ratios),
+        highest_ratio=max(ratios),
+    )
+
+
+def _ratio(closed: bool, stock: Side, extension: Side) -> float:
+    if closed:
+        return extension.items_per_s / stock.items_per_s
+    return stock.p50_ms / extension.p50_ms
+
+
+def _side(results: list[Result]) -> Side:
+    def median(name: str) -> float:
+        return statistics.median(float(getattr(result, name)) for result in results)
+
+    return Side(
+        requests_per_s=median("requests_per_s"),
+        items_per_s=median("items_per_s"),
+        p50_ms=median("p50_ms"),
+        p90_ms=median("p90_ms"),
+        p99_ms=median("p99_ms"),
+        packed_share=median("packed_share"),
+    )

@@ -1,0 +1,149 @@
+"""Stock and extension in turn: start, pass the gate, measure every load, stop."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.gate import TOLERANCE, Agreement, compare
+from bench.load import (
+    Measurement,
+    Window,
+    closed_loop,
+    open_loop,
+    poisson_arrivals,
+    run_loop,
+)
+from bench.plan import PATHS, STOCK, Case, Plan, make_cases
+from bench.record import Result
+from bench.workloads import ClosedLoop, Load, Shape
+from sglang_prefill_ext.local_server import LocalServer
+
+_MIN_REQUESTS = 20
+_STATUS_PATH = "/prefill_only/status"
+
+
+@dataclass(slots=True)
+class ModelRun:
+    """All measurements of one model.
+
+    Attributes:
+        preset: the model's name in results.
+        model: its directory.
+        plan: what to run.
+        tell: told what happens, in a few words; never a figure.
+        results: what was measured so far.
+        agreement: over all answers of the extension so far, by shape.
+    """
+
+    preset: str
+    model: Path
+    plan: Plan
+    tell: Callable[[str], None]
+    results: list[Result] = field(default_factory=list)
+    agreement: dict[Shape, Agreement] = field(default_factory=dict)
+    _stock_rates: dict[Shape, float] = field(default_factory=dict)
+    _stock_answers: dict[tuple[Shape, str], dict[int, bytes]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Measure stock and extension in turn.
+
+        Raises:
+            GateError: they disagree; no figure may be shown then.
+            LoadError: a server failed under load.
+            ServerStartError: a server did not start.
+        """
+        cases = make_cases(self.model, self.plan)
+        for repeat in range(self.plan.alternations):
+            for path in PATHS:
+                self.tell(f"{self.preset}: start {repeat + 1} of {path}")
+                log = self.model.parent / f"{self.preset}-{path}.log"
+                args = self.plan.server_args(path)
+                with LocalServer(self.model, args, log_path=log) as server:
+                    self._check_before_timing(path, server.port, cases)
+                    for case in cases:
+                        for load in self.plan.ordered_loads():
+                            self.tell(f"{self.preset}: {path}, {case.shape}, {load}")
+                            self._measure(path, repeat, server.port, case, load)
+
+    def _check_before_timing(self, path: str, port: int, cases: list[Case]) -> None:
+        for case in cases:
+            window = Window(seconds=0.0, min_requests=len(case.gate))
+            answers = run_loop(closed_loop(port, case.gate, 1, window)).answers
+            self._compare(path, case.shape, "gate", answers)
+
+    def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
+        packed_before = packed_requests(port)
+        if isinstance(load, ClosedLoop):
+            window = Window(self.plan.seconds, max(_MIN_REQUESTS, 2 * load.clients))
+            rate = None
+            seen = run_loop(closed_loop(port, case.pool, load.clients, window))
+            if path == STOCK and repeat == 0:
+                self._stock_rates[case.shape] = seen.requests_per_s
+        else:
+            window = Window(self.plan.seconds, _MIN_REQUESTS)
+            rate = load.requests_per_s(self._stock_rates.get(case.shape, 0.0))
+            arrivals = poisson_arrivals(rate, window, self.plan.seed)
+            seen = run_loop(open_loop(port, case.pool, arrivals))
+        packed = packed_requests(port) - packed_before
+        self._compare(path, case.shape, "timed", seen.answers)
+        share = packed / seen.sent
+        self.results.append(self._result(path, repeat, case, load, rate, share, seen))
+
+    def _compare(self, path: str, shape: Shape, kind: str, answers: Mapping[int, bytes]) -> None:
+        """Keep what stock answered, and hold what the extension answers against it."""
+        expected = self._stock_answers.setdefault((shape, kind), {})
+        if path == STOCK:
+            expected.update(answers)
+            return
+        agreement = compare(expected, answers, TOLERANCE[self.plan.dtype])
+        agreement.require(f"{self.preset}, {shape}, {kind} requests")
+        before = self.agreement.get(shape)
+        self.agreement[shape] = agreement if before is None else before.merged_with(agreement)
+
+    def _result(
+        self,
+        path: str,
+        repeat: int,
+        case: Case,
+        load: Load,
+        rate: float | None,
+        packed_share: float,
+        seen: Measurement,
+    ) -> Result:
+        return Result(
+            preset=self.preset,
+            shape=str(case.shape),
+            load=str(load),
+            closed=isinstance(load, ClosedLoop),
+            path=path,
+            repeat=repeat,
+            rate_per_s=rate,
+            requests=len(seen.latencies_s),
+            packed_share=packed_share,
+            seconds=seen.seconds,
+            requests_per_s=seen.requests_per_s,
+            items_per_s=seen.requests_per_s * case.shape.items,
+            p50_ms=seen.percentile_ms(50),
+            p90_ms=seen.percentile_ms(90),
+            p99_ms=seen.percentile_ms(99),
+            generator_cpu_share=seen.generator_cpu_s / seen.seconds,
+            operation_ratio=case.operation_ratio,
+        )
+
+
+def packed_requests(port: int) -> int:
+    """Requests that the server answered on the packed path so far; 0 for a stock server."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+    try:
+        connection.request("GET", _STATUS_PATH)
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            return 0
+        requests: dict[str, int] = json.load(response)["frontend"]["counters"]["requests"]
+        return requests.get("packed", 0)
+    finally:
+        connection.close()

@@ -1,0 +1,164 @@
+"""What is sent: shapes of requests, loads, and the requests themselves (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from sglang_prefill_ext.errors import ConfigError
+
+LABEL_IDS = (1001, 1002)
+"""Tokens whose probabilities are asked for; two, as for a yes/no question."""
+
+_FIRST_ID = 16  # the ids below may be special tokens
+_SHAPE = re.compile(r"([1-9]\d*)\+(\d+)x([1-9]\d*)")
+_CLOSED = re.compile(r"[1-9]\d*")
+_OPEN = re.compile(r"(\d+(?:\.\d+)?)(/s|%)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one request; written ``<query>+<item>x<items>``, as in ``60+2x50``.
+
+    Attributes:
+        query_tokens: tokens of the query, which every row starts with; at least 1.
+        item_tokens: tokens of each item; 0 makes the query itself the prompt.
+        items: rows of the request; at least 1.
+    """
+
+    query_tokens: int
+    item_tokens: int
+    items: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``60+2x50``.
+
+        Raises:
+            ConfigError: `text` is not of that form.
+        """
+        match = _SHAPE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"shape {text!r}: write <query>+<item>x<items>, for example 60+2x50.")
+        return cls(*(int(number) for number in match.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.query_tokens}+{self.item_tokens}x{self.items}"
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of one row."""
+        return self.query_tokens + self.item_tokens
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens that all rows share; a row keeps at least one token of its own."""
+        return min(self.query_tokens, self.row_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Each client sends its next request once it has the answer to the last; written ``8``."""
+
+    clients: int
+
+    def __str__(self) -> str:
+        return f"{self.clients} client{'s' if self.clients > 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Poisson arrivals that do not wait for answers; written ``12.5/s`` or ``70%``.
+
+    Attributes:
+        rate: requests per second, or the share of what stock reached in the closed loop.
+        relative: which of the two.
+    """
+
+    rate: float
+    relative: bool
+
+    def __str__(self) -> str:
+        return f"{self.rate:.0%} of stock" if self.relative else f"{self.rate:g} req/s"
+
+    def requests_per_s(self, stock_requests_per_s: float) -> float:
+        """The rate to send at, given stock's closed-loop rate of the same shape."""
+        return self.rate * stock_requests_per_s if self.relative else self.rate
+
+
+Load = ClosedLoop | OpenLoop
+
+
+def parse_load(text: str) -> Load:
+    """Read ``8`` (clients), ``12.5/s`` (requests per second) or ``70%`` (of stock's rate).
+
+    Raises:
+        ConfigError: `text` is none of these, or a rate of zero.
+    """
+    if _CLOSED.fullmatch(text):
+        return ClosedLoop(int(text))
+    match = _OPEN.fullmatch(text)
+    rate = float(match[1]) if match else 0.0
+    if match is None or rate == 0.0:
+        raise ConfigError(
+            f"load {text!r}: write a number of clients (8), a rate (12.5/s) or a share of "
+            "stock's closed-loop rate (70%)."
+        )
+    return OpenLoop(rate / 100, True) if match[2] == "%" else OpenLoop(rate, False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One request as token ids."""
+
+    query: list[int]
+    items: list[list[int]]
+
+
+def draw_requests(shape: Shape, vocabulary: int, count: int, seed: int) -> list[ScoreRequest]:
+    """Draw `count` requests of uniformly random tokens, the same for the same arguments.
+
+    Varied tokens matter: prompts of one repeated token are prefixes of each other, and a
+    prefix cache then answers nearly everything.
+    """
+    sizes = (shape.query_tokens, shape.item_tokens, shape.items)
+    rng = np.random.default_rng([seed, *sizes])
+
+    def tokens(*dimensions: int) -> np.ndarray:
+        return rng.integers(_FIRST_ID, vocabulary, dimensions)
+
+    return [
+        ScoreRequest(
+            tokens(shape.query_tokens).tolist(), tokens(shape.items, shape.item_tokens).tolist()
+        )
+        for _ in range(count)
+    ]
+
+
+def score_body(
+    request: ScoreRequest,
+    decode: Callable[[Sequence[int]], str] | None = None,
+    token_logprobs: bool = False,
+) -> bytes:
+    """The JSON body of ``POST /v1/score``.
+
+    Args:
+        request: the token ids.
+        decode: turns ids into text, to send text instead; its token counts may then differ
+            slightly from the shape's.
+        token_logprobs: ask for the labels' log-probabilities (natural log) as well.
+    """
+    encode = decode or list
+    body = {
+        "query": encode(request.query),
+        "items": [encode(item) for item in request.items],
+        "label_token_ids": list(LABEL_IDS),
+        "apply_softmax": True,
+        "return_token_logprobs": token_logprobs,
+    }
+    return json.dumps(body, separators=(",", ":")).encode()

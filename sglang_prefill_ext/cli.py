@@ -1,0 +1,68 @@
+"""The `sglang-prefill` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sglang_prefill_ext.errors import PrefillExtError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Prefill-only serving for stock SGLang.",
+)
+
+
+@app.command()
+def doctor(
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
+    ] = False,
+) -> None:
+    """Check every change to SGLang against the installed release; exit 1 on a mismatch."""
+    from sglang_prefill_ext.patching import doctor as patch_doctor
+
+    raise typer.Exit(patch_doctor.main(json_output))
+
+
+@app.command("make-model")
+def make_model_command(
+    preset: Annotated[str, typer.Argument(help="Name of a preset, e.g. micro or ranker.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to write; made if missing.")],
+    seed: Annotated[int, typer.Option(help="Seed of weights and tokenizer.")] = 0,
+    force: Annotated[bool, typer.Option(help="Rebuild a model that is there already.")] = False,
+) -> None:
+    """Make a small model offline, in Hugging Face format."""
+    from sglang_prefill_ext.modelmaker import make_model
+
+    console = Console()
+    with console.status(f"Making {preset} ...") as status:
+        path = make_model(preset, directory, seed=seed, force=force, progress=status.update)
+    console.print(f"[green]{preset}[/] is in {path}")
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path, typer.Option(help="Where the model, the server's log and the plot go.")
+    ] = Path(".cache/demo"),
+    items: Annotated[int, typer.Option(min=2, help="Catalogue items to rank.")] = 50,
+) -> None:
+    """Rank real text on a real server: the packed path beside the stock path."""
+    from sglang_prefill_ext.demo.run import run_demo
+
+    run_demo(directory, items, Console())
+
+
+def main() -> None:
+    """Run the command; an error of ours ends it with its message, not with a traceback."""
+    try:
+        app()
+    except PrefillExtError as error:
+        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False)
+        raise SystemExit(1) from error

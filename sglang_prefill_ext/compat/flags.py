@@ -1,0 +1,106 @@
+"""Hooks on `ServerArgs` and `Engine`: the flags, and what they refuse."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+from typing import Any
+
+from sglang.srt.arg_groups.model_override_base import resolving_view
+from sglang.srt.runtime_context import attn_dp_enabled_of
+from sglang.srt.server_args import ServerArgs
+
+from sglang_prefill_ext.compat import activation
+from sglang_prefill_ext.config import (
+    ENABLE_FIELD,
+    KNOB_PREFIX,
+    PrefillOnlyConfig,
+    config_from_mapping,
+    flag_name,
+)
+from sglang_prefill_ext.errors import ConfigError
+
+
+def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
+    """AFTER `ServerArgs.add_cli_args`."""
+    group = parser.add_argument_group("prefill-only serving (sglang-prefill-ext)")
+    group.add_argument(
+        "--enable-prefill-only",
+        action="store_true",
+        help="Serve scoring requests as one packed forward; everything else stays stock.",
+    )
+    for knob in fields(PrefillOnlyConfig):
+        group.add_argument(
+            flag_name(knob.name),
+            type=int,
+            default=None,
+            metavar="N",
+            help=f"{knob.metadata['help']} Default: {knob.default}.",
+        )
+
+
+def attach_config(server_args: Any, _cls: type, args: argparse.Namespace) -> None:
+    """AFTER `ServerArgs.from_cli_args`: keep our flags, which it drops as unknown.
+
+    Raises:
+        SystemExit: a knob is wrong, or the installed SGLang differs from the patch table.
+    """
+    _attach(server_args, vars(args))
+
+
+def server_args_from_kwargs(**kwargs: Any) -> Any:
+    """In place of the class in `Engine.server_args_class`: accept our keyword arguments."""
+    ours = {k: kwargs.pop(k) for k in list(kwargs) if _is_ours(k)}
+    server_args = ServerArgs(**kwargs)
+    _attach(server_args, ours)
+    return server_args
+
+
+def refuse_impossible(_result: None, server_args: Any) -> None:
+    """AFTER `ServerArgs.check_server_args`: stop where packed work could never run.
+
+    Raises:
+        SystemExit: a combination of flags that prefill-only serving cannot work with.
+    """
+    if activation.config_of(server_args) is None:
+        return
+    conflicts = list(_conflicts(resolving_view(server_args)))
+    if conflicts:
+        raise SystemExit(
+            "--enable-prefill-only cannot be combined with "
+            + "; ".join(conflicts)
+            + ". Remove either; without --enable-prefill-only the server is plain SGLang."
+        )
+
+
+def _is_ours(name: str) -> bool:
+    knobs = {KNOB_PREFIX + knob.name for knob in fields(PrefillOnlyConfig)}
+    return name == ENABLE_FIELD or name in knobs
+
+
+def _attach(server_args: Any, values: dict[str, Any]) -> None:
+    try:
+        config = config_from_mapping(values)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    if config is not None:
+        activation.attach(server_args, config)
+
+
+def _conflicts(args: Any) -> Any:
+    """Yield each flag whose event loop or processes leave no place for packed work."""
+    if args.pp_size > 1:
+        yield f"--pp-size {args.pp_size} (stages exchange micro-batches of stock requests)"
+    if attn_dp_enabled_of(args):
+        yield "--attn-dp-size > 1 (every rank must join every forward)"
+    if args.nnodes > 1:
+        yield f"--nnodes {args.nnodes} (not verified)"
+    if args.disaggregation_mode != "null":
+        yield f"--disaggregation-mode {args.disaggregation_mode} (it has an event loop of its own)"
+    if args.enable_pdmux:
+        yield "--enable-pdmux (it has an event loop of its own)"
+    if args.smg_grpc_mode or args.grpc_mode:
+        yield "--smg-grpc-mode (it has no tokenizer manager)"
+    if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "on"):
+        yield "SGLANG_RUST_SERVER (it has no tokenizer manager)"

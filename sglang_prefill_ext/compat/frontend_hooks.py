@@ -1,0 +1,124 @@
+"""Hooks in SGLang's front-end processes: scoring calls take the packed path."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import HTTPException
+from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
+
+from sglang_prefill_ext.compat import http
+from sglang_prefill_ext.compat.activation import config_of
+from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
+from sglang_prefill_ext.compat.messages import PackedScoreResult, PackedStatusResult
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError, RequestError
+from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, StockPathTaken
+from sglang_prefill_ext.frontend.prompts import check_prompt
+from sglang_prefill_ext.metrics import FrontendMetrics
+
+OPT_OUT_HEADER = "x-prefill-only"
+
+_ATTRIBUTE = "_prefill_only_frontend"
+
+
+def attach_frontend(_result: None, manager: Any) -> None:
+    """AFTER `TokenizerManager.init_request_dispatcher`."""
+    config = config_of(manager.server_args)
+    if config is None:
+        return
+    link = TokenizerManagerLink(manager)
+    frontend = _build_frontend(manager, link, config)
+    setattr(manager, _ATTRIBUTE, frontend)
+
+    def on_result(message: PackedScoreResult) -> None:
+        frontend.deliver(message.rid, message)
+
+    manager._result_dispatcher._mapping[PackedScoreResult] = on_result
+    manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
+    http.add_routes(frontend, link)
+
+
+async def score_request(
+    original: Callable[..., Awaitable[Any]], manager: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """AROUND `TokenizerManagerScoreMixin.score_request`.
+
+    Raises:
+        ValueError: the request is wrong (HTTP 400), as SGLang raises it.
+        HTTPException: 503 if the request was aborted, 500 if its forward failed.
+    """
+    frontend: PackedFrontend | None = getattr(manager, _ATTRIBUTE, None)
+    if frontend is None:
+        return await original(manager, *args, **kwargs)
+    call = ScoreCall.bind(args, kwargs)
+    try:
+        if _opted_out(call.request):
+            raise StockPathTaken("opted_out")
+        scored = await frontend.score(call)
+    except StockPathTaken as stock:
+        frontend.check_limits(call)
+        frontend.metrics.record_fallback(stock.reason)
+        return await original(manager, *args, **kwargs)
+    except RequestError:
+        frontend.metrics.record_error("refused")
+        raise
+    except RequestAbortedError as error:
+        frontend.metrics.record_error("aborted")
+        raise HTTPException(status_code=503, detail=str(error)) from error
+    except PackedForwardError as error:
+        frontend.metrics.record_error("failed")
+        raise HTTPException(status_code=500, detail=f"Packed forward: {error}") from error
+    return ScoreResult(
+        scores=scored.scores,
+        prompt_tokens=scored.prompt_tokens,
+        token_logprobs=scored.token_logprobs,
+    )
+
+
+def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
+    """BEFORE `TokenizerManager._validate_one_request`: stop prompts that kill the scheduler.
+
+    Prompts that come as embeddings or get their ids later (images, sound) are left alone.
+
+    Raises:
+        RequestError: the prompt is empty, or an id lies outside the vocabulary.
+    """
+    if input_ids is None or getattr(obj, "input_embeds", None) is not None:
+        return
+    if obj.contains_mm_input() or getattr(manager, _ATTRIBUTE, None) is None:
+        return
+    field = "input_ids" if obj.input_ids is not None else "text"
+    check_prompt(input_ids, manager.model_config.vocab_size, field=field)
+
+
+def _opted_out(request: Any) -> bool:
+    headers = getattr(request, "headers", None)
+    return headers is not None and headers.get(OPT_OUT_HEADER, "").lower() == "off"
+
+
+def _build_frontend(
+    manager: Any, link: TokenizerManagerLink, config: PrefillOnlyConfig
+) -> PackedFrontend:
+    vocab_size = manager.model_config.vocab_size
+    tokenizer = manager.tokenizer
+    # SGLang refuses label ids beyond the tokenizer's base vocabulary, where it has one.
+    label_vocab_size = vocab_size
+    if tokenizer is not None:
+        label_vocab_size = min(vocab_size, tokenizer.vocab_size)
+    labels = manager.metrics_collector.labels if manager.enable_metrics else None
+    frontend = PackedFrontend(
+        link,
+        config,
+        FrontendMetrics(labels),
+        vocab_size=vocab_size,
+        label_vocab_size=label_vocab_size,
+        has_tokenizer=tokenizer is not None,
+    )
+    if not manager.is_generation:
+        frontend.decline("not_generation")
+    elif manager.server_args.enable_mis:
+        frontend.decline("multi_item_scoring")
+    return frontend

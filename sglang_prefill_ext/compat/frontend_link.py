@@ -1,0 +1,76 @@
+"""SGLang's tokenizer manager behind the frontend's `SchedulerLink` interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_prefill_ext.compat.messages import PackedScoreReq, PackedStatusReq, PackedStatusResult
+from sglang_prefill_ext.wire.packed import PackedRows
+
+_STATUS_TIMEOUT_S = 5.0
+
+
+class TokenizerManagerLink:
+    """Encodes, sends and waits the way the tokenizer manager's own requests do."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._status_lock = asyncio.Lock()
+        self._status_replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def admission(self) -> AsyncIterator[None]:
+        manager = self._manager
+        manager.auto_create_handle_loop()
+        async with manager.is_pause_cond:
+            await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
+        # Held until the answer is there: a weight update takes the writer's side.
+        async with manager.model_update_lock.reader_lock:
+            yield
+
+    def send(self, rid: str, rows: PackedRows) -> None:
+        self._manager._dispatch_to_scheduler(PackedScoreReq.of(rid, rows))
+
+    def abort(self, rid: str) -> None:
+        self._manager._dispatch_to_scheduler(AbortReq(rid=rid))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        tokenizer = self._manager.tokenizer
+        if not getattr(tokenizer, "is_fast", False):
+            return [tokenizer.encode(text) for text in texts]
+        encoded = tokenizer(list(texts), return_attention_mask=False, return_token_type_ids=False)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def longest_prompt(self) -> int:
+        manager = self._manager
+        longest = manager.context_len - manager.num_reserved_tokens
+        if manager.max_req_input_len is not None:
+            longest = min(longest, manager.max_req_input_len)
+        return int(longest) - 1
+
+    async def scheduler_status(self) -> list[dict[str, Any]]:
+        """Ask every replica for its packed queue and counters; silent ones are left out."""
+        self._manager.auto_create_handle_loop()
+        async with self._status_lock:
+            while not self._status_replies.empty():
+                self._status_replies.get_nowait()
+            self._manager._dispatch_to_scheduler(PackedStatusReq())
+            replies = []
+            try:
+                async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                    for _ in range(get_parallel().num_dp_ranks):
+                        replies.append(await self._status_replies.get())
+            except TimeoutError:
+                pass
+        return sorted(replies, key=lambda reply: int(reply["dp_rank"]))
+
+    def deliver_status(self, message: PackedStatusResult) -> None:
+        self._status_replies.put_nowait(json.loads(message.payload))

@@ -1,0 +1,97 @@
+"""Our messages on SGLang's ZMQ sockets.
+
+They travel as SGLang's own `BaseReq` structs, so that routing, broadcasting to tensor-parallel
+ranks and both serialisations (pickle, msgpack) work as for stock messages. Structs are encoded
+by position: append fields, never insert or reorder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
+
+from sglang_prefill_ext.oneshot.job import JobResult
+from sglang_prefill_ext.wire.packed import PackedRows, from_bytes, values_from_bytes
+
+
+class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Frontend to scheduler: all rows of one request (see `PackedRows`)."""
+
+    tokens: bytes = b""
+    prefix_len: int = 0
+    suffix_lens: bytes = b""
+    label_ids: bytes = b""
+    label_lens: bytes = b""
+
+    @classmethod
+    def of(cls, rid: str, rows: PackedRows) -> PackedScoreReq:
+        return cls(
+            rid=rid,
+            tokens=rows.tokens.tobytes(),
+            prefix_len=rows.prefix_len,
+            suffix_lens=rows.suffix_lens.tobytes(),
+            label_ids=rows.label_ids.tobytes(),
+            label_lens=rows.label_lens.tobytes(),
+        )
+
+    def rows(self) -> PackedRows:
+        """Raises `PackingError` if the message is inconsistent."""
+        return PackedRows(
+            from_bytes(self.tokens),
+            self.prefix_len,
+            from_bytes(self.suffix_lens),
+            from_bytes(self.label_ids),
+            from_bytes(self.label_lens),
+        )
+
+    # What the data-parallel controller reads of a request when it chooses a replica.
+
+    @property
+    def routed_dp_rank(self) -> int | None:
+        return None
+
+    @property
+    def input_ids(self) -> Any:
+        return from_bytes(self.tokens)
+
+
+class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Scheduler to frontend: the label values of one request, or why there are none."""
+
+    status: str = ""
+    message: str = ""
+    values: bytes = b""
+    forwards: int = 0
+    tokens_computed: int = 0
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+
+    @classmethod
+    def of(cls, result: JobResult) -> PackedScoreResult:
+        return cls(
+            rid=result.rid,
+            status=result.status,
+            message=result.message,
+            values=result.values,
+            forwards=result.forwards,
+            tokens_computed=result.tokens_computed,
+            queue_ms=result.queue_ms,
+            compute_ms=result.compute_ms,
+        )
+
+    def logprobs(self) -> Any:
+        return values_from_bytes(self.values)
+
+
+class PackedStatusReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Frontend to every scheduler: report your packed queue and counters."""
+
+
+class PackedStatusResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Scheduler to frontend: one replica's answer, as JSON."""
+
+    payload: bytes = b""
+
+
+hook_custom_types(PackedScoreReq, PackedScoreResult, PackedStatusReq, PackedStatusResult)

@@ -1,0 +1,84 @@
+"""The loaded SGLang model behind the executor's `Model` interface."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsMetadata
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.runtime_context import get_model
+from torch import Tensor
+
+from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
+from sglang_prefill_ext.oneshot.executor import Attend
+
+
+class SglangModel:
+    """Runs the model's layers and its output head directly, beside SGLang's model runner.
+
+    Args:
+        runner: SGLang's `ModelRunner` of this rank.
+        forward_stream: the scheduler's stream context in the overlap event loop, else None.
+    """
+
+    def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
+        self._model = runner.model
+        self._context = ForwardContext(attn_backend=PackedAttentionBackend(runner.attn_backend))
+        self._forward_stream = forward_stream
+        self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
+        self.device = torch.device(runner.device)
+        self.vocab_size: int = runner.model_config.vocab_size
+        self.asynchronous = forward_stream is not None and self.device.type != "cpu"
+
+    def stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._forward_stream is None else self._forward_stream
+
+    def hidden_states(
+        self, token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
+    ) -> Tensor:
+        batch = _forward_batch(token_ids, positions, row_lens, attend)
+        model = self._model
+        with (
+            get_model().override(shared_experts=model.shared_experts_config),
+            forward_context(self._context, forward_batch=batch),
+        ):
+            hidden: Tensor = model.model(token_ids, positions, batch, None)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """All-gathered over tensor-parallel ranks, scaled and capped as the model demands."""
+        model = self._model
+        logits: Tensor = model.logits_processor._get_logits(
+            hidden, model.lm_head, self._logits_metadata, use_logits_buffer=False
+        )
+        return logits
+
+
+def _forward_batch(
+    token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
+) -> PackedForwardBatch:
+    device, rows, total = token_ids.device, len(row_lens), len(token_ids)
+    lens = torch.tensor(row_lens, dtype=torch.int32).to(device, non_blocking=True)
+    no_slot = torch.zeros(total, dtype=torch.int64, device=device)  # slot 0 is padding
+    return PackedForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=rows,
+        input_ids=token_ids,
+        positions=positions,
+        req_pool_indices=no_slot[:rows],
+        seq_lens=lens,
+        seq_lens_sum=total,
+        out_cache_loc=no_slot,
+        extend_num_tokens=total,
+        extend_seq_lens=lens,
+        extend_seq_lens_cpu=row_lens,
+        extend_prefix_lens=torch.zeros(rows, dtype=torch.int32, device=device),
+        extend_prefix_lens_cpu=[0] * rows,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        global_num_token_non_padded_cpu=total,
+        is_prefill_only=True,
+        attend=attend,
+    )

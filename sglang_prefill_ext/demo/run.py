@@ -1,0 +1,100 @@
+"""Make the ranker, start the server, rank by both paths, show, and stop everything."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from sglang_prefill_ext.demo.client import PATHS, ScoringClient
+from sglang_prefill_ext.demo.measure import Request, items_per_second, rank
+from sglang_prefill_ext.demo.report import plot, show_costs, show_rankings, show_throughput
+from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.modelmaker import catalogue, make_model
+from sglang_prefill_ext.modelmaker.quality import ndcg
+
+# Without the radix cache, a repeated prompt costs the same each time on the stock path.
+_SERVER_FLAGS = (
+    "--enable-prefill-only",
+    "--enable-metrics",
+    "--enable-tokenizer-batch-encode",
+    "--disable-radix-cache",
+    "--log-level",
+    "warning",
+)
+_CLIENTS = (1, 4)
+_SECONDS = 4.0
+_WARM_UP = 3
+
+
+def run_demo(directory: Path, num_items: int, console: Console) -> None:
+    """Run the demonstration; the model is kept in `directory` for the next time.
+
+    Raises:
+        ServerStartError: the server did not come up; its log is in `directory`.
+    """
+    with console.status("Training the ranker (once) ...") as status:
+        model = make_model("ranker", directory / "ranker", progress=status.update)
+    server = LocalServer(model, _SERVER_FLAGS, log_path=directory / "server.log")
+    with console.status("Starting SGLang ...") as status:
+        server.start()
+        try:
+            server.wait_ready(on_tick=lambda s: status.update(f"Starting SGLang ... {s:.0f} s"))
+        except BaseException:
+            server.stop()
+            raise
+    try:
+        _demonstrate(server.base_url, model, num_items, directory / "demo.png", console)
+    finally:
+        with console.status("Stopping the server ..."):
+            server.stop()
+
+
+def _demonstrate(
+    base_url: str, model: Path, num_items: int, plot_file: Path, console: Console
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    labels = [tokenizer.encode(w).ids[0] for w in (catalogue.YES_LABEL, catalogue.NO_LABEL)]
+
+    def connect() -> ScoringClient:
+        return ScoringClient(base_url, labels)
+
+    (query, items, relevance), *others = _tasks(num_items)
+    requests = [_request(other_query, other_items) for other_query, other_items, _ in others]
+    with connect() as client, console.status("Ranking ..."):
+        for path in PATHS:
+            for request in requests[-_WARM_UP:]:
+                client.score(path, *request)
+        rankings = {p: rank(client, p, _request(query, items), requests) for p in PATHS}
+    quality = {p: ndcg([relevance[i] for i in rankings[p].order], 10) for p in PATHS}
+    show_rankings(console, query, items, relevance, rankings)
+    show_costs(console, rankings, quality)
+    with console.status("Measuring items per second ..."):
+        throughput = {
+            clients: {p: items_per_second(connect, p, requests, clients, _SECONDS) for p in PATHS}
+            for clients in _CLIENTS
+        }
+    show_throughput(console, throughput)
+    plot(plot_file, rankings, throughput)
+    console.print(f"\nPlot: {plot_file}")
+
+
+def _tasks(num_items: int) -> list[tuple[str, list[str], list[int]]]:
+    """Return held-out queries, each with items of which some are relevant, and their grades."""
+    rng = random.Random("demo")
+    tasks = []
+    for query in catalogue.queries("test")[:40]:
+        fitting = [item for item in catalogue.items() if item.category == query.category]
+        rest = [item for item in catalogue.items() if item.category != query.category]
+        some = rng.sample(fitting, min(len(fitting), num_items // 2))
+        items = some + rng.sample(rest, num_items - len(some))
+        rng.shuffle(items)
+        grades = [catalogue.relevance(query, item) for item in items]
+        tasks.append((query.text, [item.text for item in items], grades))
+    return tasks
+
+
+def _request(query: str, items: list[str]) -> Request:
+    return catalogue.query_part(query), [catalogue.item_part(item) for item in items]

@@ -1,0 +1,58 @@
+"""Every error that this package raises on purpose.
+
+::
+
+    PrefillExtError
+    ├── ConfigError              a flag or a combination of flags that cannot work
+    ├── UnsupportedSGLangError   the installed SGLang differs from what the patch table expects
+    ├── PackingError             rows that cannot be packed (a bug of ours, never the user's)
+    ├── RequestError             what the user asked for is wrong          -> HTTP 400
+    │   └── TooManyItemsError    more items than the configured limit      -> HTTP 400
+    ├── RequestAbortedError      the client left, or an operator aborted   -> HTTP 503
+    ├── PackedForwardError       the forward of this request failed        -> HTTP 500
+    ├── ServerStartError         a local server did not start, or was not ready in time
+    └── ModelSpecError           `make-model` was asked for something it cannot make
+
+`RequestError` is also a `ValueError`, because that is what SGLang's HTTP and gRPC
+handlers turn into a client error.
+"""
+
+
+class PrefillExtError(Exception):
+    """Base of all errors of sglang-prefill-ext."""
+
+
+class ConfigError(PrefillExtError):
+    """A flag, or a combination of flags, cannot work; the message names the remedy."""
+
+
+class UnsupportedSGLangError(PrefillExtError):
+    """The installed SGLang differs from what the patch table expects."""
+
+
+class PackingError(PrefillExtError):
+    """Rows, plans or messages are inconsistent; always a defect of this package."""
+
+
+class RequestError(PrefillExtError, ValueError):
+    """The request is wrong; the message names the field, the value and the remedy."""
+
+
+class TooManyItemsError(RequestError):
+    """A request has more items than `--prefill-only-max-items`."""
+
+
+class RequestAbortedError(PrefillExtError):
+    """The request ended before its answer: the client left, or an operator aborted it."""
+
+
+class PackedForwardError(PrefillExtError):
+    """The packed forward of this request failed; other requests are not affected."""
+
+
+class ServerStartError(PrefillExtError):
+    """A local server did not start; the message ends with the last lines of its log."""
+
+
+class ModelSpecError(PrefillExtError):
+    """`make-model` was asked for an unknown preset or an unusable directory."""

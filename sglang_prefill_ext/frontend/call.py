@@ -1,0 +1,96 @@
+"""A scoring call as SGLang's `score_request` receives it, and whether it can be packed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+# Arguments that change what is computed; a call that sets one of them is not packed (yet).
+_UNPACKED_ARGUMENTS = {
+    "embed_override_token_id": "embed_overrides",
+    "query_embed_overrides": "embed_overrides",
+    "item_embed_overrides": "embed_overrides",
+    "stacked_query_item_embed_overrides": "embed_overrides",
+    "score_extraction_token_id": "score_extraction",
+    "image_data": "multimodal",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """The arguments of `score_request`, with its defaults (same names, same meaning)."""
+
+    query: Any = None
+    items: Any = None
+    label_token_ids: Any = None
+    apply_softmax: bool = False
+    item_first: bool = False
+    embed_override_token_id: Any = None
+    query_embed_overrides: Any = None
+    item_embed_overrides: Any = None
+    stacked_query_item_embed_overrides: Any = None
+    request: Any = None
+    return_pooled_hidden_states: bool = False
+    score_extraction_token_id: Any = None
+    temperature: float = 1.0
+    return_token_logprobs: bool = False
+    image_data: Any = None
+
+    @classmethod
+    def bind(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ScoreCall:
+        """Bind positional and keyword arguments as `score_request` would."""
+        names = [f.name for f in fields(cls)]
+        return cls(**dict(zip(names, args, strict=False)), **kwargs)
+
+    @property
+    def num_items(self) -> int:
+        """Items of the call; 0 where `items` is no list and no text."""
+        if isinstance(self.items, str):
+            return 1
+        return len(self.items) if isinstance(self.items, list) else 0
+
+
+def ineligible_reason(call: ScoreCall) -> str | None:
+    """Return why a call goes down the stock path, or None if it can be packed.
+
+    Only the shape of the call is looked at. `unusual_input` covers everything that SGLang
+    itself refuses or treats in its own way, so that its answer is what the user gets.
+    """
+    for argument, reason in _UNPACKED_ARGUMENTS.items():
+        if getattr(call, argument) is not None:
+            return reason
+    if call.return_pooled_hidden_states:
+        return "pooled_hidden_states"
+    if not call.items:
+        return "no_items"
+    if not _is_plain_temperature(call) or not (_is_text(call) or _is_token_ids(call)):
+        return "unusual_input"
+    return None
+
+
+def prompts_of(call: ScoreCall) -> tuple[Any, list[Any]]:
+    """Return ``(query, items)`` with an omitted query made concrete and a lone item listed."""
+    items = [call.items] if isinstance(call.items, str) else call.items
+    empty: Any = "" if isinstance(items[0], str) else []
+    return (empty if call.query is None else call.query), items
+
+
+def _is_plain_temperature(call: ScoreCall) -> bool:
+    if not isinstance(call.temperature, (int, float)) or not math.isfinite(call.temperature):
+        return False
+    return call.temperature > 0 and (call.apply_softmax or call.temperature == 1.0)
+
+
+def _is_text(call: ScoreCall) -> bool:
+    if call.query is not None and not isinstance(call.query, str):
+        return False
+    if isinstance(call.items, str):
+        return True
+    return isinstance(call.items, list) and all(isinstance(item, str) for item in call.items)
+
+
+def _is_token_ids(call: ScoreCall) -> bool:
+    if call.query is not None and not isinstance(call.query, list):
+        return False
+    return isinstance(call.items, list) and all(isinstance(item, list) for item in call.items)

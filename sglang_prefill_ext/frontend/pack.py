@@ -1,0 +1,59 @@
+"""Build the packed request of a call: from token ids, or from encoded texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sglang_prefill_ext.frontend.prefix import shared_prefix_len
+from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array
+
+
+def pack_token_ids(
+    query: list[int],
+    items: list[list[int]],
+    item_first: bool,
+    labels: tuple[Int32Array, Int32Array],
+    vocab_size: int,
+) -> PackedRows:
+    """Pack ``query + item`` rows (``item + query`` if `item_first`), all given as token ids.
+
+    Raises:
+        RequestError: a row is empty, or an id lies outside the vocabulary.
+        TypeError: an element is not an integer.
+    """
+    if item_first:
+        return pack_rows([item + query for item in items], labels, vocab_size)
+    if not query and not all(items):
+        check_prompt([], vocab_size, field="items")
+    prefix = shared_prefix_len(items, known=len(query))
+    inside = prefix - len(query)
+    if inside >= 0:
+        parts = [query, items[0][:inside], *(item[inside:] for item in items)]
+        lens = [len(item) - inside for item in items]
+    else:
+        tail = query[prefix:]
+        parts = [query[:prefix], *(part for item in items for part in (tail, item))]
+        lens = [len(tail) + len(item) for item in items]
+    tokens = flatten_ids(parts, vocab_size, field="query, items")
+    return PackedRows(tokens, prefix, int_array(lens), *labels)
+
+
+def pack_rows(
+    rows: list[list[int]], labels: tuple[Int32Array, Int32Array], vocab_size: int
+) -> PackedRows:
+    """Pack whole prompts, given as token ids.
+
+    Raises:
+        RequestError: a row is empty, or an id lies outside the vocabulary.
+        TypeError: an element is not an integer.
+    """
+    if not all(rows):
+        check_prompt([], vocab_size, field="items")
+    prefix = shared_prefix_len(rows)
+    parts: list[Any] = [rows[0][:prefix], *(row[prefix:] for row in rows)]
+    tokens = flatten_ids(parts, vocab_size, field="query, items")
+    lens = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)) - np.int32(prefix)
+    return PackedRows(tokens, prefix, lens, *labels)

@@ -1,0 +1,54 @@
+"""From label log-probs to what SGLang's scoring API returns."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+
+Matrix: TypeAlias = list[list[float]]
+
+
+def split_rows(values: Float32Array, rows: PackedRows) -> list[Float32Array]:
+    """Cut flat label values into one array a row."""
+    if rows.shared_labels:
+        return list(values.reshape(rows.num_rows, -1))
+    return np.split(values, np.cumsum(rows.label_lens)[:-1])
+
+
+def scores_from_logprobs(
+    values: Float32Array, rows: PackedRows, *, apply_softmax: bool, temperature: float
+) -> Matrix:
+    """Return one list of scores a row, in the order of its labels.
+
+    Without `apply_softmax` a score is the label's probability over the whole vocabulary,
+    ``exp(logprob)``; with it, ``softmax(logprob / temperature)`` over the row's labels,
+    computed in float64 like `_convert_logprobs_to_scores` does.
+
+    Args:
+        values: natural-log probabilities, float32 ``[rows.num_values]``.
+        temperature: finite and > 0.
+    """
+    if not apply_softmax:
+        return [row.tolist() for row in split_rows(np.exp(values, dtype=np.float64), rows)]
+    if rows.shared_labels:
+        table = values.astype(np.float64).reshape(rows.num_rows, -1)
+        return _softmax(table, temperature).tolist()  # type: ignore[no-any-return]
+    return [
+        _softmax(row.astype(np.float64), temperature).tolist() for row in split_rows(values, rows)
+    ]
+
+
+def logprob_rows(values: Float32Array, rows: PackedRows) -> Matrix:
+    """Return the label log-probs (natural log), one list a row."""
+    return [row.tolist() for row in split_rows(values, rows)]
+
+
+def _softmax(values: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    # Centred before scaling, so that small temperatures do not overflow.
+    weights = np.exp((values - values.max(axis=-1, keepdims=True)) / temperature)
+    normalised: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    return normalised

@@ -1,0 +1,85 @@
+"""Counters of one front-end process, for the status page and for Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from sglang_prefill_ext.wire.packed import PackedRows
+
+_TOTALS = {
+    "items": "Items scored on the packed path.",
+    "forwards": "Packed forwards that answered requests.",
+    "tokens_computed": "Tokens that went through the model on the packed path.",
+    "tokens_saved": "Tokens that separate prompts would have added.",
+}
+
+
+class FrontendMetrics:
+    """Requests by path, stock-path requests by reason, and totals of the packed path.
+
+    Args:
+        prometheus_labels: labels of SGLang's own metrics; None leaves Prometheus out.
+    """
+
+    def __init__(self, prometheus_labels: dict[str, str] | None = None) -> None:
+        self.requests: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter(dict.fromkeys(_TOTALS, 0))
+        self._exported: dict[str, Any] = {}
+        self._labels = prometheus_labels or {}
+        if prometheus_labels is not None:
+            self._exported = _prometheus_counters(tuple(prometheus_labels))
+
+    def record_packed(self, rows: PackedRows, forwards: int, tokens_computed: int) -> None:
+        """Count one request answered on the packed path."""
+        self._count_request("packed")
+        amounts = {
+            "items": rows.num_rows,
+            "forwards": forwards,
+            "tokens_computed": tokens_computed,
+            "tokens_saved": rows.num_prompt_tokens - tokens_computed,
+        }
+        for name, amount in amounts.items():
+            self.totals[name] += amount
+            if self._exported:
+                self._exported[name].labels(**self._labels).inc(amount)
+
+    def record_fallback(self, reason: str) -> None:
+        """Count one request that took the stock path."""
+        self._count_request("stock")
+        self.fallbacks[reason] += 1
+        if self._exported:
+            self._exported["fallbacks"].labels(**self._labels, reason=reason).inc()
+
+    def record_error(self, kind: str) -> None:
+        """Count one request of the packed path that ended in an error."""
+        self._count_request(kind)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "requests": dict(self.requests),
+            "fallbacks": dict(self.fallbacks),
+            **dict(self.totals),
+        }
+
+    def _count_request(self, path: str) -> None:
+        self.requests[path] += 1
+        if self._exported:
+            self._exported["requests"].labels(**self._labels, path=path).inc()
+
+
+def _prometheus_counters(labels: tuple[str, ...]) -> dict[str, Any]:
+    # Imported late: with several front ends prometheus_client must see the directory that
+    # SGLang sets up for sharing counters between processes.
+    from prometheus_client import Counter as PrometheusCounter
+
+    def counter(name: str, text: str, *extra: str) -> Any:
+        return PrometheusCounter(f"sglang:prefill_only_{name}", text, (*labels, *extra))
+
+    counters = {name: counter(name, text) for name, text in _TOTALS.items()}
+    counters["requests"] = counter("requests", "Scoring requests by path or outcome.", "path")
+    counters["fallbacks"] = counter(
+        "fallbacks", "Scoring requests that took the stock path, by reason.", "reason"
+    )
+    return counters

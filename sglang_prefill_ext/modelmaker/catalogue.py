@@ -1,0 +1,177 @@
+"""A synthetic product catalogue: items, shoppers' queries and how well they fit.
+
+Everything is generated from the small tables below by fixed seeds, so every call on every
+machine gives the same catalogue. It is what the `ranker` preset is trained on and measured
+with, and what a demonstration can rank. Brands are invented; nothing is real data.
+
+A prompt is split the way `/v1/score` joins it, `query + item`::
+
+    prompt = query_part(query) + item_part(item)     # next token: YES_LABEL or NO_LABEL
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+from types import MappingProxyType
+from typing import Literal
+
+Split = Literal["train", "test"]
+
+QUERY_TEMPLATE = "Query: {query}\n"
+ITEM_TEMPLATE = "Item: {item}\nRelevant:"
+YES_LABEL = " yes"
+NO_LABEL = " no"
+"""The labels; each is a single token of every tokenizer that this package makes."""
+
+MAX_RELEVANCE = 3
+ITEMS_PER_CATEGORY = 20
+TEST_FRACTION = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """What shoppers call it (the first name is used in items), its materials and its uses."""
+
+    names: tuple[str, str]
+    materials: tuple[str, str, str]
+    uses: tuple[str, str, str]
+
+
+CATEGORIES = (
+    Category(("running shoes", "joggers"), ("mesh", "knit", "leather"), ("trails", "races", "gym")),
+    Category(("hiking boots", "trekking boots"), ("leather", "suede", "nylon"), ("mountains", "snow", "trails")),
+    Category(("rain jacket", "raincoat"), ("nylon", "cotton", "rubber"), ("commuting", "hiking", "sailing")),
+    Category(("backpack", "rucksack"), ("canvas", "leather", "nylon"), ("school", "travel", "hiking")),
+    Category(("desk lamp", "reading light"), ("brass", "steel", "bamboo"), ("study", "drawing", "office")),
+    Category(("office chair", "desk seat"), ("mesh", "leather", "fabric"), ("gaming", "office", "study")),
+    Category(("water bottle", "drinking flask"), ("steel", "glass", "plastic"), ("cycling", "gym", "office")),
+    Category(("frying pan", "skillet"), ("iron", "steel", "ceramic"), ("camping", "searing", "baking")),
+    Category(("kitchen knife", "chopping blade"), ("carbon", "steel", "ceramic"), ("fish", "bread", "vegetables")),
+    Category(("headphones", "headset"), ("plastic", "leather", "aluminium"), ("gaming", "travel", "music")),
+    Category(("keyboard", "typing board"), ("plastic", "aluminium", "wood"), ("gaming", "coding", "office")),
+    Category(("tent", "camping shelter"), ("canvas", "nylon", "cotton"), ("festivals", "mountains", "families")),
+    Category(("sleeping bag", "bedroll"), ("down", "wool", "synthetic"), ("summer", "winter", "children")),
+    Category(("yoga mat", "exercise mat"), ("cork", "rubber", "cotton"), ("travel", "gym", "beginners")),
+    Category(("bicycle helmet", "cycle hat"), ("foam", "carbon", "plastic"), ("racing", "commuting", "children")),
+    Category(("sunglasses", "shades"), ("wood", "titanium", "plastic"), ("driving", "sailing", "beach")),
+    Category(("watch", "timepiece"), ("steel", "titanium", "gold"), ("diving", "running", "business")),
+    Category(("coffee maker", "espresso machine"), ("steel", "glass", "plastic"), ("camping", "office", "families")),
+    Category(("teapot", "tea kettle"), ("iron", "glass", "ceramic"), ("gifts", "families", "travel")),
+    Category(("blanket", "throw"), ("wool", "cotton", "fleece"), ("picnics", "winter", "babies")),
+    Category(("pillow", "cushion"), ("down", "foam", "cotton"), ("travel", "sofa", "children")),
+    Category(("bookshelf", "bookcase"), ("oak", "pine", "steel"), ("office", "children", "records")),
+    Category(("toy train", "model railway"), ("wood", "plastic", "tin"), ("toddlers", "collectors", "gifts")),
+    Category(("garden hose", "watering tube"), ("rubber", "vinyl", "brass"), ("lawns", "balconies", "cars")),
+)  # fmt: skip
+
+BRANDS = ("Alvora", "Brenik", "Castel", "Dunmore", "Elvard", "Fjora")
+COLOURS = ("red", "blue", "green", "black", "white", "yellow")
+SIZES = ("small", "medium", "large")
+
+ITEM_PHRASES = (
+    "{brand} {category} in {colour} {material}, {size}, for {use}.",
+    "{colour} {category} by {brand}. Made of {material} for {use}. Size: {size}.",
+    "{size} {category} from {brand}: {material}, {colour}, good for {use}.",
+)
+
+Attribute = Literal["brand", "colour", "material", "size", "use"]
+ATTRIBUTES: tuple[Attribute, ...] = ("brand", "colour", "material", "size", "use")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One product; `text` is its description, `category` the first name of its category."""
+
+    text: str
+    category: str
+    attributes: Mapping[Attribute, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a shopper types, and what it asks for: a category and one or two attributes."""
+
+    text: str
+    category: str
+    wanted: Mapping[Attribute, str]
+
+
+@cache
+def items() -> tuple[Item, ...]:
+    """All `ITEMS_PER_CATEGORY * len(CATEGORIES)` items, category by category."""
+    rng = random.Random("catalogue items")
+    return tuple(_item(c, rng) for c in CATEGORIES for _ in range(ITEMS_PER_CATEGORY))
+
+
+@cache
+def queries(split: Split) -> tuple[Query, ...]:
+    """The queries of one split, in a fixed random order; no text is in both splits.
+
+    Every word of the test queries occurs in training queries, but never in that combination.
+    """
+    everything = [query for category in CATEGORIES for query in _category_queries(category)]
+    random.Random("catalogue queries").shuffle(everything)
+    cut = round(TEST_FRACTION * len(everything))
+    return tuple(everything[:cut] if split == "test" else everything[cut:])
+
+
+def relevance(query: Query, item: Item) -> int:
+    """How well `item` answers `query`, from 0 to `MAX_RELEVANCE`.
+
+    0: another category. 1: the category, no wanted attribute. 2: some wanted attributes.
+    3: everything that was asked for.
+    """
+    if item.category != query.category:
+        return 0
+    met = sum(item.attributes[name] == value for name, value in query.wanted.items())
+    if met == len(query.wanted):
+        return MAX_RELEVANCE
+    return 2 if met else 1
+
+
+def query_part(query: str) -> str:
+    """The shared front of a prompt; `/v1/score` takes it as `query`."""
+    return QUERY_TEMPLATE.format(query=query)
+
+
+def item_part(item: str) -> str:
+    """The end of a prompt, up to where a label follows; `/v1/score` takes it as an item."""
+    return ITEM_TEMPLATE.format(item=item)
+
+
+def _item(category: Category, rng: random.Random) -> Item:
+    attributes: dict[Attribute, str] = {
+        name: rng.choice(_values(category, name)) for name in ATTRIBUTES
+    }
+    name = category.names[0]
+    text = rng.choice(ITEM_PHRASES).format(category=name, **attributes)
+    return Item(text[0].upper() + text[1:], name, MappingProxyType(attributes))
+
+
+def _category_queries(category: Category) -> Iterator[Query]:
+    pairs = [pair for size in (1, 2) for pair in combinations(ATTRIBUTES, size)]
+    for name, wanted_names in product(category.names, pairs):
+        for values in product(*(_values(category, attribute) for attribute in wanted_names)):
+            wanted = dict(zip(wanted_names, values, strict=True))
+            yield Query(_query_text(name, wanted), category.names[0], MappingProxyType(wanted))
+
+
+def _query_text(name: str, wanted: Mapping[Attribute, str]) -> str:
+    """`large red wool blanket by Fjora for winter`, with the words that are wanted."""
+    adjectives = [wanted[a] for a in ("size", "colour", "material") if a in wanted]
+    tail = [f"by {wanted['brand']}"] if "brand" in wanted else []
+    tail += [f"for {wanted['use']}"] if "use" in wanted else []
+    return " ".join([*adjectives, name, *tail])
+
+
+def _values(category: Category, attribute: Attribute) -> tuple[str, ...]:
+    tables: dict[Attribute, tuple[str, ...]] = {
+        "brand": BRANDS,
+        "colour": COLOURS,
+        "material": category.materials,
+        "size": SIZES,
+        "use": category.uses,
+    }
+    return tables[attribute]

@@ -1,0 +1,123 @@
+"""The models that can be made, as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+VOCABULARY = 8_000
+"""Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
+
+CONTEXT_LENGTH = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One model.
+
+    Attributes:
+        summary: one line for people.
+        model_type: the Hugging Face architecture name.
+        shape: arguments of that architecture's configuration class.
+        dtype: of the saved weights.
+        trained: weights are trained on the catalogue; otherwise they are random.
+    """
+
+    summary: str
+    model_type: str
+    shape: Mapping[str, Any]
+    dtype: str = "float32"
+    trained: bool = field(default=False)
+
+
+def _shape(
+    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **more: Any
+) -> Mapping[str, Any]:
+    """Configuration arguments; `head_dim` is `hidden / heads` unless given in `more`."""
+    arguments = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "intermediate_size": intermediate,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "tie_word_embeddings": False,
+    }
+    return MappingProxyType(arguments | more)
+
+
+_FAMILY = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256}
+_WINDOW = 32
+"""Tokens; short enough that ordinary test prompts are longer than the sliding window."""
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "micro": Preset(
+            "Qwen3, one layer, hidden 64: the least work per token, shows host overhead",
+            "qwen3",
+            _shape(hidden=64, layers=1, heads=4, kv_heads=2, intermediate=128),
+        ),
+        "tiny": Preset(
+            "Qwen3, four layers, hidden 256: the smallest model whose layers cost something",
+            "qwen3",
+            _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704),
+        ),
+        "qwen2": Preset("Qwen2 family", "qwen2", _shape(**_FAMILY)),
+        "qwen3": Preset("Qwen3 family", "qwen3", _shape(**_FAMILY)),
+        "llama": Preset("Llama family", "llama", _shape(**_FAMILY)),
+        "mistral": Preset(
+            "Mistral family, full attention", "mistral", _shape(**_FAMILY, sliding_window=None)
+        ),
+        "qwen3-moe": Preset(
+            "Qwen3 mixture of experts, two of four experts per token",
+            "qwen3_moe",
+            _shape(
+                **_FAMILY,
+                num_experts=4,
+                num_experts_per_tok=2,
+                moe_intermediate_size=128,
+                norm_topk_prob=True,
+            ),
+        ),
+        "mistral-sliding": Preset(
+            "Mistral with a sliding window",
+            "mistral",
+            _shape(**_FAMILY, sliding_window=_WINDOW),
+        ),
+        "gemma2": Preset(
+            "Gemma 2: soft-capped logits, every other layer with a sliding window",
+            "gemma2",
+            _shape(
+                **_FAMILY,
+                sliding_window=_WINDOW,
+                query_pre_attn_scalar=128 // 4,
+                tie_word_embeddings=True,
+            ),
+        ),
+        "qwen3-0.6b": Preset(
+            "the true shape of Qwen3-0.6B",
+            "qwen3",
+            _shape(
+                hidden=1024,
+                layers=28,
+                heads=16,
+                kv_heads=8,
+                intermediate=3072,
+                head_dim=128,
+                vocab_size=151_936,
+                max_position_embeddings=40_960,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+            ),
+            dtype="bfloat16",
+        ),
+        "ranker": Preset(
+            "Qwen3, trained to answer whether an item of the synthetic catalogue fits a query",
+            "qwen3",
+            _shape(hidden=128, layers=2, heads=4, kv_heads=2, intermediate=384),
+            trained=True,
+        ),
+    }
+)

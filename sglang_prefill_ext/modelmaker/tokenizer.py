@@ -1,0 +1,61 @@
+"""Byte-level BPE tokenizers, trained on the spot."""
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from sglang_prefill_ext.modelmaker import corpus
+from sglang_prefill_ext.modelmaker.catalogue import NO_LABEL, YES_LABEL
+
+PAD_TOKEN = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    f"{TURN_START}{{{{ message.role }}}}\n{{{{ message.content }}}}{TURN_END}\n"
+    "{% endfor %}"
+    f"{{% if add_generation_prompt %}}{TURN_START}assistant\n{{% endif %}}"
+)
+
+
+def train_tokenizer(vocabulary: int, context_length: int) -> PreTrainedTokenizerFast:
+    """A fast tokenizer of exactly `vocabulary` tokens, the same on every call.
+
+    All 256 bytes are in its alphabet, so any Unicode string comes back unchanged from
+    `decode(encode(text))`. It adds no token of its own to a text. The labels of the
+    catalogue are single tokens. The special tokens (Qwen's names) are the first ids and part
+    of the base vocabulary, so `tokenizer.vocab_size == len(tokenizer) == vocabulary`.
+
+    Args:
+        vocabulary: number of tokens, specials included; the corpus yields up to about 20,000.
+        context_length: tokens that the model accepts; only recorded.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD_TOKEN, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(corpus.lines(), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=PAD_TOKEN,
+        eos_token=TURN_END,
+        additional_special_tokens=[TURN_START],
+        model_max_length=context_length,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+    assert len(tokenizer) == vocabulary, f"the corpus yields only {len(tokenizer)} tokens"
+    label_ids(tokenizer)
+    return tokenizer
+
+
+def label_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:
+    """The token ids of `YES_LABEL` and `NO_LABEL`, in this order."""
+    (yes,) = tokenizer.encode(YES_LABEL)
+    (no,) = tokenizer.encode(NO_LABEL)
+    return yes, no

@@ -1,0 +1,78 @@
+"""Models from presets, with random weights that make parity tests mean something."""
+
+import math
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
+
+from sglang_prefill_ext.modelmaker.presets import Preset
+
+LOGIT_STD = 3.0
+"""Spread of the random models' logits, in nats, so that labels differ by several nats."""
+
+_ATTENTION_GAIN = 1.5
+_ROUTER_GAIN = 2.0
+_NOISE = 0.1
+
+
+def build_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """The model of a preset with its architecture's default initialisation.
+
+    Deterministic in `seed`; the caller's random state is left alone. Nothing is downloaded.
+    """
+    config = AutoConfig.for_model(
+        preset.model_type,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **preset.shape,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, preset.dtype))
+
+
+@torch.no_grad()
+def randomise(model: PreTrainedModel, seed: int) -> None:
+    """Redraw all weights so that every part of the model shows in the logits.
+
+    The default initialisation (standard deviation 0.02) of a small model gives nearly uniform
+    logits and nearly uniform attention, which hide most mistakes. Here every linear map keeps
+    the scale of its input (``std = 1 / sqrt(fan_in)``), queries and keys are large enough that
+    attention picks some tokens, and logits spread by `LOGIT_STD` nats.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 1:
+            # Norms keep their default (1, or 0 where the layer adds 1), biases are 0.
+            gain = _ATTENTION_GAIN if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+            parameter.copy_(parameter * gain + noise * _NOISE)
+        else:
+            parameter.copy_(noise * _std(name, parameter, model.config.tie_word_embeddings))
+
+
+def save_model(model: PreTrainedModel, directory: Path) -> None:
+    """Write `config.json`, `generation_config.json` and `model.safetensors`."""
+    hf_logging.disable_progress_bar()
+    try:
+        model.save_pretrained(directory)
+    finally:
+        hf_logging.enable_progress_bar()
+
+
+def _std(name: str, parameter: torch.Tensor, tied: bool) -> float:
+    fan_in_std = 1 / math.sqrt(parameter.shape[-1])
+    match name.split(".")[-2]:
+        case "embed_tokens":
+            return LOGIT_STD * fan_in_std if tied else 1.0
+        case "lm_head":
+            return LOGIT_STD * fan_in_std
+        case "q_proj" | "k_proj":
+            return _ATTENTION_GAIN * fan_in_std
+        case "gate":
+            return _ROUTER_GAIN * fan_in_std
+        case _:
+            return fan_in_std

@@ -1,0 +1,132 @@
+"""Run one planned forward: upload, model, attention over the packed layout, read-out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sglang_prefill_ext.attention.shared_prefix import PackedAttention
+from torch import Tensor
+
+from sglang_prefill_ext.oneshot.completion import ForwardCompletion
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.readout import label_logprobs
+
+KeyValue: TypeAlias = tuple[Tensor, Tensor]
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``"""
+
+
+class Model(Protocol):
+    """What the executor needs of a model; implemented at the border to SGLang."""
+
+    device: torch.device
+    vocab_size: int
+    asynchronous: bool
+    """Whether work runs on after a call returns (a GPU in the overlap event loop)."""
+
+    def stream(self) -> AbstractContextManager[object]:
+        """The stream on which this forward is launched."""
+        ...
+
+    def hidden_states(
+        self, token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
+    ) -> Tensor:
+        """Final hidden states ``[T, hidden]`` of a packed forward."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits over the vocabulary ``[n, vocab_size]`` of n hidden states."""
+        ...
+
+
+@dataclass(slots=True)
+class HeldPrefix:
+    """K/V of a request's prefix, dense by layer, between two forwards of the request."""
+
+    layers: dict[int, KeyValue] = field(default_factory=dict)
+
+
+class PackedExecutor:
+    """Launches planned forwards on a model.
+
+    Args:
+        readout_bytes: memory for full-vocabulary logits in the read-out, in bytes.
+    """
+
+    def __init__(self, model: Model, *, readout_bytes: int) -> None:
+        self._model = model
+        self._readout_rows = max(1, readout_bytes // (4 * model.vocab_size))
+
+    @property
+    def asynchronous(self) -> bool:
+        return self._model.asynchronous
+
+    @torch.inference_mode()
+    def launch(self, plan: ForwardPlan, held: HeldPrefix | None) -> ForwardCompletion:
+        """Run the forward up to the copy of its label values to the host.
+
+        Raises:
+            RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
+        """
+        layout, model = plan.layout, self._model
+        with model.stream():
+            token_ids, positions, read_at = _upload(
+                (plan.token_ids, layout.positions(), layout.read_positions()), model.device
+            )
+            kept = HeldPrefix() if plan.hold_prefix else None
+            attend = _attend(PackedAttention(layout, model.device), held, kept, plan)
+            row_lens = _row_lens(plan)
+            hidden = model.hidden_states(token_ids, positions, row_lens, attend)
+            values = label_logprobs(
+                hidden[read_at], plan.label_ids, plan.label_lens, model.logits, self._readout_rows
+            )
+            return ForwardCompletion(values, kept)
+
+
+def _upload(arrays: tuple[NDArray[np.generic], ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Copy integer arrays to the device as int64, in one transfer."""
+    flat = torch.from_numpy(np.concatenate([a.astype(np.int64, copy=False) for a in arrays]))
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    return flat.to(device, non_blocking=True).split([len(a) for a in arrays])
+
+
+def _row_lens(plan: ForwardPlan) -> list[int]:
+    """Token counts that sum to the forward, as a batch of rows would have them.
+
+    SGLang's metadata wants one length a row; the prefix is counted to the first.
+    """
+    lens: list[int] = []
+    for group in plan.layout.groups:
+        suffixes = group.suffix_lens.tolist() or [0]
+        lens += [group.fresh + suffixes[0], *suffixes[1:]]
+    return lens
+
+
+def _attend(
+    attention: PackedAttention, held: HeldPrefix | None, kept: HeldPrefix | None, plan: ForwardPlan
+) -> Attend:
+    # A request is one group as long as requests are not joined.
+    (group,) = plan.layout.groups
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        before = held.layers[layer] if held is not None else None
+        if kept is not None:
+            kept.layers[layer] = _extend(before, k[: group.fresh], v[: group.fresh])
+        return attention.forward(q, k, v, scale, [before])
+
+    return attend
+
+
+def _extend(before: KeyValue | None, k: Tensor, v: Tensor) -> KeyValue:
+    if before is None:
+        return k.clone(), v.clone()
+    if not len(k):
+        return before
+    return torch.cat((before[0], k)), torch.cat((before[1], v))

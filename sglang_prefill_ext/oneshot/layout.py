@@ -1,0 +1,138 @@
+"""Where every token of one packed forward stands. Pure numpy.
+
+The tokens of a forward are laid out group by group::
+
+    [fresh prefix of group 0][row 0][row 1]...[fresh prefix of group 1][row k]...
+
+A *segment* is one bracket: a fresh prefix or a row. Positions restart at the prefix length in
+every row, so each row is numbered exactly as if it had been sent alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PackingError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSpan:
+    """Rows that share one prefix, as far as this forward computes them.
+
+    The prefix is `held + fresh` tokens long: `held` tokens whose K/V an earlier forward computed,
+    then `fresh` tokens that this forward computes.
+
+    Args:
+        held: prefix tokens that are not in this forward, >= 0.
+        fresh: prefix tokens that are, >= 0.
+        suffix_lens: int32 `[rows]`, tokens of each row after the prefix, each >= 1. No rows at all
+            means a chunk of a prefix that is longer than the token budget; rows without a prefix
+            (`held == fresh == 0`) are plain causal prompts.
+
+    Raises:
+        PackingError: a length is out of range, or the group has no token in this forward.
+    """
+
+    held: int
+    fresh: int
+    suffix_lens: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        lens = self.suffix_lens
+        if lens.ndim != 1 or lens.dtype != np.int32:
+            raise PackingError(
+                f"suffix_lens must be int32 [rows], got {lens.dtype} {list(lens.shape)}"
+            )
+        if self.held < 0 or self.fresh < 0:
+            raise PackingError(
+                f"held={self.held} and fresh={self.fresh} are token counts and must be >= 0"
+            )
+        if lens.size and lens.min() < 1:
+            raise PackingError(
+                f"suffix_lens[{lens.argmin()}] is {lens.min()}: every row needs at least one token "
+                "after the prefix; shorten the prefix by one"
+            )
+        if not self.num_tokens:
+            raise PackingError(
+                f"a group with held={self.held}, fresh=0 and no rows computes nothing; leave it out"
+            )
+
+    @property
+    def prefix_len(self) -> int:
+        """Length of the whole prefix: the position of the first token of every row."""
+        return self.held + self.fresh
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.suffix_lens.size)
+
+    @property
+    def num_suffix_tokens(self) -> int:
+        return int(self.suffix_lens.sum())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this forward computes for the group."""
+        return self.fresh + self.num_suffix_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardLayout:
+    """The groups of one forward, in the order in which their tokens are laid out.
+
+    Raises:
+        PackingError: there is no group.
+    """
+
+    groups: tuple[GroupSpan, ...]
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise PackingError("groups is empty: a forward needs at least one token")
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(group.num_tokens for group in self.groups)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(group.num_rows for group in self.groups)
+
+    def group_starts(self) -> NDArray[np.int64]:
+        """int64 `[groups]`: flat index of the first token of each group."""
+        return _starts(np.array([group.num_tokens for group in self.groups], dtype=np.int64))
+
+    def row_starts(self) -> NDArray[np.int64]:
+        """int64 `[rows]`: flat index of each row's first token."""
+        return np.concatenate(
+            [
+                start + group.fresh + _starts(group.suffix_lens)
+                for start, group in zip(self.group_starts(), self.groups, strict=True)
+            ]
+        )
+
+    def read_positions(self) -> NDArray[np.int64]:
+        """int64 `[rows]`: flat index of each row's last token, where its answer is read."""
+        lens = np.concatenate([group.suffix_lens for group in self.groups])
+        return self.row_starts() + lens - 1
+
+    def positions(self) -> NDArray[np.int64]:
+        """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""
+        # One entry per segment, a fresh prefix of length zero included.
+        lens = np.concatenate(
+            [part for group in self.groups for part in ([group.fresh], group.suffix_lens)]
+        )
+        first = np.concatenate(
+            [
+                part
+                for group in self.groups
+                for part in ([group.held], np.full(group.num_rows, group.prefix_len))
+            ]
+        )
+        return np.arange(self.num_tokens) + np.repeat(first - _starts(lens), lens)
+
+
+def _starts(lens: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Exclusive cumulative sum: where each of consecutive segments begins."""
+    return np.cumsum(lens, dtype=np.int64) - lens

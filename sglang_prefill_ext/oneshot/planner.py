@@ -1,0 +1,80 @@
+"""Divide a packed request into forwards within the token budget; pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array
+
+_NO_ROWS = int_array([])
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """What one forward computes and reads.
+
+    Attributes:
+        layout: where prefix and rows lie.
+        token_ids: int32 ``[layout.num_tokens]``.
+        label_ids: labels of the rows of this forward, row by row; int32.
+        label_lens: labels a row; int32 ``[layout.num_rows]``.
+        hold_prefix: keep the K/V of the prefix, a later forward of the request needs it.
+    """
+
+    layout: ForwardLayout
+    token_ids: Int32Array
+    label_ids: Int32Array
+    label_lens: Int32Array
+    hold_prefix: bool
+
+
+def plan_forwards(rows: PackedRows, max_tokens: int) -> list[ForwardPlan]:
+    """Plan the forwards of a request; every token is computed exactly once.
+
+    A prefix over the budget is computed in chunks first. Rows stay whole and in order, and
+    as many as fit share a forward; the prefix's K/V is held from one forward to the next.
+
+    Args:
+        max_tokens: budget of one forward, in tokens, >= 1.
+
+    Raises:
+        PackingError: a suffix is longer than the budget; such a request must not come here.
+    """
+    longest = int(rows.suffix_lens.max())
+    if longest > max_tokens:
+        raise PackingError(f"a suffix of {longest} tokens exceeds the budget of {max_tokens}")
+    steps = list(_steps(rows, max_tokens))
+    return [_plan(rows, *step, hold=step is not steps[-1]) for step in steps]
+
+
+def _steps(rows: PackedRows, max_tokens: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield ``(held, fresh, first row, last row)`` of each forward."""
+    held, prefix = 0, rows.prefix_len
+    while prefix - held > max_tokens:
+        yield held, max_tokens, 0, 0
+        held += max_tokens
+    ends = np.cumsum(rows.suffix_lens, dtype=np.int64)
+    first = 0
+    while first < rows.num_rows:
+        fresh = prefix - held
+        done = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, done + max_tokens - fresh, side="right"))
+        yield held, fresh, first, last
+        held, first = prefix, last
+
+
+def _plan(
+    rows: PackedRows, held: int, fresh: int, first: int, last: int, *, hold: bool
+) -> ForwardPlan:
+    ends = np.cumsum(rows.suffix_lens, dtype=np.int64)
+    start = rows.prefix_len + (int(ends[first - 1]) if first else 0)
+    stop = rows.prefix_len + int(ends[last - 1]) if last > first else start
+    token_ids = np.concatenate((rows.tokens[held : held + fresh], rows.tokens[start:stop]))
+    label_ids, label_lens = rows.labels_of(first, last) if last > first else (_NO_ROWS, _NO_ROWS)
+    span = GroupSpan(held=held, fresh=fresh, suffix_lens=rows.suffix_lens[first:last])
+    return ForwardPlan(ForwardLayout((span,)), token_ids, label_ids, label_lens, hold)

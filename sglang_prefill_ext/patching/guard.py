@@ -1,0 +1,157 @@
+"""Compare the patch table with the installed SGLang, before anything is changed.
+
+Two tiers. A hook beside its target (BEFORE, AFTER, AROUND, ATTRIBUTE) needs the target's
+signature and the names it relies on; a changed body is reported, not refused. A hook in place
+of its target (REPLACE) also needs a body that was verified, because it stands for that body.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+
+from packaging.specifiers import SpecifierSet
+
+from sglang_prefill_ext import SUPPORTED_SGLANG
+from sglang_prefill_ext.patching.source import (
+    fingerprint,
+    names_in,
+    signature_text,
+    source_of,
+    underlying,
+)
+from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Patch
+
+OTHER_RELEASE = (
+    f'install a supported release (pip install "sglang{SUPPORTED_SGLANG}") '
+    "or start without --enable-prefill-only"
+)
+_REINSTALL = "reinstall sglang-prefill-ext; its own code cannot be loaded"
+_LOOK = "nothing to do now; compare the two bodies before adding the fingerprint to the table"
+
+
+def installed_version(distribution: str = "sglang") -> str | None:
+    """Version of an installed distribution, read without importing it; None if absent."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_version(version: str | None) -> list[Mismatch]:
+    """Refuse a release outside `SUPPORTED_SGLANG`, even where every target matches.
+
+    A hook also depends on what surrounds its target, which no check of the target can see.
+    """
+    if version is not None and SpecifierSet(SUPPORTED_SGLANG).contains(version, prereleases=True):
+        return []
+    found = "not installed" if version is None else version
+    return [
+        Mismatch("all", "sglang", Aspect.VERSION, SUPPORTED_SGLANG, found, remedy=OTHER_RELEASE)
+    ]
+
+
+def check(patch: Patch) -> list[Mismatch]:
+    """Compare one patch with the installed SGLang; imports the target's module and the hook's.
+
+    Returns:
+        Every difference found; those with ``blocking=False`` do not keep the patch from working.
+    """
+    return [*_check_target(patch), *_check_hook(patch)]
+
+
+def check_all(patches: Iterable[Patch]) -> list[Mismatch]:
+    return [mismatch for patch in patches for mismatch in check(patch)]
+
+
+def load_owner(patch: Patch) -> type:
+    """Import and return the class that a patch changes.
+
+    Raises:
+        Exception: whatever the import raises; `AttributeError` if the class is missing.
+    """
+    module = importlib.import_module(patch.module)
+    owner: type = getattr(module, patch.owner.rpartition(".")[2])
+    return owner
+
+
+def has_drifted(patch: Patch, owner: type) -> bool:
+    """Whether the target's body is none of those verified.
+
+    Where none is recorded, only a patch that replaces the body depends on it.
+    """
+    if not patch.fingerprints:
+        return patch.kind is Kind.REPLACE
+    body = source_of(underlying(inspect.getattr_static(owner, patch.attribute)))
+    return fingerprint(body) not in patch.fingerprints.values()
+
+
+def _check_target(patch: Patch) -> Iterator[Mismatch]:
+    try:
+        owner = load_owner(patch)
+    except Exception as error:
+        # An import of SGLang can fail in any way; each of them ends the same way here.
+        found = f"{type(error).__name__}: {error}"
+        yield _differs(patch, Aspect.TARGET, f"{patch.owner} can be imported", found)
+        return
+    if patch.attribute not in vars(owner):
+        inherited = hasattr(owner, patch.attribute)
+        found = "inherited from another class" if inherited else "no such attribute"
+        yield _differs(patch, Aspect.TARGET, "defined by the class itself", found)
+        return
+    target = underlying(vars(owner)[patch.attribute])
+    if patch.kind is not Kind.ATTRIBUTE:
+        if not inspect.isfunction(target):
+            yield _differs(patch, Aspect.TARGET, "a function", type(target).__name__)
+            return
+        signature = signature_text(target)
+        if signature != patch.signature:
+            yield _differs(patch, Aspect.SIGNATURE, patch.signature, signature)
+    reader = owner if patch.kind is Kind.ATTRIBUTE else target
+    missing = sorted(set(patch.relies_on) - names_in(source_of(reader)))
+    if missing:
+        found = "not in the source: " + ", ".join(missing)
+        yield _differs(patch, Aspect.NAMES, ", ".join(patch.relies_on), found)
+    if has_drifted(patch, owner):
+        yield _body_differs(patch, fingerprint(source_of(target)))
+
+
+def _body_differs(patch: Patch, found: str) -> Mismatch:
+    known = ", ".join(f"{digest[:12]} ({seen})" for seen, digest in patch.fingerprints.items())
+    replaced = patch.kind is Kind.REPLACE
+    return Mismatch(
+        patch.id,
+        patch.target,
+        Aspect.BODY,
+        expected=known,
+        found=found[:12],
+        remedy=OTHER_RELEASE if replaced else _LOOK,
+        blocking=replaced,
+    )
+
+
+def _check_hook(patch: Patch) -> Iterator[Mismatch]:
+    try:
+        hook = pkgutil.resolve_name(patch.hook)
+    except Exception as error:
+        # Hooks import SGLang too, so that a moved name of either side shows here.
+        found = f"{type(error).__name__}: {error}"
+        remedy = _REINSTALL if _is_ours(getattr(error, "name", None)) else OTHER_RELEASE
+        yield _differs(patch, Aspect.HOOK, f"{patch.hook} can be imported", found, remedy)
+        return
+    if not callable(hook):
+        found = type(hook).__name__
+        yield _differs(patch, Aspect.HOOK, f"{patch.hook} is callable", found, _REINSTALL)
+
+
+def _is_ours(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "sglang_prefill_ext"
+
+
+def _differs(
+    patch: Patch, aspect: Aspect, expected: str, found: str, remedy: str = OTHER_RELEASE
+) -> Mismatch:
+    return Mismatch(patch.id, patch.target, aspect, expected, found, remedy)

@@ -1,0 +1,71 @@
+"""Read a Python function the way the guard compares it: signature, names, fingerprint."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Callable
+from typing import Any
+
+
+def underlying(raw: object) -> object:
+    """Return what a class attribute holds below descriptors and wrappers.
+
+    `functools.wraps` leaves a chain of ``__wrapped__``; its end is the function that SGLang
+    wrote, whoever has wrapped it since.
+    """
+    value = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
+    return inspect.unwrap(value) if inspect.isfunction(value) else value
+
+
+def signature_text(function: Callable[..., Any]) -> str:
+    """Names, kinds and defaults of the parameters; annotations change without effect."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
+
+
+def source_of(value: Any) -> str:
+    """The dedented source of a function or class; empty where Python has none."""
+    try:
+        return textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):
+        return ""
+
+
+def names_in(source: str) -> frozenset[str]:
+    """Every name and dotted name in the source: ``self``, ``self.queue``, ``self.queue.pop``.
+
+    Empty for text that is not a statement of its own, such as a lambda cut from its line.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return frozenset()
+    found = (ast.unparse(n) for n in ast.walk(tree) if isinstance(n, (ast.Name, ast.Attribute)))
+    return frozenset(found)
+
+
+def fingerprint(source: str) -> str:
+    """SHA-256 (hex) of the source without comments, trailing space and blank lines.
+
+    Textual, so that it does not depend on the Python version as an AST dump would.
+    """
+    lines = source.splitlines()
+    for row, column in _comment_starts(source):
+        lines[row - 1] = lines[row - 1][:column]
+    kept = [line.rstrip() for line in lines if line.strip()]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+
+
+def _comment_starts(source: str) -> list[tuple[int, int]]:
+    """Row (from 1) and column of each comment; none for text that is not Python by itself."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return []
+    return [token.start for token in tokens if token.type == tokenize.COMMENT]

@@ -1,0 +1,118 @@
+"""What one change to SGLang is, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """How a hook joins its target; the first four are SGLang's own hook types."""
+
+    BEFORE = "before"  # hook(*args, **kwargs) -> (args, kwargs) or None
+    AFTER = "after"  # hook(result, *args, **kwargs) -> new result, or None to keep it
+    AROUND = "around"  # hook(original, *args, **kwargs) -> result
+    REPLACE = "replace"  # hook(*args, **kwargs) -> result; the original never runs
+    ATTRIBUTE = "attribute"  # the hook takes the place of a class attribute that SGLang calls
+
+
+class Group(StrEnum):
+    """Patches that are applied together, by the process that needs them."""
+
+    FLAGS = "flags"  # always: they add options and change nothing until one is used
+    FRONTEND = "frontend"  # with the flag on: tokenizer manager, HTTP, Engine
+    SCHEDULER = "scheduler"  # with the flag on: the scheduler of every rank
+    DP_CONTROLLER = "dp_controller"  # with the flag on: the data-parallel controller
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One change to one attribute of one SGLang class.
+
+    Attributes:
+        id: short name for reports and tests, e.g. ``"P11"``.
+        target: ``"package.module.Class.attribute"``. The class must define the attribute itself.
+        kind: how the hook joins the target.
+        hook: ``"package.module:function"`` of ours; a string, so that the table imports nothing.
+        group: who applies it, and when.
+        why: the symptom without it.
+        signature: the target's parameters without annotations, e.g. ``"(self, recv_req)"``;
+            empty for `Kind.ATTRIBUTE`.
+        relies_on: names that the hook needs the target's source to contain, e.g.
+            ``"self._request_dispatcher"``; for `Kind.ATTRIBUTE` the source of the whole class.
+        fingerprints: SGLang version -> `guard.fingerprint` of each body that was verified. The
+            hash decides; the version only says where it was seen.
+        diffs: the files in ``patches/`` that would make this patch unnecessary upstream.
+        upstream: where it was sent, or why it was not.
+        remove_when: what makes the patch superfluous.
+        only_if_imported: never import the target's module just to patch it.
+    """
+
+    id: str
+    target: str
+    kind: Kind
+    hook: str
+    group: Group
+    why: str
+    diffs: tuple[str, ...]
+    remove_when: str
+    signature: str = ""
+    relies_on: tuple[str, ...] = ()
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    upstream: str = "not sent yet"
+    only_if_imported: bool = False
+
+    @property
+    def owner(self) -> str:
+        """``"package.module.Class"``."""
+        return self.target.rpartition(".")[0]
+
+    @property
+    def module(self) -> str:
+        """``"package.module"``."""
+        return self.owner.rpartition(".")[0]
+
+    @property
+    def attribute(self) -> str:
+        return self.target.rpartition(".")[2]
+
+
+class Aspect(StrEnum):
+    """In what respect the installed SGLang differs from a patch."""
+
+    VERSION = "version"
+    TARGET = "target"
+    SIGNATURE = "signature"
+    NAMES = "names relied on"
+    BODY = "body"
+    HOOK = "hook"
+    APPLICATION = "application"
+    OVERRIDE = "override"
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One difference, in the words that an operator reads.
+
+    Attributes:
+        patch_id: `Patch.id`, or ``"all"`` for the version.
+        blocking: False for a changed body under a hook that does not replace it. The hook is
+            still valid as far as can be told, but nobody has verified that release.
+    """
+
+    patch_id: str
+    target: str
+    aspect: Aspect
+    expected: str
+    found: str
+    remedy: str
+    blocking: bool = True
+
+    def __str__(self) -> str:
+        return (
+            f"{self.patch_id} {self.target}: {self.aspect} differs\n"
+            f"    expected: {self.expected}\n"
+            f"    found:    {self.found}\n"
+            f"    remedy:   {self.remedy}"
+        )

@@ -1,0 +1,1 @@
+"""Platform plugins for SGLang: the CPU reference platform."""

@@ -1,0 +1,17 @@
+"""Entry point of the CPU reference platform (group ``sglang.srt.platforms``).
+
+Stock SGLang needs an accelerator, or its own CPU engine with compiled kernels. On a machine
+with neither, this platform lets the whole real server run on torch's CPU kernels, which is
+what the tests and the demo do.
+"""
+
+from __future__ import annotations
+
+
+def activate() -> str | None:
+    """Return the platform's qualified name, or None wherever stock finds a platform itself."""
+    from sglang_prefill_ext.compat import cpu_platform
+
+    if cpu_platform.stock_finds_a_platform():
+        return None
+    return "sglang_prefill_ext.compat.cpu_platform:CpuReferencePlatform"

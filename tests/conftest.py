@@ -1,0 +1,30 @@
+"""Fixtures that every test may use: cached models and the running servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_prefill_ext.local_server import LocalServer
+
+CACHE = Path(__file__).parent.parent / ".cache"
+
+EXTENSION_FLAGS = ("--enable-prefill-only", "--enable-metrics", "--log-level", "info")
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Callable[[str], Path]:
+    """Make a preset once; later runs find it in the cache."""
+    from sglang_prefill_ext.modelmaker import make_model
+
+    return lambda preset: make_model(preset, CACHE / "models" / preset)
+
+
+@pytest.fixture(scope="session")
+def server(model_dir: Callable[[str], Path]) -> Iterator[LocalServer]:
+    """The shared server: the extension on the `micro` model, in the overlap event loop."""
+    log = CACHE / "logs" / "server.log"
+    with LocalServer(model_dir("micro"), EXTENSION_FLAGS, log_path=log) as running:
+        yield running

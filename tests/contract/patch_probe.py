@@ -1,0 +1,138 @@
+"""Patch the installed SGLang, then change it under the table, and print as JSON what happened.
+
+Run as a script, so that the process that runs the tests stays unpatched; in one process,
+because importing SGLang takes most of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import io
+import json
+import pkgutil
+import sys
+import warnings
+from typing import Any
+
+warnings.simplefilter("ignore")
+
+from sglang.srt import server_args  # noqa: E402
+from sglang.srt.plugins import load_plugins  # noqa: E402
+
+from sglang_prefill_ext.errors import UnsupportedSGLangError  # noqa: E402
+from sglang_prefill_ext.patching import doctor, engine  # noqa: E402
+from sglang_prefill_ext.patching.source import underlying  # noqa: E402
+from sglang_prefill_ext.patching.spec import Group, Kind, Patch  # noqa: E402
+from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
+
+ENGINE_GROUPS = tuple(group for group in Group if group is not Group.FLAGS)
+
+
+def other_parameters(self: Any, running_batch: Any) -> Any:
+    """In place of `Scheduler.get_next_batch_to_run`."""
+    return self, running_batch
+
+
+def other_names(self: Any, recv_req: Any) -> None:
+    """In place of `Scheduler.abort_request`; it no longer reads what the hook relies on."""
+    self.forget(recv_req)
+
+
+def other_body(self: Any, for_health_check: bool = False, ignore_waiting: bool = False) -> Any:
+    """In place of `Scheduler.is_fully_idle`; all that the hook needs is there."""
+    return self.running_batch.is_empty() and not ignore_waiting
+
+
+def attributes() -> dict[str, object]:
+    owners = {patch.id: pkgutil.resolve_name(patch.owner) for patch in PATCHES}
+    return {patch.id: vars(owners[patch.id])[patch.attribute] for patch in PATCHES}
+
+
+def run_doctor(json_output: bool) -> dict[str, Any]:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = doctor.main(json_output)
+    return {"status": status, "output": output.getvalue()}
+
+
+def with_flags_only() -> dict[str, Any]:
+    before = set(sys.modules)
+    load_plugins()
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    return {
+        "applied": [state.id for state in engine.states() if state.applied],
+        "options": sorted(parser._option_string_actions),
+        "imported": sorted(set(sys.modules) - before),
+    }
+
+
+def hook_problem(patch: Patch) -> str:
+    """Why the hook could not be called for its target; empty if it could."""
+    if patch.kind is Kind.ATTRIBUTE:
+        return ""
+    function: Any = underlying(vars(pkgutil.resolve_name(patch.owner))[patch.attribute])
+    hook = pkgutil.resolve_name(patch.hook)
+    asynchronous = inspect.iscoroutinefunction(function)
+    if asynchronous and patch.kind is not Kind.AROUND:
+        return "only an AROUND hook can await its target"
+    if asynchronous != inspect.iscoroutinefunction(hook):
+        return "one of hook and target is a coroutine function"
+    first = 0 if patch.kind in (Kind.BEFORE, Kind.REPLACE) else 1
+    try:
+        inspect.signature(hook).bind(*range(first + len(inspect.signature(function).parameters)))
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def with_everything() -> dict[str, Any]:
+    stock = attributes()
+    engine.apply(tuple(Group))
+    engine.apply(tuple(Group))
+    states = [state.as_dict() for state in engine.states()]
+    engine.revert(ENGINE_GROUPS)
+    after = attributes()
+    engine_ids = [patch.id for patch in PATCHES if patch.group in ENGINE_GROUPS]
+    return {
+        "states": states,
+        "not_restored": [key for key in engine_ids if after[key] is not stock[key]],
+        "hook_problems": {patch.id: hook_problem(patch) for patch in PATCHES},
+    }
+
+
+def on_a_changed_sglang() -> dict[str, Any]:
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    scheduler.get_next_batch_to_run = other_parameters
+    scheduler.abort_request = other_names
+    scheduler.is_fully_idle = other_body
+    before = attributes()
+    try:
+        engine.apply(ENGINE_GROUPS)
+        refusal = ""
+    except UnsupportedSGLangError as error:
+        refusal = str(error)
+    changed = [key for key, value in attributes().items() if value is not before[key]]
+    return {
+        "refusal": refusal,
+        "changed": changed,
+        "text": run_doctor(json_output=False),
+        "json": run_doctor(json_output=True),
+    }
+
+
+def main() -> None:
+    report = {
+        "flags": with_flags_only(),
+        "stock": run_doctor(json_output=True),
+        "everything": with_everything(),
+        "changed": on_a_changed_sglang(),
+    }
+    sys.stdout.write("\n" + json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

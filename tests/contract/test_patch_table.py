@@ -1,0 +1,236 @@
+"""The patch table against the installed SGLang, the upstream diffs and its own documentation."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.patching import docs
+from sglang_prefill_ext.patching.spec import Group, Kind, Patch
+from sglang_prefill_ext.patching.table import PATCHES
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "sglang_prefill_ext"
+DIFFS = sorted({diff for patch in PATCHES for diff in patch.diffs})
+each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
+
+
+@pytest.fixture(scope="session")
+def probe() -> dict[str, Any]:
+    """What `patch_probe` saw on the installed SGLang."""
+    script = Path(__file__).with_name("patch_probe.py")
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return report
+
+
+# The table itself
+
+
+def test_ids_and_targets_are_unique_and_ids_are_ordered() -> None:
+    ids = [patch.id for patch in PATCHES]
+    assert ids == sorted(set(ids))
+    assert len({patch.target for patch in PATCHES}) == len(PATCHES)
+
+
+@each_patch
+def test_an_entry_is_complete(patch: Patch) -> None:
+    assert patch.why.endswith(".")
+    assert patch.remove_when
+    assert patch.relies_on
+    assert patch.diffs
+    if patch.kind is not Kind.ATTRIBUTE:
+        assert patch.signature
+        assert patch.fingerprints
+
+
+def test_no_body_is_replaced() -> None:
+    assert Kind.REPLACE not in {patch.kind for patch in PATCHES}
+
+
+def test_the_documentation_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "patches.md").read_text()
+    assert written == docs.markdown(), docs.__doc__
+
+
+# The upstream diffs
+
+
+def test_every_diff_named_by_a_patch_is_in_the_series() -> None:
+    series = (ROOT / "patches" / "series").read_text().split("\n")
+    assert set(DIFFS) <= set(series)
+    assert [diff for diff in DIFFS if not (ROOT / "patches" / diff).is_file()] == []
+
+
+@pytest.mark.parametrize("diff", DIFFS)
+def test_no_diff_has_arrived_upstream(diff: str, tmp_path: Path) -> None:
+    """A diff that can be taken off the installed SGLang is part of it: its patches must go."""
+    text = (ROOT / "patches" / diff).read_text()
+    changed = [line.removeprefix("--- a/") for line in text.splitlines() if line[:6] == "--- a/"]
+    installed = metadata.distribution("sglang")
+    for name in changed:
+        copy = tmp_path / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(str(installed.locate_file(name.removeprefix("python/"))), copy)
+    command = ["git", "apply", "--reverse", "--check", str(ROOT / "patches" / diff)]
+    reverse = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert changed
+    assert reverse.returncode != 0, [patch.remove_when for patch in PATCHES if diff in patch.diffs]
+    assert "does not apply" in reverse.stderr or "No such file" in reverse.stderr
+
+
+# The installed SGLang
+
+
+def test_every_target_fits_and_every_body_is_known(probe: dict[str, Any]) -> None:
+    report = json.loads(probe["stock"]["output"])
+    assert report["mismatches"] == []
+    assert {entry["id"]: entry["status"] for entry in report["patches"]} == {
+        patch.id: "ok" for patch in PATCHES
+    }
+    assert probe["stock"]["status"] == 0
+
+
+def test_an_installed_but_unused_plugin_has_only_the_flags(probe: dict[str, Any]) -> None:
+    flags = {patch.id for patch in PATCHES if patch.group is Group.FLAGS}
+    optional = {patch.id for patch in PATCHES if patch.only_if_imported}
+    assert set(probe["flags"]["applied"]) in (flags, flags - optional)
+    heavy = ("sglang.srt.managers.", "sglang.srt.entrypoints.", "sglang.srt.model_executor.")
+    assert [name for name in probe["flags"]["imported"] if name.startswith(heavy)] == []
+
+
+def test_flags_of_another_plugin_on_the_same_target_survive(probe: dict[str, Any]) -> None:
+    """SGLang's dependency smg-grpc-servicer hooks `ServerArgs.add_cli_args` too."""
+    assert {"--enable-prefill-only", "--servicer-impl"} <= set(probe["flags"]["options"])
+
+
+def test_everything_applies_without_drift(probe: dict[str, Any]) -> None:
+    applied = {s["id"]: (s["applied"], s["drift"]) for s in probe["everything"]["states"]}
+    assert applied == {patch.id: (True, False) for patch in PATCHES}
+
+
+def test_everything_reverts(probe: dict[str, Any]) -> None:
+    assert probe["everything"]["not_restored"] == []
+
+
+@each_patch
+def test_the_hook_takes_the_arguments_of_its_target(probe: dict[str, Any], patch: Patch) -> None:
+    assert probe["everything"]["hook_problems"][patch.id] == ""
+
+
+# A changed SGLang
+
+
+def test_doctor_reports_a_changed_signature_and_missing_names(probe: dict[str, Any]) -> None:
+    changed = probe["changed"]
+    assert changed["text"]["status"] == changed["json"]["status"] == 1
+    for line in (
+        "P11 sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run: signature differs",
+        "    expected: (self, running_batch, last_batch)",
+        "    found:    (self, running_batch)",
+        "P13 sglang.srt.managers.scheduler.Scheduler.abort_request: names relied on differs",
+        "    found:    not in the source: recv_req.abort_all, recv_req.rid",
+        "    remedy:   install a supported release",
+    ):
+        assert line in changed["text"]["output"]
+
+
+def test_doctor_calls_a_changed_body_drift(probe: dict[str, Any]) -> None:
+    report = json.loads(probe["changed"]["json"]["output"])
+    status = {entry["id"]: entry["status"] for entry in report["patches"]}
+    expected = {"P11": "mismatch", "P12": "drift", "P13": "mismatch"}
+    assert status == {patch.id: "ok" for patch in PATCHES} | expected
+
+
+def test_a_changed_sglang_is_refused_and_left_alone(probe: dict[str, Any]) -> None:
+    changed = probe["changed"]
+    assert "P11 sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run" in changed["refusal"]
+    assert "P13 sglang.srt.managers.scheduler.Scheduler.abort_request" in changed["refusal"]
+    assert changed["changed"] == []
+
+
+# Our own code
+
+
+def _trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+
+
+def _sglang_names(tree: ast.Module) -> set[str]:
+    """Names that a module binds by importing from SGLang."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sglang":
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            bound = ((alias.name, alias.asname) for alias in node.names)
+            names |= {alias or name.split(".")[0] for name, alias in bound if name[:6] == "sglang"}
+    return names
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _changes(tree: ast.Module) -> Iterator[str]:
+    """Statements that set an attribute of something imported from SGLang, or of anything by a
+    name that is not one of our own attributes on a live object (a constant ``..ATTRIBUTE``)."""
+    foreign = _sglang_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("setattr", "delattr"):
+                ours = isinstance(node.args[1], ast.Name) and "ATTRIBUTE" in node.args[1].id
+                if not ours or _root(node.args[0]) in foreign:
+                    yield ast.unparse(node)
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
+            targets = [node.target] if hasattr(node, "target") else node.targets
+            for target in targets:
+                if not isinstance(target, ast.Name) and _root(target) in foreign:
+                    yield ast.unparse(node)
+
+
+def test_only_the_engine_sets_attributes_of_sglang() -> None:
+    changing = {name for name, tree in _trees() if list(_changes(tree))}
+    assert changing == {"patching/engine.py"}
+
+
+def test_only_one_module_touches_the_hook_registry() -> None:
+    words = {"HookRegistry", "plugin_hook", "apply_hooks"}
+    using = {
+        name
+        for name, tree in _trees()
+        for node in ast.walk(tree)
+        if words & {getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", "")}
+    }
+    assert using == {"compat/registry.py"}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("from sglang.a import B\nB.c = 1", 1),
+        ("from sglang.a import B\nB.c.d += 1", 1),
+        ("import sglang\nsglang.a.B.c = 1", 1),
+        ("from sglang.a import B\nsetattr(B, ATTRIBUTE, 1)", 1),
+        ("setattr(x, 'step', 1)", 1),
+        ("setattr(x, ATTRIBUTE, 1)\nself.a = 1\nB = 2", 0),
+        ("from sglang.a import B\nb = B()\nb.c = B.d", 0),
+    ],
+)
+def test_the_search_for_changes_finds_them(source: str, count: int) -> None:
+    assert len(list(_changes(ast.parse(source)))) == count

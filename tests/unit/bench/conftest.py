@@ -1,0 +1,35 @@
+"""The stand-in server in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.unit.bench.stand_in import StandIn
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    server = StandIn()
+    ready = threading.Event()
+    stop: list[Callable[[], object]] = []
+
+    async def run() -> None:
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
+        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listener:
+            server.port = listener.sockets[0].getsockname()[1]
+            ready.set()
+            await stopped.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert ready.wait(10.0)
+    yield server
+    stop[0]()
+    thread.join(10.0)
+    assert not thread.is_alive()

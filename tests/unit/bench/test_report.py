@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from bench.report import closed_table, compare_paths, open_table
+from tests.unit.bench.results import result
+
+
+def shown(table: Table) -> list[str]:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_ratio_is_of_the_medians_and_its_range_of_the_neighbours() -> None:
+    (each,) = compare_paths(
+        [
+            result("stock", items_per_s=100.0),
+            result("extension", items_per_s=400.0),
+            result("stock", items_per_s=200.0, repeat=1),
+            result("extension", items_per_s=600.0, repeat=1),
+        ]
+    )
+    assert each.stock.items_per_s == 150.0
+    assert each.extension.items_per_s == 500.0
+    assert each.ratio == pytest.approx(500 / 150)
+    assert (each.lowest_ratio, each.highest_ratio) == (3.0, 4.0)
+    assert each.repeats == 2
+
+
+def test_open_loop_is_compared_by_median_latency() -> None:
+    (each,) = compare_paths(
+        [
+            result("stock", closed=False, p50_ms=30.0),
+            result("extension", closed=False, p50_ms=10.0),
+        ]
+    )
+    assert each.ratio == 3.0
+
+
+def test_cells_are_kept_apart_and_need_both_paths() -> None:
+    results = [
+        result("stock"),
+        result("extension", items_per_s=300.0),
+        result("stock", closed=False),
+        result("extension", closed=False),
+        result("stock", preset="tiny"),
+        result("stock", shape="50+150x50"),
+        result("extension", shape="50+150x50"),
+    ]
+    seen = [(c.preset, c.shape, c.closed, c.ratio) for c in compare_paths(results)]
+    assert seen == [
+        ("micro", "60+2x50", True, 3.0),
+        ("micro", "60+2x50", False, 1.0),
+        ("micro", "50+150x50", True, 1.0),
+    ]
+
+
+def test_tables_show_the_ratio_first() -> None:
+    comparisons = compare_paths(
+        [
+            result("stock", items_per_s=1000.0),
+            result("extension", items_per_s=4500.0, p50_ms=2.0),
+            result("stock", closed=False, p50_ms=30.0),
+            result("extension", closed=False, p50_ms=10.0),
+        ]
+    )
+    closed = shown(closed_table(comparisons))
+    assert closed[2].split()[1] == "ratio"
+    (row,) = [line for line in closed if "8 clients" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == [
+        *("4.50×", "micro", "60+2x50", "8 clients", "4.50–4.50", "100%", "19.4×"),
+        *("1,000", "4,500", "10.0 / 30.0", "2.0 / 6.0"),
+    ]
+    (row,) = [line for line in shown(open_table(comparisons)) if "70% of stock" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[0] == "3.00×"
+    assert cells[-2:] == ["30.0 / 60.0 / 90.0", "10.0 / 20.0 / 30.0"]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+
+VOCAB = 40
+LABELS = (int_array([3, 4]), int_array([]))
+
+# Few different tokens, so that items often share a prefix with each other.
+TOKEN_LISTS = st.lists(st.integers(0, 2), max_size=5)
+ITEMS = st.lists(TOKEN_LISTS, min_size=1, max_size=5)
+
+
+def _rebuilt(rows: PackedRows) -> list[list[int]]:
+    prefix, rest = rows.tokens[: rows.prefix_len].tolist(), rows.tokens[rows.prefix_len :].tolist()
+    ends = rows.suffix_lens.cumsum().tolist()
+    return [prefix + rest[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+@given(TOKEN_LISTS, ITEMS, st.booleans())
+def test_every_row_can_be_rebuilt(query: list[int], items: list[list[int]], first: bool) -> None:
+    expected = [item + query if first else query + item for item in items]
+    if not all(expected):
+        with pytest.raises(RequestError, match="empty"):
+            pack_token_ids(query, items, first, LABELS, VOCAB)
+        return
+    rows = pack_token_ids(query, items, first, LABELS, VOCAB)
+    assert _rebuilt(rows) == expected
+    assert int(rows.suffix_lens.min()) >= 1
+    assert rows.label_ids.tolist() == [3, 4]
+
+
+@given(TOKEN_LISTS, ITEMS)
+def test_both_ways_of_packing_find_the_same_prefix(
+    query: list[int], items: list[list[int]]
+) -> None:
+    query = [*query, 1]
+    from_ids = pack_token_ids(query, items, False, LABELS, VOCAB)
+    from_rows = pack_rows([query + item for item in items], LABELS, VOCAB)
+    assert from_ids.prefix_len == from_rows.prefix_len
+    assert from_ids.tokens.tolist() == from_rows.tokens.tolist()
+    assert from_ids.suffix_lens.tolist() == from_rows.suffix_lens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("query", "items", "item_first", "prefix"),
+    [
+        ([5, 6], [[1], [2]], False, 2),
+        ([5, 6], [[1, 2], [1, 3]], False, 3),
+        ([5, 6], [[1], [1]], False, 2),
+        ([5, 6], [[], [1]], False, 1),
+        ([], [[1, 2], [1, 3]], False, 1),
+        ([5, 6], [[1]], False, 0),
+        ([5, 6], [[1, 2], [1, 3]], True, 1),
+        ([5], [[], []], True, 0),
+    ],
+    ids=[
+        "the query",
+        "query and what the items share",
+        "identical items",
+        "an empty item",
+        "no query",
+        "one item",
+        "item first",
+        "only the query",
+    ],
+)
+def test_the_prefix_of_special_calls(
+    query: list[int], items: list[list[int]], item_first: bool, prefix: int
+) -> None:
+    assert pack_token_ids(query, items, item_first, LABELS, VOCAB).prefix_len == prefix
+
+
+def test_labels_of_each_item_pass_through() -> None:
+    labels = (int_array([7, 8, 9]), int_array([1, 2]))
+    rows = pack_token_ids([1], [[2], [3]], False, labels, VOCAB)
+    assert [rows.labels_of(row, row + 1)[0].tolist() for row in range(2)] == [[7], [8, 9]]
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**31, 2**63, -(2**70)])
+@pytest.mark.parametrize("place", ["query", "first item", "last item", "shared by all items"])
+def test_an_id_outside_the_vocabulary_is_refused_by_field_and_value(
+    place: str, token: int, item_first: bool
+) -> None:
+    query, items = [1, 2], [[3, 4], [5], [6, 7]]
+    if place == "query":
+        query = [1, token]
+    elif place == "shared by all items":
+        items = [[token, *item] for item in items]
+    else:
+        items[0 if place == "first item" else -1].append(token)
+    with pytest.raises(RequestError, match=rf"`query, items`.* {token};.* 0 to {VOCAB - 1}"):
+        pack_token_ids(query, items, item_first, LABELS, VOCAB)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("element", [1.5, 7.0, "7", None])
+def test_an_element_that_is_no_integer_is_a_type_error(element: object, item_first: bool) -> None:
+    items = [[3, 4], [element]]
+    with pytest.raises(TypeError):
+        pack_token_ids([1], items, item_first, LABELS, VOCAB)  # type: ignore[arg-type]
+
+
+@given(st.text(max_size=6), st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=5))
+def test_texts_can_be_rebuilt_from_their_encoded_rows(query: str, items: list[str]) -> None:
+    texts = [query + item for item in items]
+    encoded = [list(text.encode("utf-8", "surrogatepass")) for text in texts]
+    rows = pack_rows(encoded, LABELS, 256)
+    rebuilt = [bytes(row).decode("utf-8", "surrogatepass") for row in _rebuilt(rows)]
+    assert rebuilt == texts
+
+
+@pytest.mark.parametrize("rows", [[[]], [[1], []]])
+def test_a_text_without_tokens_is_refused(rows: list[list[int]]) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        pack_rows(rows, LABELS, VOCAB)

@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import (
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    RequestError,
+    TooManyItemsError,
+)
+from sglang_prefill_ext.frontend import packed_frontend
+from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, Scored, StockPathTaken
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+
+VOCAB = 300
+CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
+
+
+@dataclass
+class StubAnswer:
+    status: str = "ok"
+    message: str = ""
+    values: Sequence[float] = ()
+    forwards: int = 1
+    tokens_computed: int = 5
+
+    def logprobs(self) -> Float32Array:
+        return np.array(self.values, dtype=np.float32)
+
+
+class StubLink:
+    """Notes what is sent; `on_send` plays the scheduler."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, PackedRows]] = []
+        self.aborted: list[str] = []
+        self.encoded: list[list[str]] = []
+        self.encoding_threads: list[threading.Thread] = []
+        self.admitted = 0
+        self.on_send: Callable[[str, PackedRows], None] = lambda rid, rows: None
+
+    @asynccontextmanager
+    async def admission(self) -> AsyncIterator[None]:
+        self.admitted += 1
+        try:
+            yield
+        finally:
+            self.admitted -= 1
+
+    def send(self, rid: str, rows: PackedRows) -> None:
+        assert self.admitted > 0
+        self.sent.append((rid, rows))
+        self.on_send(rid, rows)
+
+    def abort(self, rid: str) -> None:
+        self.aborted.append(rid)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        self.encoded.append(list(texts))
+        self.encoding_threads.append(threading.current_thread())
+        return [list(text.encode()) for text in texts]
+
+    def longest_prompt(self) -> int:
+        return 100_000
+
+
+class StubRequest:
+    """A client that is gone when it is asked for the `patience`-th time."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+
+    async def is_disconnected(self) -> bool:
+        self.patience -= 1
+        return self.patience <= 0
+
+
+@pytest.fixture(autouse=True)
+def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_frontend, "_DISCONNECT_POLL_S", 0.001)
+
+
+@pytest.fixture
+def link() -> StubLink:
+    return StubLink()
+
+
+@pytest.fixture
+def frontend(link: StubLink) -> PackedFrontend:
+    return _frontend(link)
+
+
+def _frontend(
+    link: StubLink, *, has_tokenizer: bool = True, label_vocab_size: int = VOCAB, **knobs: int
+) -> PackedFrontend:
+    return PackedFrontend(
+        link,
+        PrefillOnlyConfig(**knobs),
+        FrontendMetrics(),
+        vocab_size=VOCAB,
+        label_vocab_size=label_vocab_size,
+        has_tokenizer=has_tokenizer,
+    )
+
+
+def _answer_soon(frontend: PackedFrontend, link: StubLink, answer: StubAnswer) -> None:
+    def on_send(rid: str, rows: PackedRows) -> None:
+        asyncio.get_running_loop().call_soon(frontend.deliver, rid, answer)
+
+    link.on_send = on_send
+
+
+def _nothing_is_left(frontend: PackedFrontend, link: StubLink) -> bool:
+    return frontend.in_flight == 0 and link.admitted == 0
+
+
+async def _until_sent(link: StubLink, count: int = 1) -> None:
+    for _ in range(1000):
+        if len(link.sent) == count:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"{len(link.sent)} of {count} requests were sent")
+
+
+@pytest.mark.parametrize("request_object", [None, object(), StubRequest(patience=10**6)])
+async def test_an_answer_becomes_scores(
+    frontend: PackedFrontend, link: StubLink, request_object: Any
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3], forwards=2))
+    call = ScoreCall(
+        CALL.query, CALL.items, [7, 8], return_token_logprobs=True, request=request_object
+    )
+    scored = await frontend.score(call)
+    assert scored.token_logprobs == [[0, -1], [-2, -3]]
+    assert scored.scores == [
+        pytest.approx([1, np.exp(-1)]),
+        pytest.approx([np.exp(-2), np.exp(-3)]),
+    ]
+    assert scored.prompt_tokens == 7
+    assert frontend.metrics.as_dict() == {
+        "requests": {"packed": 1},
+        "fallbacks": {},
+        "items": 2,
+        "forwards": 2,
+        "tokens_computed": 5,
+        "tokens_saved": 2,
+    }
+    assert len(link.sent) == 1
+    assert link.aborted == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_token_logprobs_are_left_out_unless_asked_for(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    assert (await frontend.score(CALL)).token_logprobs is None
+
+
+async def test_softmax_and_temperature_reach_the_scores(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[-1, -1, -1, -3]))
+    call = ScoreCall(CALL.query, CALL.items, [7, 8], apply_softmax=True, temperature=2.0)
+    share = 1 / (1 + np.exp(-1))
+    expected = [[0.5, 0.5], [pytest.approx(share), pytest.approx(1 - share)]]
+    assert (await frontend.score(call)).scores == expected
+
+
+async def test_a_decline_takes_the_stock_path_and_is_remembered(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, StubAnswer("declined", "linear_attention"))
+    for _ in range(3):
+        with pytest.raises(StockPathTaken) as taken:
+            await frontend.score(CALL)
+        assert taken.value.reason == "linear_attention"
+    assert len(link.sent) == 1
+    assert link.aborted == []
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [("aborted", RequestAbortedError), ("failed", PackedForwardError)]
+)
+async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
+    frontend: PackedFrontend, link: StubLink, status: str, error: type[PrefillExtError]
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(status, "what happened"))
+    for _ in range(2):
+        with pytest.raises(error, match="what happened"):
+            await frontend.score(CALL)
+    assert len(link.sent) == 2
+    assert link.aborted == []
+    assert frontend.metrics.as_dict()["requests"] == {}
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_a_client_that_leaves_is_aborted_once(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    call = ScoreCall(CALL.query, CALL.items, [7, 8], request=StubRequest(patience=3))
+    with pytest.raises(RequestAbortedError, match="disconnected"):
+        await frontend.score(call)
+    assert link.aborted == [link.sent[0][0]]
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize("request_object", [None, StubRequest(patience=10**6)])
+async def test_a_cancelled_call_is_aborted_once(
+    frontend: PackedFrontend, link: StubLink, request_object: Any
+) -> None:
+    call = ScoreCall(CALL.query, CALL.items, [7, 8], request=request_object)
+    task = asyncio.create_task(frontend.score(call))
+    await _until_sent(link)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert link.aborted == [link.sent[0][0]]
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_a_call_cancelled_while_it_is_packed_sends_nothing(
+    frontend: PackedFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow_encode(texts: Sequence[str]) -> list[list[int]]:
+        loop.call_soon_threadsafe(encoding.set)
+        go_on.wait()
+        return [[1] for _ in texts]
+
+    monkeypatch.setattr(link, "encode", slow_encode)
+    task = asyncio.create_task(frontend.score(ScoreCall("q", ["a"], [7])))
+    await encoding.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    assert link.sent == link.aborted == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    def broken(rid: str, rows: PackedRows) -> None:
+        raise OSError("socket closed")
+
+    link.on_send = broken
+    with pytest.raises(OSError, match="socket closed"):
+        await frontend.score(CALL)
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_late_and_unknown_answers_are_ignored(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    frontend.deliver("never-sent", StubAnswer())
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    await frontend.score(CALL)
+    frontend.deliver(link.sent[0][0], StubAnswer("failed"))
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_the_first_of_two_answers_counts(frontend: PackedFrontend, link: StubLink) -> None:
+    def answer_twice(rid: str, rows: PackedRows) -> None:
+        frontend.deliver(rid, StubAnswer(values=[0, -1, -2, -3]))
+        frontend.deliver(rid, StubAnswer("failed"))
+
+    link.on_send = answer_twice
+    assert (await frontend.score(CALL)).scores[0][0] == 1.0
+
+
+async def test_concurrent_calls_get_their_own_answers(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    calls = [ScoreCall([9], [[token], [1, 2]], [token]) for token in range(20)]
+    tasks = [
+        asyncio.create_task(frontend.score(call), name=str(token))
+        for token, call in enumerate(calls)
+    ]
+    await _until_sent(link, len(calls))
+    assert frontend.in_flight == len(calls)
+    assert len({rid for rid, _ in link.sent}) == len(calls)
+    for rid, rows in random.Random(3).sample(link.sent, len(calls)):
+        label = float(rows.label_ids[0])
+        frontend.deliver(rid, StubAnswer(values=[-label, -label - 1]))
+    scored: list[Scored] = await asyncio.gather(*tasks)
+    for token, result in enumerate(scored):
+        assert result.scores == [[np.exp(-float(token))], [np.exp(-float(token) - 1)]]
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize(
+    ("item_first", "texts"),
+    [(False, ["Frage: ä", "Frage: 日本"]), (True, ["äFrage: ", "日本Frage: "])],
+)
+async def test_texts_are_encoded_in_one_call_off_the_event_loop(
+    frontend: PackedFrontend, link: StubLink, item_first: bool, texts: list[str]
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1]))
+    await frontend.score(ScoreCall("Frage: ", ["ä", "日本"], [7], item_first=item_first))
+    assert link.encoded == [texts]
+    assert link.encoding_threads != [threading.current_thread()]
+    ((_, rows),) = link.sent
+    assert rows.num_prompt_tokens == sum(len(text.encode()) for text in texts)
+
+
+async def test_a_lone_text_item_needs_no_query(frontend: PackedFrontend, link: StubLink) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0]))
+    await frontend.score(ScoreCall(items="alone", label_token_ids=[7]))
+    assert link.encoded == [["alone"]]
+
+
+@pytest.mark.parametrize(
+    ("call", "on_the_loop"),
+    [
+        (CALL, True),
+        (ScoreCall([1] * 30_000, [[1], [2]], [7]), False),
+        (ScoreCall([1], [[1] * 15_000, [2] * 15_000], [7]), False),
+        (ScoreCall([1] * 300, [[n % 9] for n in range(300)], [7], item_first=True), False),
+    ],
+    ids=["small", "long query", "long items", "query repeated in every row"],
+)
+async def test_many_token_ids_are_packed_off_the_event_loop(
+    link: StubLink, monkeypatch: pytest.MonkeyPatch, call: ScoreCall, on_the_loop: bool
+) -> None:
+    threads: list[threading.Thread] = []
+    pack = packed_frontend.pack_token_ids
+
+    def noting_pack(*args: Any) -> PackedRows:
+        threads.append(threading.current_thread())
+        return pack(*args)
+
+    monkeypatch.setattr(packed_frontend, "pack_token_ids", noting_pack)
+    frontend = _frontend(link, max_forward_tokens=50_000)
+    _answer_soon(frontend, link, StubAnswer(values=[0] * call.num_items))
+    await frontend.score(call)
+    assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
+
+
+async def test_too_many_items_are_refused_on_either_path(link: StubLink) -> None:
+    frontend = _frontend(link, max_items=2)
+    call = ScoreCall([1], [[2], [3], [4]], [7], image_data=[])
+    with pytest.raises(TooManyItemsError, match=r"3 items .* limit of 2.*--prefill-only-max-items"):
+        await frontend.score(call)
+    with pytest.raises(TooManyItemsError):
+        frontend.check_limits(call)
+    frontend.check_limits(CALL)
+
+
+@pytest.mark.parametrize(
+    ("call", "knobs", "reason"),
+    [
+        (ScoreCall([1], [[2]], [7], image_data=[]), {}, "multimodal"),
+        (ScoreCall([1], [], [7]), {}, "no_items"),
+        (ScoreCall([1], [[2]], None), {}, "unusual_input"),
+        (ScoreCall([1], [[2]], [VOCAB - 1]), {"label_vocab_size": VOCAB - 1}, "unusual_input"),
+        (ScoreCall("q", ["a"], [7]), {"has_tokenizer": False}, "no_tokenizer"),
+        (ScoreCall("q", "a", [7]), {"has_tokenizer": False}, "no_tokenizer"),
+        (ScoreCall([1], [[2], [3] * 5], [7]), {"max_forward_tokens": 4}, "row_over_budget"),
+        (ScoreCall([1] * 60_000, [[2], [3] * 40_001], [7]), {}, "prompt_too_long"),
+    ],
+)
+async def test_other_calls_take_the_stock_path_and_send_nothing(
+    link: StubLink, call: ScoreCall, knobs: dict[str, Any], reason: str
+) -> None:
+    frontend = _frontend(link, **knobs)
+    with pytest.raises(StockPathTaken) as taken:
+        await frontend.score(call)
+    assert taken.value.reason == reason
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize(
+    ("call", "knobs"),
+    [
+        (ScoreCall([1], [[2], [3] * 4], [7]), {"max_forward_tokens": 4}),
+        (ScoreCall([1] * 60_000, [[2], [3] * 40_000], [7]), {"max_forward_tokens": 40_000}),
+        (ScoreCall([1], [[2], [3]], [7]), {"max_items": 2}),
+        (ScoreCall([1], [[2], [3]], [7]), {"has_tokenizer": False}),
+    ],
+    ids=["row at the budget", "longest prompt", "most items", "token ids need no tokenizer"],
+)
+async def test_calls_at_the_limit_are_packed(
+    link: StubLink, call: ScoreCall, knobs: dict[str, Any]
+) -> None:
+    frontend = _frontend(link, **knobs)
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1]))
+    assert len((await frontend.score(call)).scores) == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ScoreCall([1], [[VOCAB]], [7]),
+        ScoreCall([], [[], [1]], [7]),
+        ScoreCall("", ["", "a"], [7]),
+    ],
+    ids=["id outside the vocabulary", "no token ids", "no text"],
+)
+async def test_wrong_prompts_are_refused_and_send_nothing(
+    frontend: PackedFrontend, link: StubLink, call: ScoreCall
+) -> None:
+    with pytest.raises(RequestError):
+        await frontend.score(call)
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_declined_from_the_start(frontend: PackedFrontend, link: StubLink) -> None:
+    frontend.decline("not_generation")
+    with pytest.raises(StockPathTaken, match="not_generation"):
+        await frontend.score(CALL)
+    assert link.sent == []

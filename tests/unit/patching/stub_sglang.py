@@ -1,0 +1,103 @@
+"""A stand-in for SGLang: its source, hooks for it, and a patch that fits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from sglang_prefill_ext.patching.source import fingerprint, source_of
+from sglang_prefill_ext.patching.spec import Group, Kind, Patch
+
+MODULE = "sglang.managers"
+OWNER = f"{MODULE}.Scheduler"
+HOOKS = __name__
+
+UPSTREAM = '''
+class Message:
+    pass
+
+
+class Base:
+    def inherited(self):
+        return "inherited"
+
+
+class Scheduler(Base):
+    message_class = Message
+
+    def __init__(self):
+        self.message = self.message_class()
+        self.queue = []
+
+    def step(self, batch, last=None):
+        """Take one batch."""
+        self.queue.append(batch)  # a comment
+        return f"stock {batch}"
+
+    def idle(self):
+        raise AssertionError("the original was reached")
+
+    @classmethod
+    def create(cls, name):
+        return cls, name
+
+    @staticmethod
+    def parse(text):
+        return [text]
+
+    async def score(self, item):
+        return ["stock", item]
+'''
+
+
+def before(_self: Any, batch: str, last: Any = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (_self, f"changed {batch}", last), {}
+
+
+def after_static(result: list[str], text: str) -> list[str]:
+    return [*result, text.upper()]
+
+
+def after_class(result: tuple[type, str], cls: type, name: str) -> tuple[type, str]:
+    return cls, name + "!"
+
+
+def around(original: Callable[..., str], *args: Any) -> str:
+    return f"around {original(*args)}"
+
+
+async def around_async(original: Callable[..., Any], *args: Any) -> list[str]:
+    return ["around", *await original(*args)]
+
+
+def instead(_self: Any) -> str:
+    return "instead"
+
+
+def make_message() -> str:
+    return "our message"
+
+
+NOT_CALLABLE = 1
+
+
+def step_patch(**changes: Any) -> Patch:
+    """A patch that fits `Scheduler.step` of the stub, except for `changes`."""
+    fields: dict[str, Any] = {
+        "id": "T1",
+        "target": f"{OWNER}.step",
+        "kind": Kind.AROUND,
+        "hook": f"{HOOKS}:around",
+        "group": Group.SCHEDULER,
+        "why": "a test",
+        "signature": "(self, batch, last=None)",
+        "relies_on": ("self.queue",),
+        "diffs": ("0001-a.patch",),
+        "remove_when": "never",
+    }
+    return Patch(**(fields | changes))
+
+
+def known_body(upstream: ModuleType) -> dict[str, str]:
+    return {"0.5.23": fingerprint(source_of(upstream.Scheduler.step))}

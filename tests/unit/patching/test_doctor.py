@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import io
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sglang_prefill_ext import SUPPORTED_SGLANG
+from sglang_prefill_ext.patching import doctor, guard
+from sglang_prefill_ext.patching.doctor import Status
+from sglang_prefill_ext.patching.spec import Patch
+from tests.unit.patching.stub_sglang import known_body, step_patch
+
+DRIFTED = step_patch(id="T2", fingerprints={"0.5.22": "0" * 64})
+WRONG = step_patch(id="T3", signature="(self)")
+
+
+@pytest.fixture(autouse=True)
+def _version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "installed_version", lambda name="sglang": "0.5.23")
+
+
+def text_of(report: doctor.Report, width: int = 60) -> str:
+    output = io.StringIO()
+    doctor.render(report, Console(file=output, width=width))
+    return output.getvalue()
+
+
+def test_each_patch_has_its_status(upstream: ModuleType) -> None:
+    fits = step_patch(fingerprints=known_body(upstream))
+    report = doctor.diagnose([fits, DRIFTED, WRONG])
+    assert [e.status for e in report.entries] == [Status.OK, Status.DRIFT, Status.MISMATCH]
+    assert not report.ok
+
+
+def test_drift_alone_is_not_a_failure(upstream: ModuleType) -> None:
+    report = doctor.diagnose([DRIFTED])
+    assert report.ok
+    assert "body differs" in text_of(report)
+    assert "will start" in text_of(report)
+
+
+def test_a_mismatch_is_shown_in_full_however_narrow_the_terminal(upstream: ModuleType) -> None:
+    report = doctor.diagnose([WRONG])
+    (mismatch,) = report.mismatches
+    assert str(mismatch) in text_of(report)
+    assert "would refuse to start" in text_of(report)
+
+
+def test_an_unsupported_version_is_a_failure(
+    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "installed_version", lambda name="sglang": "0.7.0")
+    report = doctor.diagnose([step_patch()])
+    assert not report.ok
+    assert "found:    0.7.0" in text_of(report)
+
+
+def test_json_says_the_same(upstream: ModuleType) -> None:
+    report = json.loads(json.dumps(doctor.diagnose([WRONG]).to_json()))
+    assert report["ok"] is False
+    assert report["supported_sglang"] == SUPPORTED_SGLANG
+    assert report["versions"]["sglang"] == "0.5.23"
+    assert [(p["id"], p["status"]) for p in report["patches"]] == [("T3", "mismatch")]
+    (mismatch,) = report["mismatches"]
+    assert mismatch["patch_id"] == "T3"
+    assert mismatch["aspect"] == "signature"
+    assert mismatch["expected"] == "(self)"
+    assert mismatch["found"] == "(self, batch, last=None)"
+    assert mismatch["remedy"]
+
+
+@pytest.mark.parametrize(("patch", "status"), [(DRIFTED, 0), (WRONG, 1)])
+@pytest.mark.parametrize("json_output", [True, False])
+def test_exit_status_and_output(
+    upstream: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    patch: Patch,
+    status: int,
+    json_output: bool,
+) -> None:
+    report = doctor.diagnose([patch])
+    monkeypatch.setattr(doctor, "diagnose", lambda: report)
+    assert doctor.main(json_output) == status
+    printed: Any = capsys.readouterr().out
+    if json_output:
+        assert json.loads(printed)["ok"] is (status == 0)
+    else:
+        assert patch.id in printed

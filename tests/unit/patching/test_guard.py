@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext import SUPPORTED_SGLANG
+from sglang_prefill_ext.patching import guard
+from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch
+from tests.unit.patching.stub_sglang import HOOKS, OWNER, UPSTREAM, known_body, step_patch
+
+
+def only(mismatches: list[Mismatch], aspect: Aspect) -> Mismatch:
+    assert [mismatch.aspect for mismatch in mismatches] == [aspect]
+    assert mismatches[0].remedy
+    return mismatches[0]
+
+
+def test_a_patch_that_fits_has_no_mismatch(upstream: ModuleType) -> None:
+    assert guard.check(step_patch(fingerprints=known_body(upstream))) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("sglang.nowhere.Scheduler.step", "ModuleNotFoundError"),
+        ("sglang.managers.Nobody.step", "Nobody"),
+        (f"{OWNER}.leap", "no such attribute"),
+        (f"{OWNER}.inherited", "inherited from another class"),
+        (f"{OWNER}.message_class", "type"),
+    ],
+)
+def test_a_target_that_cannot_be_wrapped(upstream: ModuleType, target: str, found: str) -> None:
+    mismatch = only(guard.check(step_patch(target=target)), Aspect.TARGET)
+    assert found in mismatch.found
+    assert mismatch.blocking
+
+
+def test_a_changed_signature_names_both(upstream: ModuleType) -> None:
+    mismatch = only(guard.check(step_patch(signature="(self, batch)")), Aspect.SIGNATURE)
+    assert (mismatch.expected, mismatch.found) == ("(self, batch)", "(self, batch, last=None)")
+    assert mismatch.blocking
+
+
+def test_a_missing_name_is_named(upstream: ModuleType) -> None:
+    patch = step_patch(relies_on=("self.queue", "self.waiting"))
+    mismatch = only(guard.check(patch), Aspect.NAMES)
+    assert "self.waiting" in mismatch.found
+    assert "self.queue" not in mismatch.found
+    assert mismatch.blocking
+
+
+@pytest.mark.parametrize("kind", [Kind.BEFORE, Kind.AFTER, Kind.AROUND])
+def test_a_changed_body_under_a_hook_beside_it_is_only_reported(
+    load_upstream: Callable[[str], ModuleType], kind: Kind
+) -> None:
+    known = known_body(load_upstream(UPSTREAM))
+    load_upstream(UPSTREAM.replace('f"stock {batch}"', 'f"new {batch}"'))
+    mismatch = only(guard.check(step_patch(kind=kind, fingerprints=known)), Aspect.BODY)
+    assert not mismatch.blocking
+    assert "0.5.23" in mismatch.expected
+
+
+def test_a_changed_comment_is_no_change(load_upstream: Callable[[str], ModuleType]) -> None:
+    known = known_body(load_upstream(UPSTREAM))
+    load_upstream(UPSTREAM.replace("# a comment", "# another one"))
+    assert guard.check(step_patch(fingerprints=known)) == []
+
+
+@pytest.mark.parametrize("known", [{"0.5.22": "0" * 64}, {}])
+def test_a_body_that_is_replaced_must_be_known(upstream: ModuleType, known: dict[str, str]) -> None:
+    patch = step_patch(kind=Kind.REPLACE, hook=f"{HOOKS}:instead", fingerprints=known)
+    assert only(guard.check(patch), Aspect.BODY).blocking
+
+
+def test_a_known_body_may_be_replaced(upstream: ModuleType) -> None:
+    patch = step_patch(kind=Kind.REPLACE, fingerprints=known_body(upstream))
+    assert guard.check(patch) == []
+
+
+def test_an_attribute_is_read_by_its_class(upstream: ModuleType) -> None:
+    patch = step_patch(
+        target=f"{OWNER}.message_class",
+        kind=Kind.ATTRIBUTE,
+        hook=f"{HOOKS}:make_message",
+        signature="",
+        relies_on=("self.message_class",),
+    )
+    assert guard.check(patch) == []
+
+
+@pytest.mark.parametrize(
+    ("hook", "remedy"),
+    [
+        (f"{HOOKS}:missing", "install a supported release"),
+        ("sglang_prefill_ext.nowhere:hook", "reinstall sglang-prefill-ext"),
+        (f"{HOOKS}:NOT_CALLABLE", "reinstall sglang-prefill-ext"),
+    ],
+)
+def test_a_hook_that_cannot_be_used(upstream: ModuleType, hook: str, remedy: str) -> None:
+    mismatch = only(guard.check(step_patch(hook=hook)), Aspect.HOOK)
+    assert hook in mismatch.expected
+    assert remedy in mismatch.remedy
+
+
+def test_a_target_wrapped_by_someone_else_is_still_read(
+    upstream: ModuleType, registry: Any
+) -> None:
+    known = known_body(upstream)
+    registry.register(f"{OWNER}.step", lambda result, *_args: result)
+    registry.apply_hooks()
+    assert guard.check(step_patch(fingerprints=known)) == []
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.23.post1", "0.5.23+cu129"])
+def test_supported_versions(version: str) -> None:
+    assert guard.check_version(version) == []
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.24", "0.5.24rc1", "0.6.0", None])
+def test_unsupported_versions_name_range_and_remedy(version: str | None) -> None:
+    mismatch = only(guard.check_version(version), Aspect.VERSION)
+    assert mismatch.expected == SUPPORTED_SGLANG
+    assert mismatch.found == (version or "not installed")
+    assert SUPPORTED_SGLANG in mismatch.remedy
+
+
+def test_an_absent_distribution_has_no_version() -> None:
+    assert guard.installed_version("no-such-distribution-here") is None

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig, config_from_mapping, flag_name
+from sglang_prefill_ext.errors import ConfigError
+
+KNOBS = [knob.name for knob in fields(PrefillOnlyConfig)]
+
+
+def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
+    for knob in fields(PrefillOnlyConfig):
+        assert knob.default >= 1
+        assert knob.metadata["help"].endswith(".")
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", None])
+def test_a_knob_out_of_range_is_refused_by_flag_value_and_default(knob: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PrefillOnlyConfig(**{knob: value})
+    message = str(caught.value)
+    assert flag_name(knob) in message
+    assert repr(value) in message
+    assert str(getattr(PrefillOnlyConfig(), knob)) in message
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_one_is_enough(knob: str) -> None:
+    assert getattr(PrefillOnlyConfig(**{knob: 1}), knob) == 1
+
+
+def test_the_configuration_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        PrefillOnlyConfig().max_items = 5  # type: ignore[misc]
+
+
+def test_flag_names() -> None:
+    assert flag_name("max_items") == "--prefill-only-max-items"
+
+
+def test_a_mapping_gives_the_knobs_that_it_holds_and_defaults_for_the_rest() -> None:
+    given = {
+        "enable_prefill_only": True,
+        "prefill_only_max_items": 7,
+        "prefill_only_max_forward_tokens": None,
+        "model_path": "m",
+    }
+    assert config_from_mapping(given) == PrefillOnlyConfig(max_items=7)
+
+
+@pytest.mark.parametrize("values", [{}, {"enable_prefill_only": False}, {"max_items": 3}])
+def test_not_enabled_is_no_configuration(values: dict[str, Any]) -> None:
+    assert config_from_mapping(values) is None
+
+
+@pytest.mark.parametrize("enable", [{}, {"enable_prefill_only": False}])
+@pytest.mark.parametrize("knob", KNOBS)
+def test_a_knob_without_the_extension_is_refused(knob: str, enable: dict[str, bool]) -> None:
+    with pytest.raises(ConfigError, match=f"{flag_name(knob)} .*--enable-prefill-only"):
+        config_from_mapping({f"prefill_only_{knob}": 4, **enable})
+
+
+def test_a_mapping_with_a_knob_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--prefill-only-max-items"):
+        config_from_mapping({"enable_prefill_only": True, "prefill_only_max_items": 0})

@@ -1,0 +1,172 @@
+"""The launcher against a stand-in process; the real server is started by the server tests."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_prefill_ext import local_server
+from sglang_prefill_ext.errors import ServerStartError
+from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer, server_env
+
+# Answers 503 twice and 200 from then on, beside a child that ignores SIGTERM.
+STAND_IN = """
+import http.server, subprocess, sys
+child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", child])
+class Handler(http.server.BaseHTTPRequestHandler):
+    calls = 0
+    def do_GET(self):
+        Handler.calls += 1
+        self.send_response(200 if Handler.calls > 2 else 503)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def stand_in(log_path: Path, code: str) -> LocalServer:
+    server = LocalServer("model", log_path=log_path)
+    server.command = [sys.executable, "-c", code, str(server.port)]
+    return server
+
+
+@pytest.fixture(autouse=True)
+def fast_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "_POLL_S", 0.05)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LocalServer]:
+    server = stand_in(tmp_path / "server.log", STAND_IN)
+    yield server
+    server.stop(grace_s=0.0)
+
+
+def test_waits_until_healthy_and_leaves_no_process_behind(server: LocalServer) -> None:
+    ticks: list[float] = []
+    server.start()
+    waited = server.wait_ready(30.0, ticks.append)
+    leader, pids = server.pid, server.pids
+
+    assert len(ticks) >= 2  # two refusals came before the health check passed
+    assert ticks == sorted(ticks)
+    assert ticks[-1] <= waited
+    assert len(pids) == 2
+    assert leader in pids
+    assert all(os.getpgid(pid) == leader != os.getpgrp() for pid in pids)
+
+    server.stop(grace_s=10.0)
+
+    assert server.pid is None
+    assert server.pids == []
+    assert not any(is_alive(pid) for pid in pids)
+    with pytest.raises(ConnectionRefusedError):
+        http.client.HTTPConnection("127.0.0.1", server.port).connect()
+
+
+def test_context_stops_the_server_when_its_body_fails(server: LocalServer) -> None:
+    pids: list[int] = []
+
+    def failing_body() -> None:
+        with server:
+            pids.extend(server.pids)
+            raise KeyError("body")
+
+    with pytest.raises(KeyError, match="body"):
+        failing_body()
+    assert pids
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_kills_a_server_that_ignores_sigterm(tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf')\n"
+    server = stand_in(tmp_path / "server.log", code + "time.sleep(600)")
+    server.start()
+    pid = server.pid
+    local_server._wait_until(lambda: "deaf" in server.log_tail(), 10.0)
+    server.stop(grace_s=0.2)
+    assert pid is not None
+    assert not is_alive(pid)
+
+
+def test_a_server_that_dies_fails_at_once_with_its_last_lines(tmp_path: Path) -> None:
+    code = "import sys; print('first'); print('no such model'); sys.exit(3)"
+    server = stand_in(tmp_path / "new" / "server.log", code)
+    with pytest.raises(ServerStartError, match=r"exited with status 3(.|\n)*no such model"), server:
+        pytest.fail("the body of the context must not run")
+    assert server.pid is None
+    assert server.log_tail(1) == "no such model"
+
+
+def test_a_server_that_is_never_ready_fails_after_the_time_limit(tmp_path: Path) -> None:
+    server = stand_in(tmp_path / "server.log", "import time; time.sleep(600)")
+    server.start()
+    try:
+        with pytest.raises(ServerStartError, match=r"not ready within 0\.3 s"):
+            server.wait_ready(0.3)
+    finally:
+        server.stop(grace_s=0.0)
+
+
+def test_wrong_order_of_calls_is_an_error(server: LocalServer) -> None:
+    with pytest.raises(ServerStartError, match="call start"):
+        server.wait_ready(1.0)
+    server.stop()  # nothing runs: no effect
+    server.start()
+    with pytest.raises(ServerStartError, match="started already"):
+        server.start()
+
+
+@pytest.mark.parametrize(("accelerator", "defaults"), [(False, list(CPU_ARGS)), (True, [])])
+def test_command_has_cpu_defaults_only_without_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, accelerator: bool, defaults: list[str]
+) -> None:
+    monkeypatch.setattr(local_server, "has_accelerator", lambda: accelerator)
+    server = LocalServer("dir/model", ["--dtype", "bfloat16"], log_path=tmp_path / "log")
+    assert server.command == [
+        *(sys.executable, "-m", "sglang.launch_server", "--model-path", "dir/model"),
+        *("--host", "127.0.0.1", "--port", str(server.port)),
+        *defaults,
+        *("--dtype", "bfloat16"),  # last, so that the caller's flag wins
+    ]
+    assert server.base_url == f"http://127.0.0.1:{server.port}"
+
+
+def test_environment_lets_byte_code_be_cached_and_the_caller_win(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("FROM_PARENT", "kept")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    env = server_env({"OMP_NUM_THREADS": "3"})
+    assert "PYTHONDONTWRITEBYTECODE" not in env
+    assert env["FROM_PARENT"] == "kept"
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert server_env({"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
+
+
+def test_free_port_can_be_bound() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", local_server.free_port()))
+
+
+def test_log_is_temporary_unless_named_and_empty_before_a_start(tmp_path: Path) -> None:
+    assert LocalServer("m", log_path=tmp_path / "none.log").log_tail() == ""
+    unnamed = LocalServer("m")
+    assert unnamed.log_path.exists()
+    unnamed.log_path.unlink()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie whose parent has not reaped it yet has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,59 @@
+"""Random requests as nested lists, which is what packed rows are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+
+VOCAB = 97
+
+
+@dataclass(frozen=True)
+class PlainRequest:
+    """The same information as `PackedRows`, one Python list a row."""
+
+    prefix: list[int]
+    suffixes: list[list[int]]
+    labels: list[list[int]]
+    shared_labels: bool
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return [self.prefix + suffix for suffix in self.suffixes]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute: the prefix once, every suffix once."""
+        return len(self.prefix) + sum(map(len, self.suffixes))
+
+    def pack(self) -> PackedRows:
+        tokens = self.prefix + [token for suffix in self.suffixes for token in suffix]
+        sent_labels = self.labels[:1] if self.shared_labels else self.labels
+        return PackedRows(
+            tokens=int_array(tokens),
+            prefix_len=len(self.prefix),
+            suffix_lens=int_array([len(suffix) for suffix in self.suffixes]),
+            label_ids=int_array([label for labels in sent_labels for label in labels]),
+            label_lens=int_array([] if self.shared_labels else [len(one) for one in self.labels]),
+        )
+
+
+def token_lists(min_size: int = 0, max_size: int = 8) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, VOCAB - 1), min_size=min_size, max_size=max_size)
+
+
+@st.composite
+def plain_requests(
+    draw: st.DrawFn, *, max_prefix: int = 12, max_suffix: int = 5, max_rows: int = 7
+) -> PlainRequest:
+    suffixes = draw(st.lists(token_lists(1, max_suffix), min_size=1, max_size=max_rows))
+    label_lists = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3, unique=True)
+    shared = draw(st.booleans())
+    if shared:
+        labels = [draw(label_lists)] * len(suffixes)
+    else:
+        labels = [draw(label_lists) for _ in suffixes]
+    return PlainRequest(draw(token_lists(0, max_prefix)), suffixes, labels, shared)

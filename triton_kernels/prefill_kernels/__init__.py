@@ -1,0 +1,1 @@
+"""Triton kernels of prefill-only serving; imports torch and triton only."""
