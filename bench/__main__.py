@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ EXTENSION_ARGS = ("--enable-prefill-only",)
 LOADS = ["1", "4", "8", "70%"]
 QUICK_LOADS = ["8", "70%"]
 SECONDS, QUICK_SECONDS = 6.0, 3.0
+FILE_WIDTH = 120  # columns where the output is no terminal
 BUSY_LOAD = 0.5  # runnable processes before the run starts
 
 
@@ -55,7 +57,7 @@ def main(
     name: Annotated[str, typer.Option(help="File name in bench/results.")] = "local",
 ) -> None:
     """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     context = run_context()
     if context["machine"]["load_average"] > BUSY_LOAD:
         console.print("[yellow]The machine is busy; ratios mislead there.[/]")

@@ -1,4 +1,4 @@
-"""One picture per run: throughput above, latency below, a column for each model."""
+"""One picture per run: every ratio with its range, beside what the operation count allows."""
 
 from __future__ import annotations
 
@@ -9,55 +9,62 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from bench.report import Comparison, Side
+from bench.report import Comparison
 
 mpl.use("Agg")
 
-_COLOURS = {"stock": "#9aa5b1", "extension": "#1f6feb"}
-_BAR_WIDTH = 0.4
-_PANELS = (("items/s, closed loop", "items_per_s", True), ("P50 in ms, open loop", "p50_ms", False))
+_ROW_INCHES = 0.32
+_PANELS = (
+    (True, "items per second, extension over stock"),
+    (False, "P50 latency, stock over extension"),
+)
 
 
 def save_plot(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
-    """Write a PNG of all comparisons, overwriting the file."""
-    presets = list(dict.fromkeys(each.preset for each in comparisons))
-    figure, axes = plt.subplots(
+    """Write a PNG, overwriting the file: closed loops above, open loops below."""
+    counts = [max(1, sum(each.closed == closed for each in comparisons)) for closed, _ in _PANELS]
+    figure, panels = plt.subplots(
         len(_PANELS),
-        len(presets),
-        figsize=(7 * len(presets), 8),
-        squeeze=False,
+        figsize=(9, 2 + _ROW_INCHES * sum(counts)),
+        height_ratios=counts,
         layout="constrained",
     )
-    for row, (label, field, closed) in zip(axes, _PANELS, strict=True):
-        for panel, preset in zip(row, presets, strict=True):
-            shown = [each for each in comparisons if each.preset == preset]
-            _bars(panel, [each for each in shown if each.closed == closed], field)
-            panel.set(title=preset, ylabel=label)
-    figure.suptitle(title)
+    for panel, (closed, label) in zip(panels, _PANELS, strict=True):
+        _ratios(panel, [each for each in comparisons if each.closed == closed], label)
+    figure.suptitle(title, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def _bars(panel: Any, comparisons: Sequence[Comparison], field: str) -> None:
-    """Two bars per load, with the ratio above them; logarithmic, as the loads differ widely."""
+def _ratios(panel: Any, comparisons: Sequence[Comparison], label: str) -> None:
+    """A row per load; the axis is logarithmic, so that 2× and ½× lie equally far from 1."""
+    panel.set_title(label, fontsize=9)
+    panel.set_yticks(range(len(comparisons)), [_name(each) for each in comparisons], fontsize=8)
     if not comparisons:
         panel.text(0.5, 0.5, "not measured", ha="center", transform=panel.transAxes)
         return
-    for offset, side in ((-_BAR_WIDTH / 2, "stock"), (_BAR_WIDTH / 2, "extension")):
-        heights = [_value(getattr(each, side), field) for each in comparisons]
-        places = [index + offset for index in range(len(heights))]
-        panel.bar(places, heights, _BAR_WIDTH, label=side, color=_COLOURS[side])
-    for index, each in enumerate(comparisons):
-        top = max(_value(each.stock, field), _value(each.extension, field))
-        panel.annotate(f"{each.ratio:.1f}×", (index, top), ha="center", va="bottom")
-    panel.set_yscale("log")
+    rows = range(len(comparisons))
+    panel.hlines(
+        rows,
+        [each.lowest_ratio for each in comparisons],
+        [each.highest_ratio for each in comparisons],
+        color="#1f6feb",
+    )
+    panel.plot([each.ratio for each in comparisons], rows, "o", color="#1f6feb", label="measured")
+    allowed = [each.operation_ratio for each in comparisons]
+    panel.plot(allowed, rows, "D", mfc="none", mec="#9aa5b1", label="operation count")
+    for row, each in zip(rows, comparisons, strict=True):
+        panel.annotate(
+            f"{each.ratio:.2f}×", (each.ratio, row), (0, 5), textcoords="offset points", fontsize=7
+        )
+    panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}×")
+    panel.invert_yaxis()
     panel.margins(y=0.15)
-    labels = [f"{each.shape}\n{each.load}" for each in comparisons]
-    panel.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
-    panel.legend()
+    panel.legend(fontsize=7)
 
 
-def _value(side: Side, field: str) -> float:
-    value: float = getattr(side, field)
-    return value
+def _name(each: Comparison) -> str:
+    return f"{each.preset}  {each.shape}  {each.load}"

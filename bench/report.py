@@ -6,11 +6,13 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
 from bench.record import Result
 
 _SOLID_RATIO = 1.0
+_WHOLE_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +68,14 @@ def compare_paths(results: Iterable[Result]) -> list[Comparison]:
 
 def closed_table(comparisons: Iterable[Comparison]) -> Table:
     """Throughput under a fixed number of clients."""
-    table = _table(
-        "Closed loop: items per second",
-        *("ratio", "stock", "extension", "stock P50 / P99 ms", "extension P50 / P99 ms"),
-    )
+    table = _table("Closed loop: items per second", "ratio", "stock", "extension", "P50 ms")
     for each in comparisons:
         if each.closed:
             table.add_row(
                 *_common_cells(each),
                 f"{each.stock.items_per_s:,.0f}",
                 f"{each.extension.items_per_s:,.0f}",
-                _latencies(each.stock.p50_ms, each.stock.p99_ms),
-                _latencies(each.extension.p50_ms, each.extension.p99_ms),
+                f"{_milliseconds(each.stock.p50_ms)} → {_milliseconds(each.extension.p50_ms)}",
             )
     return table
 
@@ -85,27 +83,27 @@ def closed_table(comparisons: Iterable[Comparison]) -> Table:
 def open_table(comparisons: Iterable[Comparison]) -> Table:
     """Latency under Poisson arrivals, from the scheduled arrival."""
     table = _table(
-        "Open loop: latency in ms from the scheduled arrival",
-        *("P50 ratio", "req/s", "stock P50 / P90 / P99", "extension P50 / P90 / P99"),
+        "Open loop: ms from the scheduled arrival, P50 / P90 / P99",
+        *("P50 ratio", "req/s", "stock", "extension"),
     )
     for each in comparisons:
         if not each.closed:
             table.add_row(
                 *_common_cells(each),
                 f"{each.extension.requests_per_s:.1f}",
-                _latencies(each.stock.p50_ms, each.stock.p90_ms, each.stock.p99_ms),
-                _latencies(each.extension.p50_ms, each.extension.p90_ms, each.extension.p99_ms),
+                _latencies(each.stock),
+                _latencies(each.extension),
             )
     return table
 
 
 def _table(title: str, ratio: str, *numbers: str) -> Table:
-    table = Table(title=title)
-    table.add_column(ratio, justify="right", style="bold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(ratio, justify="right", style="bold", no_wrap=True)
     for text in ("model", "shape", "load"):
-        table.add_column(text)
-    for number in ("range", "packed", "operations", *numbers):
-        table.add_column(number, justify="right")
+        table.add_column(text, no_wrap=True)
+    for number in ("range", "packed", "ops", *numbers):
+        table.add_column(number, justify="right", no_wrap=True)
     return table
 
 
@@ -116,14 +114,18 @@ def _common_cells(each: Comparison) -> tuple[str, ...]:
         each.preset,
         each.shape,
         each.load,
-        f"{each.lowest_ratio:.2f}–{each.highest_ratio:.2f}",
+        f"{each.lowest_ratio:.2f}–{each.highest_ratio:.2f}" if each.repeats > 1 else "once",
         f"{each.extension.packed_share:.0%}",
         f"{each.operation_ratio:.1f}×",
     )
 
 
-def _latencies(*milliseconds: float) -> str:
-    return " / ".join(f"{value:.1f}" for value in milliseconds)
+def _latencies(side: Side) -> str:
+    return " / ".join(_milliseconds(value) for value in (side.p50_ms, side.p90_ms, side.p99_ms))
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= _WHOLE_MS else f"{value:.1f}"
 
 
 def _comparison(stock: list[Result], extension: list[Result]) -> Comparison:

@@ -23,6 +23,8 @@ from bench.workloads import ClosedLoop, Load, Shape
 from sglang_prefill_ext.local_server import LocalServer
 
 _MIN_REQUESTS = 20
+# The generator keeps idle connections, which SGLang would otherwise close after 5 s.
+_SERVER_ENV = {"SGLANG_TIMEOUT_KEEP_ALIVE": "3600"}
 _STATUS_PATH = "/prefill_only/status"
 
 
@@ -62,7 +64,7 @@ class ModelRun:
                 self.tell(f"{self.preset}: start {repeat + 1} of {path}")
                 log = self.model.parent / f"{self.preset}-{path}.log"
                 args = self.plan.server_args(path)
-                with LocalServer(self.model, args, log_path=log) as server:
+                with LocalServer(self.model, args, env=_SERVER_ENV, log_path=log) as server:
                     self._check_before_timing(path, server.port, cases)
                     for case in cases:
                         for load in self.plan.ordered_loads():

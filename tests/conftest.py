@@ -11,7 +11,8 @@ from sglang_prefill_ext.local_server import LocalServer
 
 CACHE = Path(__file__).parent.parent / ".cache"
 
-EXTENSION_FLAGS = ("--enable-prefill-only", "--enable-metrics", "--log-level", "info")
+# An idle scheduler polls at full speed unless told otherwise; other servers start beside it.
+EXTENSION_FLAGS = ("--enable-prefill-only", "--enable-metrics", "--sleep-on-idle")
 
 
 @pytest.fixture(scope="session")

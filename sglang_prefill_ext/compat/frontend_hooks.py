@@ -81,17 +81,28 @@ async def score_request(
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     """BEFORE `TokenizerManager._validate_one_request`: stop prompts that kill the scheduler.
 
-    Prompts that come as embeddings or get their ids later (images, sound) are left alone.
+    Prompts that come as embeddings, and those whose ids a multimodal processor makes, are left
+    alone. A turn of a session may be empty: what is scored is the session's history.
 
     Raises:
         RequestError: the prompt is empty, or an id lies outside the vocabulary.
     """
-    if input_ids is None or getattr(obj, "input_embeds", None) is not None:
+    if getattr(manager, _ATTRIBUTE, None) is None or input_ids is None:
         return
-    if obj.contains_mm_input() or getattr(manager, _ATTRIBUTE, None) is None:
+    if getattr(obj, "input_embeds", None) is not None:
+        return
+    if manager.mm_processor is not None and obj.contains_mm_input():
+        return
+    continues_session = bool((getattr(obj, "session_params", None) or {}).get("id"))
+    if len(input_ids) == 0 and continues_session:
         return
     field = "input_ids" if obj.input_ids is not None else "text"
-    check_prompt(input_ids, manager.model_config.vocab_size, field=field)
+    check_prompt(input_ids, _embedding_rows(manager), field=field)
+
+
+def _embedding_rows(manager: Any) -> int:
+    """Token ids must lie below; the output head may be larger."""
+    return int(manager.model_config.hf_text_config.vocab_size)
 
 
 def _opted_out(request: Any) -> bool:
@@ -102,18 +113,17 @@ def _opted_out(request: Any) -> bool:
 def _build_frontend(
     manager: Any, link: TokenizerManagerLink, config: PrefillOnlyConfig
 ) -> PackedFrontend:
-    vocab_size = manager.model_config.vocab_size
     tokenizer = manager.tokenizer
     # SGLang refuses label ids beyond the tokenizer's base vocabulary, where it has one.
-    label_vocab_size = vocab_size
+    label_vocab_size = manager.model_config.vocab_size
     if tokenizer is not None:
-        label_vocab_size = min(vocab_size, tokenizer.vocab_size)
+        label_vocab_size = min(label_vocab_size, tokenizer.vocab_size)
     labels = manager.metrics_collector.labels if manager.enable_metrics else None
     frontend = PackedFrontend(
         link,
         config,
         FrontendMetrics(labels),
-        vocab_size=vocab_size,
+        vocab_size=_embedding_rows(manager),
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
     )

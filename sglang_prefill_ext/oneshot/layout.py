@@ -115,15 +115,16 @@ class ForwardLayout:
     def read_positions(self) -> NDArray[np.int64]:
         """int64 `[rows]`: flat index of each row's last token, where its answer is read."""
         lens = np.concatenate([group.suffix_lens for group in self.groups])
-        return self.row_starts() + lens - 1
+        last: NDArray[np.int64] = self.row_starts() + lens - 1
+        return last
 
     def positions(self) -> NDArray[np.int64]:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""
         # One entry per segment, a fresh prefix of length zero included.
-        lens = np.concatenate(
+        lens: NDArray[np.int64] = np.concatenate(
             [part for group in self.groups for part in ([group.fresh], group.suffix_lens)]
         )
-        first = np.concatenate(
+        first: NDArray[np.int64] = np.concatenate(
             [
                 part
                 for group in self.groups

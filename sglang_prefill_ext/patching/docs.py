@@ -41,7 +41,7 @@ def _section(patch: Patch) -> str:
         "verified bodies": ", ".join(f"{v} `{d[:12]}`" for v, d in patch.fingerprints.items()),
         "upstream diffs": ", ".join(f"[{d}](../patches/{d})" for d in patch.diffs),
         "upstream": patch.upstream,
-        "remove when": patch.remove_when,
+        "remove when SGLang has": ", ".join(f"`{name}`" for name in patch.remove_when),
         "applied": "only where its module is loaded already" if patch.only_if_imported else "",
     }
     lines = [f"* {name}: {value}" for name, value in facts.items() if value]

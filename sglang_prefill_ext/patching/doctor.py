@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
@@ -107,7 +106,7 @@ def diagnose(patches: Sequence[Patch] = PATCHES) -> Report:
 def render(report: Report, console: Console) -> None:
     """Print the versions, one line for each patch, and every mismatch in full."""
     versions = ", ".join(f"{k} {v or 'not installed'}" for k, v in report.versions.items())
-    console.print(f"{versions}\nsupported SGLang: {escape(SUPPORTED_SGLANG)}", highlight=False)
+    console.print(versions, f"supported SGLang: {SUPPORTED_SGLANG}", sep="\n", markup=False)
     table = Table("patch", "status", "kind", "group", Column("target", overflow="fold"))
     for entry in report.entries:
         patch, style = entry.patch, _STYLES[entry.status]
@@ -117,7 +116,7 @@ def render(report: Report, console: Console) -> None:
     for mismatch in report.mismatches:
         # Never wrapped or shortened: these lines are searched for and pasted into reports.
         console.print(str(mismatch), markup=False, highlight=False, soft_wrap=True)
-    verdict = "will start" if report.ok else "would refuse to start"
+    verdict = "would start" if report.ok else "would refuse to start"
     console.print(
         f"A server with --enable-prefill-only {verdict} on this SGLang.",
         style=_STYLES[Status.OK if report.ok else Status.MISMATCH],

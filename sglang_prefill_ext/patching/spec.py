@@ -45,7 +45,8 @@ class Patch:
             hash decides; the version only says where it was seen.
         diffs: the files in ``patches/`` that would make this patch unnecessary upstream.
         upstream: where it was sent, or why it was not.
-        remove_when: what makes the patch superfluous.
+        remove_when: dotted names that the diffs add to SGLang; a release that has them makes the
+            patch superfluous.
         only_if_imported: never import the target's module just to patch it.
     """
 
@@ -56,7 +57,7 @@ class Patch:
     group: Group
     why: str
     diffs: tuple[str, ...]
-    remove_when: str
+    remove_when: tuple[str, ...]
     signature: str = ""
     relies_on: tuple[str, ...] = ()
     fingerprints: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ _HOOKS = "sglang_prefill_ext.compat"
 _MANAGERS = "sglang.srt.managers"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
+_SCORE_MIXIN = f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin"
 _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 
 _ARGUMENTS = ("0002-plugin-server-arguments.patch",)
@@ -15,6 +16,16 @@ _MESSAGES = ("0003-plugin-message-types.patch",)
 _OUT_OF_BAND = ("0004-out-of-band-work.patch",)
 _SCORE = ("0005-score-fast-path.patch",)
 _PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
+
+# What these diffs add to SGLang: once a release has it, the hooks move there.
+_HAS_ARGUMENTS = ("sglang.srt.plugins.server_arguments.register_server_argument",)
+_HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
+_HAS_OUT_OF_BAND = (f"{_MANAGERS}.auxiliary_work.register_auxiliary_work",)
+_HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
+_HAS_PROMPTS = (
+    f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
+    f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
+)
 
 PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -28,7 +39,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("parser.add_argument",),
         fingerprints={"0.5.23": "af9b7887090bb720a8855b81805392a485f830d3ac5f0c565b23eb85a1b0d95f"},
         diffs=_ARGUMENTS,
-        remove_when="plugins can declare server arguments",
+        remove_when=_HAS_ARGUMENTS,
     ),
     Patch(
         id="P02",
@@ -41,7 +52,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("record_fields", "args"),
         fingerprints={"0.5.23": "8e4a5631cf3ea5ec16238d33745e6ac6d598dde7bbef4ec1b3c6a5a745394916"},
         diffs=_ARGUMENTS,
-        remove_when="plugins can declare server arguments",
+        remove_when=_HAS_ARGUMENTS,
     ),
     Patch(
         id="P03",
@@ -52,7 +63,7 @@ PATCHES: tuple[Patch, ...] = (
         why="Engine(enable_prefill_only=True) would fail: ServerArgs refuses unknown keywords.",
         relies_on=("self.server_args_class",),
         diffs=_ARGUMENTS,
-        remove_when="plugins can declare server arguments",
+        remove_when=_HAS_ARGUMENTS,
         only_if_imported=True,
     ),
     Patch(
@@ -66,7 +77,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("check_server_args",),
         fingerprints={"0.5.23": "2cdfa63e9fa39693f01be1cb69a5b7f9b68af880fbba5adebb772eb7a0ea74b3"},
         diffs=_ARGUMENTS,
-        remove_when="plugins can declare server arguments",
+        remove_when=_HAS_ARGUMENTS,
     ),
     Patch(
         id="P10",
@@ -79,7 +90,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("self._request_dispatcher", "TypeBasedDispatcher"),
         fingerprints={"0.5.23": "a79b2747a8c40a56921e2bb2ab097e0e4a819efa0b266d6c1c7258a8b1c366ad"},
         diffs=_MESSAGES,
-        remove_when="plugins can register message types and their handlers",
+        remove_when=_HAS_MESSAGES,
     ),
     Patch(
         id="P11",
@@ -92,7 +103,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("NextBatchPlan",),
         fingerprints={"0.5.23": "2c17ff30edbe675b1ee02bfab2fa09cdfa231e5589d2e85b0923e37eac82c01d"},
         diffs=_OUT_OF_BAND,
-        remove_when="the scheduler runs out-of-band work of plugins",
+        remove_when=_HAS_OUT_OF_BAND,
     ),
     Patch(
         id="P12",
@@ -105,7 +116,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("self.running_batch.is_empty",),
         fingerprints={"0.5.23": "5e5ea58c6a82e226dfdd24d1629be79971e2bf44cd8703d9960f228abcbbd441"},
         diffs=_OUT_OF_BAND,
-        remove_when="the scheduler runs out-of-band work of plugins",
+        remove_when=_HAS_OUT_OF_BAND,
     ),
     Patch(
         id="P13",
@@ -118,7 +129,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("recv_req.rid", "recv_req.abort_all"),
         fingerprints={"0.5.23": "9baa7e36acfb7f74982552ba47909c187f9f6d25e4acefc9b5a63cfccf97acad"},
         diffs=_OUT_OF_BAND,
-        remove_when="the scheduler runs out-of-band work of plugins",
+        remove_when=_HAS_OUT_OF_BAND,
     ),
     Patch(
         id="P14",
@@ -132,7 +143,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("LoadSnapshot", "num_waiting_reqs", "num_total_tokens"),
         fingerprints={"0.5.23": "d72b0bf022b54385208bece8ac3e26eaabf5c9b110e87f28d4e03d9515f6c87a"},
         diffs=_OUT_OF_BAND,
-        remove_when="the scheduler runs out-of-band work of plugins",
+        remove_when=_HAS_OUT_OF_BAND,
     ),
     Patch(
         id="P20",
@@ -145,11 +156,11 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("self._result_dispatcher", "TypeBasedDispatcher"),
         fingerprints={"0.5.23": "ac8dbd5bbea52dc74dd50e772a3cdce411590b16927038d83514b76c8ce3712b"},
         diffs=_MESSAGES,
-        remove_when="plugins can register message types and their handlers",
+        remove_when=_HAS_MESSAGES,
     ),
     Patch(
         id="P21",
-        target=f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin.score_request",
+        target=f"{_SCORE_MIXIN}.score_request",
         kind=Kind.AROUND,
         hook=f"{_HOOKS}.frontend_hooks:score_request",
         group=Group.FRONTEND,
@@ -162,7 +173,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("ScoreResult",),
         fingerprints={"0.5.23": "5c0df92bd53442bab5c91319dfbc9d08ef834625f4c412d0f3083433a1d5d25e"},
         diffs=_SCORE,
-        remove_when="a scoring call can be answered by a plugin, or SGLang packs its items itself",
+        remove_when=_HAS_SCORE,
     ),
     Patch(
         id="P22",
@@ -175,7 +186,7 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("obj.input_embeds", "input_ids"),
         fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},
         diffs=_PROMPTS,
-        remove_when="SGLang refuses such prompts itself",
+        remove_when=_HAS_PROMPTS,
     ),
     Patch(
         id="P30",
@@ -188,6 +199,6 @@ PATCHES: tuple[Patch, ...] = (
         relies_on=("self._request_dispatcher", "TypeBasedDispatcher", "self.send_control_message"),
         fingerprints={"0.5.23": "ded2b688c2b4edf97a91aa309ff0de0e208e950e0ecf5bb95cf10b7815f1bdda"},
         diffs=_MESSAGES,
-        remove_when="plugins can register message types and their handlers",
+        remove_when=_HAS_MESSAGES,
     ),
 )

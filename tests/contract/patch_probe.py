@@ -70,6 +70,14 @@ def with_flags_only() -> dict[str, Any]:
     }
 
 
+def exists(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
 def hook_problem(patch: Patch) -> str:
     """Why the hook could not be called for its target; empty if it could."""
     if patch.kind is Kind.ATTRIBUTE:
@@ -100,6 +108,7 @@ def with_everything() -> dict[str, Any]:
     return {
         "states": states,
         "not_restored": [key for key in engine_ids if after[key] is not stock[key]],
+        "superfluous": [patch.id for patch in PATCHES if any(map(exists, patch.remove_when))],
         "hook_problems": {patch.id: hook_problem(patch) for patch in PATCHES},
     }
 

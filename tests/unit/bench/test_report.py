@@ -71,14 +71,12 @@ def test_tables_show_the_ratio_first() -> None:
         ]
     )
     closed = shown(closed_table(comparisons))
-    assert closed[2].split()[1] == "ratio"
+    assert closed[2].split()[0] == "ratio"
     (row,) = [line for line in closed if "8 clients" in line]
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells == [
-        *("4.50×", "micro", "60+2x50", "8 clients", "4.50–4.50", "100%", "19.4×"),
-        *("1,000", "4,500", "10.0 / 30.0", "2.0 / 6.0"),
+    assert row.split() == [
+        *("4.50×", "micro", "60+2x50", "8", "clients", "once", "100%", "19.4×"),
+        *("1,000", "4,500", "10.0", "→", "2.0"),
     ]
     (row,) = [line for line in shown(open_table(comparisons)) if "70% of stock" in line]
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells[0] == "3.00×"
-    assert cells[-2:] == ["30.0 / 60.0 / 90.0", "10.0 / 20.0 / 30.0"]
+    assert row.split()[0] == "3.00×"
+    assert row.rstrip().endswith(" 30.0 / 60.0 / 90.0  10.0 / 20.0 / 30.0")

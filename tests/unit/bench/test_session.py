@@ -31,7 +31,7 @@ def run(
     class Server:
         port = stand_in.port
 
-        def __init__(self, model: Path, args: Sequence[str], log_path: Path) -> None:
+        def __init__(self, model: Path, args: Sequence[str], env: object, log_path: Path) -> None:
             started.append(list(args))
             # The odd one out is stock: only a server with the flag counts packed requests.
             self.is_extension = "--on" in args

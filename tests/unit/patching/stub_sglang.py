@@ -94,7 +94,7 @@ def step_patch(**changes: Any) -> Patch:
         "signature": "(self, batch, last=None)",
         "relies_on": ("self.queue",),
         "diffs": ("0001-a.patch",),
-        "remove_when": "never",
+        "remove_when": ("sglang.seam",),
     }
     return Patch(**(fields | changes))
 

@@ -9,7 +9,7 @@ def test_every_fact_of_a_patch_is_written_down() -> None:
         why="Nothing would step.",
         fingerprints={"0.5.23": "ab" * 32},
         upstream="https://example.org/pull/1",
-        remove_when="steps are pluggable",
+        remove_when=("sglang.steps.register",),
         only_if_imported=True,
     )
     text = markdown([patch])
@@ -22,7 +22,7 @@ def test_every_fact_of_a_patch_is_written_down() -> None:
         "0.5.23 `abababababab`",
         "[0001-a.patch](../patches/0001-a.patch)",
         "https://example.org/pull/1",
-        "steps are pluggable",
+        "remove when SGLang has: `sglang.steps.register`",
         "only where its module is loaded already",
     ):
         assert fact in text

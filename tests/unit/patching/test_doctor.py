@@ -40,7 +40,7 @@ def test_drift_alone_is_not_a_failure(upstream: ModuleType) -> None:
     report = doctor.diagnose([DRIFTED])
     assert report.ok
     assert "body differs" in text_of(report)
-    assert "will start" in text_of(report)
+    assert "would start" in text_of(report)
 
 
 def test_a_mismatch_is_shown_in_full_however_narrow_the_terminal(upstream: ModuleType) -> None:

@@ -1,0 +1,186 @@
+"""Attention of one packed forward on this CPU: ``python -m bench.micro.bench_attention``.
+
+Every way is first compared with the first one; times are of one layer in microseconds, the best
+of several repetitions. With one thread it is processor time, which other load does not change.
+
+* *row by row*: one SDPA call per row over the prefix and the row, as a backend without packing.
+* *page aliasing*: the prefix copied in front of every row, rows padded, one masked SDPA call.
+* *merge*, *copy*: `PackedAttention` that always merges, or always copies, the prefix.
+* *planned*: `PackedAttention` as it is; *plan*: what building it costs, once per forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench.record import run_context
+from sglang_prefill_ext.attention import tiling
+from sglang_prefill_ext.attention.shared_prefix import PackedAttention
+from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+
+RESULTS = Path(__file__).parents[1] / "results" / "attention.jsonl"
+CPU = torch.device("cpu")
+HEADS = {"micro": (4, 2, 16), "tiny": (8, 2, 32)}  # query heads, key heads, head size
+REPETITIONS, SECONDS = 7, 0.05
+TOLERANCE = 1e-5
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def shapes() -> dict[str, tuple[int, list[int]]]:
+    """Prefix length and lengths of the rows."""
+    mixed = np.random.default_rng(0).integers(1, 301, 50).tolist()
+    return {
+        "62": (0, [62]),
+        "60+2x50": (60, [2] * 50),
+        "50+150x50": (50, [150] * 50),
+        "120+180x10": (120, [180] * 10),
+        "50+mixed x50": (50, mixed),
+        "500+20x50": (500, [20] * 50),
+        "2000+10x100": (2000, [10] * 100),
+    }
+
+
+def row_by_row(prefix: int, lens: list[int]) -> Attention:
+    ends = prefix + np.cumsum(lens)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        if prefix:
+            out[:prefix] = _sdpa(q[None, :prefix], k[None, :prefix], v[None, :prefix], True)[0]
+        for end, length in zip(ends.tolist(), lens, strict=True):
+            own = slice(end - length, end)
+            keys, values = (torch.cat([x[:prefix], x[own]])[None] for x in (k, v))
+            mask = torch.ones(length, prefix + length, dtype=torch.bool).tril(prefix)
+            out[own] = _sdpa(q[None, own], keys, values, mask)[0]
+        return out
+
+    return attend
+
+
+def page_aliasing(prefix: int, lens: list[int]) -> Attention:
+    longest, starts = max(lens), prefix + np.cumsum(lens) - lens
+    own = starts[:, None] + np.minimum(np.arange(longest), np.array(lens)[:, None] - 1)
+    front = np.broadcast_to(np.arange(prefix), (len(lens), prefix))
+    keys = torch.from_numpy(np.concatenate([front, own], axis=1))
+    used = torch.from_numpy(np.arange(longest) < np.array(lens)[:, None])
+    mask = torch.ones(longest, prefix + longest, dtype=torch.bool).tril(prefix)
+    additive = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q)
+        if prefix:
+            out[:prefix] = _sdpa(q[None, :prefix], k[None, :prefix], v[None, :prefix], True)[0]
+        rows = _sdpa(q[keys[:, prefix:]], k[keys], v[keys], additive)
+        out[prefix:] = rows[used]
+        return out
+
+    return attend
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | bool) -> Tensor:
+    """`[B, M, H, D]`; `mask` True means causal."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    how = {"is_causal": True} if mask is True else {"attn_mask": mask}
+    return scaled_dot_product_attention(q, k, v, enable_gqa=True, **how).transpose(1, 2)
+
+
+def packed(prefix: int, lens: list[int]) -> Attention:
+    attention = _build(prefix, lens)
+    return lambda q, k, v: attention.forward(q, k, v, q.shape[2] ** -0.5, [None])
+
+
+def _build(prefix: int, lens: list[int]) -> PackedAttention:
+    group = GroupSpan(held=0, fresh=prefix, suffix_lens=np.array(lens, dtype=np.int32))
+    return PackedAttention(ForwardLayout((group,)), CPU)
+
+
+@contextmanager
+def _copying_up_to(tokens: int) -> Iterator[None]:
+    limits = {"COPIED_PREFIX_TOKENS": tokens, "COPIED_PREFIX_RATIO": tokens}
+    with patch.multiple(tiling, WHOLE_GROUP_TOKENS=0, **limits):
+        yield
+
+
+def measure(prefix: int, lens: list[int], heads: tuple[int, int, int]) -> dict[str, int]:
+    """Microseconds of each way, in the order of the columns."""
+    ways = {
+        "row by row": row_by_row(prefix, lens),
+        "page aliasing": page_aliasing(prefix, lens),
+        "planned": packed(prefix, lens),
+    }
+    for name, tokens in (("merge", 0), ("copy", 1_000_000)):
+        with _copying_up_to(tokens):
+            ways[name] = packed(prefix, lens)
+    query_heads, key_heads, dim = heads
+    widths = [query_heads * dim, key_heads * dim, key_heads * dim]
+    fused = torch.randn(prefix + sum(lens), sum(widths)).split(widths, dim=1)
+    q, k, v = (x.unflatten(1, (-1, dim)) for x in fused)
+    expected = ways["row by row"](q, k, v)
+    times = {}
+    for name, attend in ways.items():
+        error = (attend(q, k, v) - expected).abs().max().item()
+        if error > TOLERANCE:
+            raise SystemExit(f"{name} differs by {error} from row by row; nothing was measured")
+        times[name] = _best(lambda attend=attend: attend(q, k, v))
+    return times | {"plan": _best(lambda: _build(prefix, lens))}
+
+
+def _best(call: Callable[[], object]) -> int:
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    call()
+    start = clock()
+    call()
+    count = max(1, int(SECONDS / (clock() - start)))
+    seconds = []
+    for _ in range(REPETITIONS):
+        start = clock()
+        for _ in range(count):
+            call()
+        seconds.append((clock() - start) / count)
+    return round(min(seconds) * 1e6)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    command = ["python", "-m", "bench.micro.bench_attention", *sys.argv[1:]]
+    context = {**run_context(), "command": command, "threads": arguments.threads}
+    records = []
+    with torch.inference_mode():
+        for preset, heads in HEADS.items():
+            for shape, (prefix, lens) in shapes().items():
+                times = measure(prefix, lens, heads)
+                records.append({"preset": preset, "shape": shape, "us": times})
+    table = Table(title=f"us per layer, {arguments.threads} thread(s)")
+    for column in ("model", "shape", *records[0]["us"]):
+        table.add_column(column, justify="left" if column in ("model", "shape") else "right")
+    for record in records:
+        table.add_row(record["preset"], record["shape"], *map(str, record["us"].values()))
+    Console(width=100).print(table)
+    if arguments.record:
+        RESULTS.parent.mkdir(exist_ok=True)
+        with RESULTS.open("a", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps({**record, **context}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Attention over a part of the keys, with the log-sum-exp that a merge needs.
+
+Shapes: B sequences of M queries and K keys; H query heads that share KH key heads (H % KH == 0);
+head sizes D (query, key) and Dv (value).
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.errors import PackingError
+
+SCORE_BYTES = 64 << 20
+"""Bound of the float32 score matrix of the matmul path, unless one query alone needs more."""
+
+
+def partial_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`softmax(q k^T * scale + mask) v` and the log-sum-exp of its scores.
+
+    Args:
+        q: `[B, M, H, D]`, any strides.
+        k: `[B, K, KH, D]`, any strides.
+        v: `[B, K, KH, Dv]`, any strides.
+        scale: factor of the scores before the softmax.
+        mask: float32 `[B or 1, M, K]`, added to the scores: 0 or -inf; no row may be all -inf.
+        is_causal: query i sees keys 0..i; excludes `mask` and needs M == K.
+
+    Returns:
+        `out` `[B, M, H, Dv]` in the dtype of `q` and `lse` `[B, M, H]` float32, natural log.
+
+    Raises:
+        PackingError: H is not a multiple of KH.
+    """
+    if q.shape[2] % k.shape[2]:
+        raise PackingError(
+            f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads evenly; shard both alike"
+        )
+    if q.device.type == "cpu" and q.shape[3] == v.shape[3]:
+        return _flash_cpu(q, k, v, scale, mask, is_causal)
+    return _matmul(q, k, v, scale, mask, is_causal)
+
+
+def _flash_cpu(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The CPU kernel of `scaled_dot_product_attention`, called directly because it has the LSE.
+
+    It shares key heads itself and needs one head size for all three. Where the last dimension is
+    strided it reads wrong values without an error, so such inputs are copied.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        is_causal=is_causal,
+        attn_mask=None if mask is None else mask.unsqueeze(1),
+        scale=scale,
+    )
+    return out.transpose(1, 2), lse.transpose(1, 2)
+
+
+def _matmul(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Plain float32 matrix products, for every device and any two head sizes."""
+    out = q.new_empty(*q.shape[:3], v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    for batch, queries in _chunks(q, num_keys=k.shape[1]):
+        num_keys = queries.stop if is_causal else k.shape[1]
+        bias = None
+        if is_causal:
+            shape = (queries.stop - queries.start, num_keys)
+            bias = q.new_full(shape, -torch.inf, dtype=torch.float32).triu(queries.start + 1)
+        elif mask is not None:
+            bias = mask.expand(q.shape[0], -1, -1)[batch, None, None, queries]
+        out[batch, queries], lse[batch, queries] = _dense(
+            q[batch, queries].float() * scale,
+            k[batch, :num_keys].float(),
+            v[batch, :num_keys].float(),
+            bias,
+        )
+    return out, lse
+
+
+def _chunks(q: Tensor, num_keys: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of the first two dimensions of `q` whose scores stay within SCORE_BYTES."""
+    num_sequences, num_queries, num_heads, _ = q.shape
+    budget = max(1, SCORE_BYTES // (4 * num_heads * num_keys))
+    query_step = min(num_queries, budget)
+    batch_step = budget // query_step
+    for batch in range(0, num_sequences, batch_step):
+        for query in range(0, num_queries, query_step):
+            yield (
+                slice(batch, min(batch + batch_step, num_sequences)),
+                slice(query, min(query + query_step, num_queries)),
+            )
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention in float32, shapes as above; `bias` broadcasts to `[B, KH, H / KH, M, K]`."""
+    num_sequences, num_queries, num_heads, head_dim = q.shape
+    key_heads = k.shape[2]
+    split_heads = (num_sequences, num_queries, key_heads, num_heads // key_heads, head_dim)
+    # The queries of all heads that share a key head are one block: [B, KH, H / KH * M, D].
+    grouped = q.reshape(split_heads).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    per_head = (num_sequences, key_heads, num_heads // key_heads, num_queries, -1)
+    scores = (grouped @ k.permute(0, 2, 3, 1)).view(per_head)
+    if bias is not None:
+        scores += bias
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.unsqueeze(-1)).exp_().flatten(2, 3)
+    out = (weights @ v.transpose(1, 2)).view(per_head)
+    return (
+        out.permute(0, 3, 1, 2, 4).flatten(2, 3),
+        lse.permute(0, 3, 1, 2).flatten(2, 3),
+    )

@@ -1,0 +1,134 @@
+"""Attention of one packed forward in torch, for every device."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.merge import merge_states
+from sglang_prefill_ext.attention.partial import partial_attention
+from sglang_prefill_ext.attention.plan import PrefixSpan, TileBatch, plan_attention
+from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+HeldKV: TypeAlias = tuple[Tensor, Tensor]
+"""Keys `[held, KH, D]` and values `[held, KH, Dv]` of one group's held prefix in one layer."""
+
+
+class PackedAttention:
+    """Attention over the layout of one forward, built once and called by every layer.
+
+    A fresh prefix token sees the held prefix and the fresh one causally; a row's token sees the
+    whole prefix and its own row causally. `plan_attention` decides how that is computed.
+
+    Memory beyond the inputs and the output: masks of at most about 4 KB per token, K/V copied
+    in front of tiles, and what `partial_attention` needs.
+    """
+
+    def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
+        plan = plan_attention(layout)
+        self._num_tokens = layout.num_tokens
+        self._held_lens = [group.held for group in layout.groups]
+        self._copied_groups = plan.copied_groups
+        self._spans = plan.spans
+        self._batches = [_DeviceBatch(batch, layout.num_tokens, device) for batch in plan.batches]
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+    ) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            q: `[T, H, D]`, positions already encoded; any strides.
+            k: `[T, KH, D]`, likewise; H is a multiple of KH.
+            v: `[T, KH, Dv]`.
+            scale: factor of the scores before the softmax.
+            held: one entry per group; None where the group holds nothing.
+
+        Returns:
+            `[T, H, Dv]`, in the dtype of `q`.
+
+        Raises:
+            PackingError: an input does not have the shape that the layout asks for.
+        """
+        self._check(q, k, v, held)
+        out, lse = self._attend_tiles(q, k, v, scale, held)
+        for span in self._spans:
+            prefix_k, prefix_v = _prefix_of(span, k, v, held)
+            queries = span.queries
+            part_out, part_lse = partial_attention(q[None, queries], prefix_k, prefix_v, scale)
+            out[queries], _ = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
+        return out
+
+    def _attend_tiles(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+    ) -> tuple[Tensor, Tensor]:
+        """Attention within the tiles: `out` `[T, H, Dv]` and `lse` `[T, H]`."""
+        copied = [pair for group in self._copied_groups if (pair := held[group]) is not None]
+        if copied:
+            k = torch.cat([k, *(keys for keys, _ in copied)])
+            v = torch.cat([v, *(values for _, values in copied)])
+        parts = [batch.attend(q, k, v, scale) for batch in self._batches]
+        if len(parts) == 1 and self._batches[0].results.is_contiguous:
+            out, lse = (part.flatten(0, 1) for part in parts[0])
+        else:
+            out = q.new_empty(self._num_tokens + 1, q.shape[1], v.shape[2])
+            lse = q.new_empty(self._num_tokens + 1, q.shape[1], dtype=torch.float32)
+            for batch, (part_out, part_lse) in zip(self._batches, parts, strict=True):
+                batch.results.scatter(part_out, out)
+                batch.results.scatter(part_lse, lse)
+        return out[: self._num_tokens], lse[: self._num_tokens]
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, held: Sequence[HeldKV | None]) -> None:
+        lens = [0 if pair is None else pair[0].shape[0] for pair in held]
+        if lens != self._held_lens:
+            raise PackingError(
+                f"held has {lens} tokens per group, the layout says {self._held_lens}"
+            )
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.shape[0] != self._num_tokens:
+                raise PackingError(
+                    f"{name} has {tensor.shape[0]} tokens, the layout has {self._num_tokens}; "
+                    "drop padding tokens before attention"
+                )
+
+
+class _DeviceBatch:
+    """A `TileBatch` on the device: where its tokens come from and go to, and its mask."""
+
+    def __init__(self, batch: TileBatch, num_tokens: int, device: torch.device) -> None:
+        self._queries = TokenGrid(batch.query_index, device)
+        self._keys = TokenGrid(batch.key_index, device)
+        # Padding is written to the row behind the last token.
+        self.results = TokenGrid(np.where(batch.is_padding, num_tokens, batch.query_index), device)
+        self._is_causal = batch.is_causal
+        self._mask: Tensor | None = None
+        if not batch.is_causal:
+            self._mask = torch.from_numpy(batch.additive_mask()).to(device)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """`out` `[B, M, H, Dv]` and `lse` `[B, M, H]`; keys are numbered as in the plan."""
+        return partial_attention(
+            self._queries.gather(q),
+            self._keys.gather(k),
+            self._keys.gather(v),
+            scale,
+            mask=self._mask,
+            is_causal=self._is_causal,
+        )
+
+
+def _prefix_of(
+    span: PrefixSpan, k: Tensor, v: Tensor, held: Sequence[HeldKV | None]
+) -> tuple[Tensor, Tensor]:
+    """Keys `[1, P, KH, D]` and values `[1, P, KH, Dv]` of the prefix that a span sees."""
+    pair = held[span.group]
+    fresh_k, fresh_v = k[span.fresh], v[span.fresh]
+    if pair is None:
+        return fresh_k[None], fresh_v[None]
+    if not fresh_k.shape[0]:
+        return pair[0][None], pair[1][None]
+    return torch.cat([pair[0], fresh_k])[None], torch.cat([pair[1], fresh_v])[None]

@@ -1,0 +1,170 @@
+"""The diffs in ``patches/``: what they say, and whether they fit a release of SGLang.
+
+``python -m sglang_prefill_ext.patching.upstream`` renews the table in ``patches/README.md``.
+"""
+
+from __future__ import annotations
+
+import email.policy
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_prefill_ext.errors import UnsupportedSGLangError
+from sglang_prefill_ext.patching.spec import Patch
+from sglang_prefill_ext.patching.table import PATCHES
+
+DIRECTORY = Path(__file__).parents[2] / "patches"
+"""Part of the repository, not of the installed package."""
+
+SECTIONS = ("Symptom", "Cause", "Fix", "Tests")
+TRAILERS = ("Upstream-Status", "Targets")
+
+_BEGIN = "<!-- begin of the table, written by `python -m sglang_prefill_ext.patching.upstream` -->"
+_END = "<!-- end of the table -->"
+_SOURCES = "python/"
+_FILES = re.compile(r"^--- (\S+)\n\+\+\+ b/(\S+)$", re.MULTILINE)
+_TRAILER = re.compile(r"^([A-Z][A-Za-z-]+): (\S.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """One file of ``patches/``, as ``git format-patch`` writes it.
+
+    Attributes:
+        name: the file's name, ``"0004-out-of-band-work.patch"``.
+        subject: without ``[PATCH]``.
+        author: ``"name <address>"``.
+        description: the prose between the subject and the trailers.
+        trailers: the last paragraph, e.g. ``{"Upstream-Status": "not sent"}``.
+        changed: existing files that it changes, as SGLang's repository lays them out.
+        added: files that it creates.
+    """
+
+    name: str
+    subject: str
+    author: str
+    description: str
+    trailers: Mapping[str, str]
+    changed: tuple[str, ...]
+    added: tuple[str, ...]
+
+    @property
+    def number(self) -> str:
+        """``"0004"``."""
+        return self.name.partition("-")[0]
+
+    def missing(self) -> tuple[str, ...]:
+        """The sections of the description and the trailers that it lacks."""
+        sections = (f"{s}:" for s in SECTIONS if not _has_section(self.description, s))
+        return (*sections, *(f"{trailer}:" for trailer in TRAILERS if trailer not in self.trailers))
+
+
+def _has_section(description: str, section: str) -> bool:
+    return re.search(rf"^{section}:\s+\S", description, re.MULTILINE) is not None
+
+
+def parse(name: str, text: str) -> Diff:
+    """Read one patch file; what it lacks is left empty, see `Diff.missing`."""
+    message = email.message_from_string(text, policy=email.policy.default)
+    body, _, diff = message.get_content().partition("\n---\n")
+    description, _, trailers = body.strip().rpartition("\n\n")
+    files = _FILES.findall(diff)
+    return Diff(
+        name=name,
+        subject=str(message["Subject"] or "").removeprefix("[PATCH] "),
+        author=str(message["From"] or ""),
+        description=description,
+        trailers=dict(_TRAILER.findall(trailers)),
+        changed=tuple(new for old, new in files if old != "/dev/null"),
+        added=tuple(new for old, new in files if old == "/dev/null"),
+    )
+
+
+def read_series(directory: Path) -> tuple[Diff, ...]:
+    """The diffs that ``series`` names, in its order."""
+    names = (directory / "series").read_text(encoding="utf-8").split()
+    return tuple(parse(name, (directory / name).read_text(encoding="utf-8")) for name in names)
+
+
+def table(diffs: Iterable[Diff], patches: Sequence[Patch] = PATCHES) -> str:
+    """The diffs as a Markdown table, with the patches that each would make superfluous."""
+    header = ["| diff | subject | replaces | upstream | against |", "|---|---|---|---|---|"]
+    return "\n".join([*header, *(_row(diff, patches) for diff in diffs)])
+
+
+def _row(diff: Diff, patches: Sequence[Patch]) -> str:
+    replaced = [patch.id for patch in patches if diff.name in patch.diffs]
+    cells = (
+        f"[{diff.number}]({diff.name})",
+        diff.subject.replace("|", r"\|"),
+        ", ".join(replaced) or "none",
+        *(diff.trailers.get(trailer, "") for trailer in TRAILERS),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def with_table(text: str, rendered: str) -> str:
+    """Put a rendered table between the markers of `text`.
+
+    Raises:
+        ValueError: `text` does not have the two markers, in this order.
+    """
+    head, begin, rest = text.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"patches/README.md lacks a marker: {_BEGIN if not begin else _END}")
+    return f"{head}{begin}\n\n{rendered}\n\n{end}{tail}"
+
+
+def lay_out(diffs: Iterable[Diff], packages: Path, tree: Path) -> None:
+    """Make `tree` a git repository with the files that the diffs change, and no others.
+
+    Args:
+        packages: the directory that has SGLang's package directory ``sglang`` in it.
+        tree: an empty or new directory; it gets the layout of SGLang's repository.
+
+    Raises:
+        UnsupportedSGLangError: this release has no such file.
+    """
+    tree.mkdir(parents=True, exist_ok=True)
+    _git(tree, "init", "--quiet")
+    for name in sorted({name for diff in diffs for name in diff.changed}):
+        source = packages / name.removeprefix(_SOURCES)
+        if not source.is_file():
+            raise UnsupportedSGLangError(f"{name} is not a file of the SGLang in {packages}")
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, tree / name)
+
+
+def apply(patch: Path, tree: Path) -> None:
+    """Apply one patch file to `tree`: wholly, or, with an error, not at all.
+
+    Raises:
+        UnsupportedSGLangError: it does not apply; the message is git's.
+    """
+    _git(tree, "apply", "--check", str(patch))
+    _git(tree, "apply", str(patch))
+
+
+def _git(tree: Path, *arguments: str) -> None:
+    command = ["git", "-C", str(tree), *arguments]
+    # Inside a git hook, GIT_DIR and its like would lead to the outer repository.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    run = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise UnsupportedSGLangError(f"git {' '.join(arguments)}: {run.stderr.strip()}")
+
+
+def main(directory: Path = DIRECTORY) -> None:
+    readme = directory / "README.md"
+    text = with_table(readme.read_text(encoding="utf-8"), table(read_series(directory)))
+    readme.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

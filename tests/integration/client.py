@@ -1,0 +1,122 @@
+"""What the tests say to a running server, and what they ask it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+Json = dict[str, Any]
+
+VOCABULARY = 8_000
+LABELS = [5, 9, 17, 4_000]
+OPT_OUT = {"x-prefill-only": "off"}
+
+
+def random_ids(rng: random.Random, length: int) -> list[int]:
+    """Token ids without the model's three special tokens, which would end a generation."""
+    return [rng.randrange(3, VOCABULARY) for _ in range(length)]
+
+
+def score_body(seed: int, prefix: int, suffixes: list[int], **fields: Any) -> Json:
+    """A scoring request with a query of `prefix` tokens and one item for each suffix length."""
+    rng = random.Random(seed)
+    query = random_ids(rng, prefix)
+    items = [random_ids(rng, length) for length in suffixes]
+    body = {"query": query, "items": items, "label_token_ids": LABELS}
+    return body | {"return_token_logprobs": True} | fields
+
+
+class Client:
+    """Talks to one server; may be shared by threads."""
+
+    def __init__(self, base_url: str, timeout_s: float = 180.0) -> None:
+        limits = httpx.Limits(max_connections=None)
+        self.http = httpx.Client(base_url=base_url, timeout=timeout_s, limits=limits)
+
+    def post(self, path: str, body: Any, *, stock: bool = False) -> httpx.Response:
+        """Send a body; `stock` asks for the stock path."""
+        return self.http.post(path, json=body, headers=OPT_OUT if stock else None)
+
+    def score(self, body: Json, *, stock: bool = False) -> Json:
+        """Return the answer to a scoring request that must succeed."""
+        response = self.post("/v1/score", body, stock=stock)
+        assert response.status_code == 200, response.text
+        answer: Json = response.json()
+        return answer
+
+    def generate(self, ids: list[int], new_tokens: int) -> list[int]:
+        """Generate greedily exactly `new_tokens` tokens; return them."""
+        sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+        response = self.post("/generate", {"input_ids": ids, "sampling_params": sampling})
+        assert response.status_code == 200, response.text
+        output: list[int] = response.json()["output_ids"]
+        return output
+
+    def status(self) -> Json:
+        response = self.http.get("/prefill_only/status")
+        assert response.status_code == 200, response.text
+        status: Json = response.json()
+        return status
+
+    def scheduler(self) -> Json:
+        (scheduler,) = self.status()["schedulers"]
+        found: Json = scheduler
+        return found
+
+    def counters(self) -> Counter[str]:
+        """Counters of front end and scheduler, flat: ``frontend.requests.packed``."""
+        status = self.status()
+        (scheduler,) = status["schedulers"]
+        return Counter(
+            _flat("frontend", status["frontend"]["counters"])
+            | _flat("scheduler", scheduler["counters"])
+        )
+
+    @contextmanager
+    def counting(self) -> Iterator[Counter[str]]:
+        """Fill the yielded counter, on leaving, with what moved meanwhile."""
+        moved: Counter[str] = Counter()
+        before = self.counters()
+        yield moved
+        after = self.counters()
+        moved.update({name: after[name] - before[name] for name in after - before})
+
+    def memory(self) -> Json:
+        """Free slots of the stock pools, with the radix cache emptied first."""
+        self.wait_idle()
+        response = self.http.post("/flush_cache", params={"timeout": 30})
+        assert response.status_code == 200, response.text
+        memory: Json = self.scheduler()["memory"]
+        return memory
+
+    def wait_idle(self) -> None:
+        """Wait until no packed request is on its way or queued."""
+
+        def idle() -> bool:
+            status = self.status()
+            queued = sum(one["queue"]["requests"] for one in status["schedulers"])
+            return not status["frontend"]["in_flight"] and not queued
+
+        wait_until(idle)
+
+
+def wait_until(done: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    """Poll until `done`; the test fails if that never happens."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, f"not {done.__qualname__} within {timeout_s:g} s"
+        time.sleep(0.05)
+
+
+def _flat(prefix: str, values: Json) -> dict[str, int]:
+    flat: dict[str, int] = {}
+    for name, value in values.items():
+        key = f"{prefix}.{name}"
+        flat |= _flat(key, value) if isinstance(value, dict) else {key: value}
+    return flat

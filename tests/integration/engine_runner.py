@@ -1,0 +1,76 @@
+"""Use the offline engine as a program would; ``engine_runner.py MODEL_DIR OUT BODIES``.
+
+Writes what it saw to ``OUT`` as JSON. Run as a script, because the engine ends every child
+process of the process that it lives in.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import sglang
+from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
+
+CPU = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192}
+
+
+def refusal(model: str, **kwargs: Any) -> str:
+    """The message with which the engine refuses to start."""
+    try:
+        sglang.Engine(model_path=model, **CPU, **kwargs)
+    except SystemExit as stop:
+        return str(stop)
+    raise AssertionError(f"{kwargs} was accepted")
+
+
+def living_children() -> list[str]:
+    """Names of the processes below this one; what has ended and was not waited for is none."""
+    children = psutil.Process().children(recursive=True)
+    return [p.name() for p in children if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def plain(result: ScoreResult) -> dict[str, Any]:
+    return {"scores": result.scores, "token_logprobs": result.token_logprobs}
+
+
+def raised(call: Any) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("no ValueError")
+
+
+def main() -> None:
+    model, out, bodies = sys.argv[1], Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text())
+    report: dict[str, Any] = {
+        "refused_value": refusal(model, enable_prefill_only=True, prefill_only_max_items=0),
+        "refused_alone": refusal(model, prefill_only_max_items=5),
+    }
+    engine = sglang.Engine(
+        model_path=model, enable_prefill_only=True, prefill_only_max_items=50, **CPU
+    )
+    try:
+        report["score"] = [plain(engine.score(**body)) for body in bodies]
+        report["async_score"] = [
+            plain(engine.loop.run_until_complete(engine.async_score(**body))) for body in bodies
+        ]
+        many = bodies[0] | {"items": [[5]] * 51}
+        report["too_many_items"] = raised(lambda: engine.score(**many))
+        sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+        generated = engine.generate(input_ids=[5, 6, 7], sampling_params=sampling)
+        report["generated"] = generated["output_ids"]
+        report["counters"] = engine.tokenizer_manager._prefill_only_frontend.metrics.as_dict()
+        report["children"] = living_children()
+    finally:
+        engine.shutdown()
+    report["children_after"] = living_children()
+    out.write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Run one workload through the packed path, stock prefill and Hugging Face; write all numbers.
+
+``family_runner.py OUT MODEL_DIR...`` writes ``OUT/<directory name>.json`` for every model. Run as
+a script: SGLang's state is one a process, so each model gets a child. The children are forked
+after the imports, which take most of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+import warnings
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+warnings.simplefilter("ignore")
+
+import torch  # noqa: E402
+from sglang.benchmark import one_batch  # noqa: E402
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
+from sglang.srt.managers.schedule_batch import Req  # noqa: E402
+from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
+from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
+from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from sglang_prefill_ext.compat.capability import declined_reason  # noqa: E402
+from sglang_prefill_ext.compat.model import SglangModel  # noqa: E402
+from sglang_prefill_ext.frontend.labels import pack_labels  # noqa: E402
+from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
+from sglang_prefill_ext.oneshot.executor import PackedExecutor  # noqa: E402
+from sglang_prefill_ext.oneshot.planner import plan_forwards  # noqa: E402
+from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
+
+VOCABULARY = 8_000
+ARGS = (
+    *("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096"),
+    *("--max-running-requests", "4", "--mem-fraction-static", "0.05", "--log-level", "error"),
+    *("--disable-radix-cache", "--disable-overlap-schedule"),
+)
+BUDGETS = {"one_forward": 16_384, "small_budget": 64}
+"""Tokens of one forward; the small one makes prefix chunks and a held prefix necessary."""
+SHAPES = ((40, 2, 12), (7, 50, 5), (150, 9, 8), (0, 20, 6), (33, 4, 1))
+"""Query tokens, most tokens of an item, items."""
+READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
+UNSUPPORTED_LAYERS = {
+    "sliding_window": {"sliding_window_size": 32},
+    "logit_soft_cap": {"logit_cap": 50.0},
+    "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
+    "attention_variant": {"use_irope": True},
+}
+
+
+def requests() -> Iterator[PackedRows]:
+    rng = random.Random(7)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(n)]
+
+    for query_len, longest, count in SHAPES:
+        items = [tokens(rng.randint(1, longest)) for _ in range(count)]
+        labels: Any = rng.sample(range(VOCABULARY), 20)
+        if longest > 20:  # labels of their own for every item
+            labels = [rng.sample(range(VOCABULARY), rng.randint(1, 6)) for _ in items]
+        packed = pack_labels(labels, count, VOCABULARY)
+        assert packed is not None
+        yield pack_token_ids(tokens(query_len), items, False, packed, VOCABULARY)
+
+
+def load_runner(directory: str) -> tuple[Any, Any]:
+    args = prepare_server_args(["--model-path", directory, *ARGS])
+    args.resolve_once()
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    one_batch._init_process_global_configs()
+    bench_runner, tokenizer = one_batch.load_model(args, PortArgs.init_new(args), 0, 0)
+    runner = next(v for v in vars(bench_runner).values() if isinstance(v, ModelRunner))
+    return runner, tokenizer
+
+
+def packed(runner: Any, rows: PackedRows, max_tokens: int) -> dict[str, Any]:
+    executor = PackedExecutor(SglangModel(runner, None), readout_bytes=READOUT_BYTES)
+    plans = plan_forwards(rows, max_tokens)
+    values: list[float] = []
+    held = None
+    for plan in plans:
+        completion = executor.launch(plan, held)
+        held = completion.held
+        values += completion.wait().tolist()
+    return {"forwards": len(plans), "values": values}
+
+
+def prompts(rows: PackedRows) -> Iterator[list[int]]:
+    start = rows.prefix_len
+    for length in rows.suffix_lens.tolist():
+        yield [*rows.tokens[: rows.prefix_len].tolist(), *rows.tokens[start : start + length]]
+        start += length
+
+
+def labelled(logits: list[torch.Tensor], rows: PackedRows) -> list[float]:
+    """Label log-probs, row by row, of the rows' last logits."""
+    values: list[float] = []
+    for row, row_logits in enumerate(logits):
+        label_ids, _ = rows.labels_of(row, row + 1)
+        values += row_logits.log_softmax(-1)[torch.from_numpy(label_ids.copy())].tolist()
+    return values
+
+
+def stock_logits(runner: Any, tokenizer: Any, prompt: list[int]) -> torch.Tensor:
+    sampling = SamplingParams(max_new_tokens=1, temperature=0)
+    sampling.normalize(tokenizer)
+    ids = array("q", prompt)
+    request = Req(rid="0", origin_input_text="", origin_input_ids=ids, sampling_params=sampling)
+    request.full_untruncated_fill_ids = request.origin_input_ids
+    request.prefix_len = 0
+    request.extend_end = len(ids)
+    request.logprob_start_len = -1
+    _, logits, _ = one_batch.extend([request], runner)
+    runner.req_to_token_pool.clear()
+    runner.token_to_kv_pool_allocator.clear()
+    return logits[0].float()
+
+
+def pools(runner: Any) -> dict[str, Any]:
+    pool = runner.token_to_kv_pool
+    return {
+        "kv_slots": runner.token_to_kv_pool_allocator.available_size(),
+        "request_rows": runner.req_to_token_pool.available_size(),
+        "kv_buffers": [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)],
+    }
+
+
+def untouched(before: dict[str, Any], after: dict[str, Any]) -> dict[str, bool]:
+    buffers = zip(before.pop("kv_buffers"), after.pop("kv_buffers"), strict=True)
+    same = {name: before[name] == after[name] for name in before}
+    return {**same, "kv_buffers": all(torch.equal(a, b) for a, b in buffers)}
+
+
+def declined(runner: Any, **changes: bool) -> str:
+    scheduler = {"enable_lora": False, "is_generation": True, **changes}
+    return declined_reason(
+        SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), **scheduler)
+    )
+
+
+def declined_if_changed(runner: Any) -> dict[str, str]:
+    """The reason for this model, were its last layer or the server of an unsupported kind."""
+    layer = [m for m in runner.model.modules() if isinstance(m, RadixAttention)][-1]
+    reasons = {
+        "lora": declined(runner, enable_lora=True),
+        "not_generation": declined(runner, is_generation=False),
+    }
+    for name, changes in UNSUPPORTED_LAYERS.items():
+        before = {attribute: getattr(layer, attribute) for attribute in changes}
+        vars(layer).update(changes)
+        reasons[name] = declined(runner)
+        vars(layer).update(before)
+    return reasons
+
+
+@torch.inference_mode()
+def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
+    work = list(requests())
+    stock = [[stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work]
+    before = pools(runner)  # not blank: stock prefill has written to the slots
+    results = {
+        name: [packed(runner, rows, budget) for rows in work] for name, budget in BUDGETS.items()
+    }
+    unchanged = untouched(before, pools(runner))
+    reference = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    hugging_face = [
+        [reference(torch.tensor([p])).logits[0, -1].float() for p in prompts(rows)] for rows in work
+    ]
+    return {
+        "row_labels": [rows.labels_of(0, rows.num_rows)[1].tolist() for rows in work],
+        "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
+        "packed": {name: [r["values"] for r in results[name]] for name in BUDGETS},
+        "stock": [labelled(*pair) for pair in zip(stock, work, strict=True)],
+        "hugging_face": [labelled(*pair) for pair in zip(hugging_face, work, strict=True)],
+        "untouched": unchanged,
+    }
+
+
+def report(directory: str, out: Path) -> None:
+    torch.set_num_threads(2)
+    runner, tokenizer = load_runner(directory)
+    result: dict[str, Any] = {"declined": declined(runner)}
+    if not result["declined"]:
+        result |= numbers(runner, tokenizer, directory)
+        result["declined_if"] = declined_if_changed(runner)
+    out.write_text(json.dumps(result))
+
+
+def main() -> None:
+    out, *directories = sys.argv[1:]
+    context = multiprocessing.get_context("fork")
+    for directory in directories:
+        path = Path(out) / f"{Path(directory).name}.json"
+        child = context.Process(target=report, args=(directory, path))
+        child.start()
+        child.join()
+        if child.exitcode:
+            raise SystemExit(f"{directory}: exit status {child.exitcode}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Servers and processes that one test module has for itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from sglang_prefill_ext.local_server import LocalServer, server_env
+from tests.integration.client import Client
+
+LOGS = Path(__file__).parents[2] / ".cache" / "logs"
+TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+"""One core for each of two ranks; without it SGLang wants one NUMA node a rank."""
+
+_PROCESS_TIMEOUT_S = 600.0
+
+
+@contextmanager
+def serving(
+    model: Path, name: str, *flags: str, env: Mapping[str, str] | None = None
+) -> Iterator[Client]:
+    """A client of a server of one's own; its log is ``.cache/logs/<name>.log``."""
+    with LocalServer(model, flags, env=env, log_path=LOGS / f"{name}.log") as server:
+        client = Client(server.base_url)
+        with client.http:
+            yield client
+
+
+def run_python(
+    *args: str | Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter to its end, whatever its exit status."""
+    command = [sys.executable, *map(str, args)]
+    return subprocess.run(
+        command,
+        env=server_env(env),
+        capture_output=True,
+        text=True,
+        timeout=_PROCESS_TIMEOUT_S,
+        check=False,
+    )
+
+
+def run_script(name: str, *args: str | Path, env: Mapping[str, str] | None = None) -> None:
+    """Run a script of this directory, which must succeed."""
+    run = run_python(Path(__file__).with_name(name), *args, env=env)
+    assert run.returncode == 0, run.stderr[-4000:]

@@ -1,0 +1,51 @@
+"""Both paths of one server side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.integration.client import Client, Json
+
+TOLERANCE = 1e-5
+"""Largest difference in probability and in log-prob, in float32 on the CPU."""
+
+
+def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -> Json:
+    """Send `body` down both paths, compare the answers, and return the packed one."""
+    with client.counting() as moved:
+        packed = client.post(path, body)
+        stock = client.post(path, body, stock=True)
+    assert (packed.status_code, stock.status_code) == (200, 200), (packed.text, stock.text)
+    assert moved["frontend.requests.packed"] == 1
+    assert moved["frontend.fallbacks.opted_out"] == 1
+    assert_same_answer(packed.json(), stock.json())
+    answer: Json = packed.json()
+    return answer
+
+
+def assert_same_answer(packed: Json, stock: Json) -> None:
+    """Numbers within the tolerance, the same order of items, everything else equal."""
+    for name in ("scores", "token_logprobs"):
+        _assert_close(packed.pop(name), stock.pop(name))
+    assert packed == stock
+
+
+def assert_same_ranks(values: NDArray[np.float64], wanted: NDArray[np.float64]) -> None:
+    """No two items further apart than the tolerance change places; both ``[items]``."""
+    gaps = wanted[:, None] - wanted[None, :]
+    apart = np.abs(gaps) > TOLERANCE
+    found = values[:, None] - values[None, :]
+    assert np.array_equal(np.sign(found)[apart], np.sign(gaps)[apart])
+
+
+def _assert_close(found: list[list[float]] | None, wanted: list[list[float]] | None) -> None:
+    if found is None or wanted is None:
+        assert found is wanted
+        return
+    assert [len(row) for row in found] == [len(row) for row in wanted]
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE)
+    if len({len(row) for row in found}) == 1:
+        for a, b in zip(np.transpose(found), np.transpose(wanted), strict=True):
+            assert_same_ranks(a, b)

@@ -1,0 +1,81 @@
+"""Prompts that end a plain server are refused on every route; other routes stay stock."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.client import Client, Json
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+SAMPLING = {"sampling_params": {"max_new_tokens": 2, "temperature": 0}}
+EMPTY = "empty"
+OUTSIDE = "out-of-vocabulary token id"
+
+
+def message_of(answer: Json) -> str:
+    text: str = answer["error"]["message"] if "error" in answer else answer["message"]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ({"text": ""}, EMPTY),
+        ({"text": ["a", ""]}, EMPTY),
+        ({"input_ids": []}, EMPTY),
+        ({"input_ids": [[5], []]}, EMPTY),
+        ({"input_ids": [-1]}, f"{OUTSIDE} -1;"),
+        ({"input_ids": [8_000]}, f"{OUTSIDE} 8000; valid ids are 0 to 7999"),
+        ({"input_ids": [2**40]}, f"{OUTSIDE} {2**40};"),
+        ({"input_ids": [[5], [8_000]]}, f"{OUTSIDE} 8000;"),
+        ({"input_ids": [2**70]}, "elements must be int"),
+    ],
+)
+def test_generate(client: Client, prompt: Json, words: str) -> None:
+    response = client.post("/generate", prompt | SAMPLING)
+    assert response.status_code == 400
+    assert words in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+def test_a_stream_ends_with_the_error(client: Client) -> None:
+    response = client.post("/generate", {"input_ids": [8_000], "stream": True} | SAMPLING)
+    assert f"{OUTSIDE} 8000" in response.text
+    assert response.text.rstrip().endswith("[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", EMPTY),
+        ([], EMPTY),
+        ([""], EMPTY),
+        (["a", ""], EMPTY),
+        ([8_000], f"{OUTSIDE} 8000;"),
+        ([[5], [9_000]], f"{OUTSIDE} 9000;"),
+    ],
+)
+def test_completions(client: Client, prompt: object, words: str) -> None:
+    response = client.post("/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 2})
+    assert response.status_code == 400
+    assert words in message_of(response.json())
+    good = client.post("/v1/completions", {"model": "m", "prompt": [5, 6], "max_tokens": 2})
+    assert good.json()["usage"]["prompt_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "m", "input": "text"}),
+        ("/encode", {"text": "text"}),
+        ("/classify", {"text": "text"}),
+        ("/v1/rerank", {"query": "text", "documents": ["text"]}),
+    ],
+)
+def test_routes_for_other_models_keep_their_error(client: Client, path: str, body: Json) -> None:
+    with client.counting() as moved:
+        response = client.post(path, body)
+    assert response.status_code == 400
+    assert "--is-embedding" in message_of(response.json())
+    assert not +moved

@@ -1,0 +1,103 @@
+"""Every supported model family, in process: packed, stock prefill and Hugging Face."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.integration.own_server import run_script
+from tests.integration.parity import TOLERANCE
+
+pytestmark = pytest.mark.timeout(900)
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+PACKED = ("qwen2", "qwen3", "llama", "mistral", "qwen3-moe")
+DECLINED = {"gemma2": "model_architecture"}
+
+each_family = pytest.mark.parametrize("family", PACKED)
+each_reference = pytest.mark.parametrize("reference", ["stock", "hugging_face"])
+each_budget = pytest.mark.parametrize("budget", ["one_forward", "small_budget"])
+
+
+@pytest.fixture(scope="module")
+def reports(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What `family_runner` measured, by preset."""
+    out = tmp_path_factory.mktemp("families")
+    models = [model_dir(preset) for preset in (*PACKED, *DECLINED)]
+    run_script("family_runner.py", out, *models)
+    return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+
+
+@each_family
+@each_reference
+@each_budget
+def test_same_numbers(reports: dict[str, Any], family: str, reference: str, budget: str) -> None:
+    report = reports[family]
+    work = zip(report["packed"][budget], report[reference], report["row_labels"], strict=True)
+    for packed, wanted, row_labels in work:
+        assert len(packed) == sum(row_labels)
+        np.testing.assert_allclose(packed, wanted, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(np.exp(packed), np.exp(wanted), rtol=0, atol=TOLERANCE)
+        assert np.array_equal(
+            _first_label_ranks(packed, row_labels), _first_label_ranks(wanted, row_labels)
+        )
+
+
+@each_family
+def test_answers_differ_enough_to_show_a_mistake(reports: dict[str, Any], family: str) -> None:
+    for values, row_labels in zip(
+        reports[family]["stock"], reports[family]["row_labels"], strict=True
+    ):
+        if len(row_labels) > 1 and len(set(row_labels)) == 1:
+            spread = np.ptp(np.reshape(values, (len(row_labels), -1)), axis=0)
+            assert spread.min() > 1000 * TOLERANCE
+
+
+@each_family
+def test_the_budget_divides_requests(reports: dict[str, Any], family: str) -> None:
+    forwards = reports[family]["forwards"]
+    assert set(forwards["one_forward"]) == {1}
+    assert max(forwards["small_budget"]) >= 4  # prefix chunks, then rows on a held prefix
+
+
+@each_family
+def test_nothing_of_stock_is_touched(reports: dict[str, Any], family: str) -> None:
+    assert reports[family]["untouched"] == {
+        "kv_slots": True,
+        "request_rows": True,
+        "kv_buffers": True,
+    }
+
+
+@each_family
+def test_the_model_is_packed(reports: dict[str, Any], family: str) -> None:
+    assert reports[family]["declined"] == ""
+
+
+@pytest.mark.parametrize(("family", "reason"), DECLINED.items())
+def test_other_models_are_declined(reports: dict[str, Any], family: str, reason: str) -> None:
+    assert reports[family]["declined"] == reason
+    assert f"`{reason}`" in OPERATIONS.read_text()
+
+
+def test_unsupported_layers_and_servers_are_declined(reports: dict[str, Any]) -> None:
+    documented = OPERATIONS.read_text()
+    declined = reports["qwen3"]["declined_if"]
+    assert {"sliding_window", "logit_soft_cap", "lora", "not_generation"} <= set(declined)
+    for expected, reason in declined.items():
+        assert reason == expected
+        assert f"`{reason}`" in documented
+
+
+def _first_label_ranks(values: list[float], row_labels: list[int]) -> NDArray[np.intp]:
+    """Order of the rows by their first label."""
+    starts = np.cumsum([0, *row_labels[:-1]])
+    return np.argsort(np.asarray(values)[starts])

@@ -1,0 +1,109 @@
+"""The event loop without overlap, which the shared server does not run, and native gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sglang_prefill_ext.local_server import free_port
+from tests.integration import native_grpc
+from tests.integration.client import Client, score_body, wait_until
+from tests.integration.own_server import serving
+from tests.integration.parity import assert_paths_agree, assert_same_answer
+
+pytestmark = pytest.mark.timeout(900)
+
+LONG = {"prefix": 1000, "suffixes": [250] * 150}
+"""Many forwards of the budget below: seconds of work, interruptible between two forwards."""
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def grpc_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def client(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[Client]:
+    flags = ("--enable-prefill-only", "--disable-overlap-schedule", "--grpc-port", str(grpc_port))
+    budget = ("--prefill-only-max-forward-tokens", "1024")
+    with serving(model_dir("micro"), "normal_loop", *flags, *budget) as client:
+        yield client
+
+
+def test_the_loop_is_the_normal_one(client: Client) -> None:
+    info = client.http.get("/server_info").json()
+    assert info["disable_overlap_schedule"] is True
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffixes"), [(40, [3] * 20), (0, [5, 9, 2]), (12, [1]), (1500, [100] * 20)]
+)
+def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]) -> None:
+    assert_paths_agree(client, score_body(prefix, prefix, suffixes))
+
+
+def test_generation_beside_scoring(client: Client) -> None:
+    alone = client.generate(PROMPT, 100)
+    memory = client.memory()
+    bodies = [score_body(seed, 200, [20] * 20) for seed in range(20)]
+    with client.counting() as moved, ThreadPoolExecutor(5) as pool:
+        beside = pool.submit(client.generate, PROMPT, 100)
+        answers = list(pool.map(client.score, bodies))
+        assert beside.result() == alone
+    assert moved["scheduler.requests.ok"] == len(bodies)
+    for body, answer in zip(bodies[:5], answers[:5], strict=True):
+        assert_same_answer(answer, client.score(body, stock=True))
+    assert client.memory() == memory
+
+
+def test_flush_waits_for_packed_work(client: Client) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.score, score_body(1, **LONG))
+        wait_until(lambda: client.scheduler()["queue"]["requests"] > 0)
+        during = client.post("/flush_cache", None)
+        assert during.status_code == 400
+        answer.result()
+    client.memory()  # flushes
+
+
+def test_abort_ends_queued_work(client: Client) -> None:
+    bodies = [score_body(seed, **LONG) for seed in range(4)]
+    with client.counting() as moved, ThreadPoolExecutor(len(bodies)) as pool:
+        answers = [pool.submit(client.post, "/v1/score", body) for body in bodies]
+        wait_until(lambda: client.scheduler()["queue"]["requests"] >= 3)
+        assert client.post("/abort_request", {"abort_all": True}).status_code == 200
+        statuses = [answer.result().status_code for answer in answers]
+    assert statuses.count(503) >= 3
+    assert moved["scheduler.requests.aborted"] == statuses.count(503)
+    assert moved["frontend.requests.aborted"] == statuses.count(503)
+
+
+def test_a_client_that_leaves_ends_its_work(client: Client) -> None:
+    with client.counting() as moved:
+        with pytest.raises(httpx.ReadTimeout):
+            client.http.post("/v1/score", json=score_body(2, **LONG), timeout=0.3)
+        client.wait_idle()
+    assert moved["scheduler.requests.aborted"] == 1
+    assert moved["frontend.requests.aborted"] == 1
+
+
+def test_native_grpc_is_packed(client: Client, grpc_port: int) -> None:
+    body = score_body(4, 30, [5, 1, 8])
+    with client.counting() as moved:
+        status, answer = native_grpc.score(f"127.0.0.1:{grpc_port}", body)
+    assert status == 200, answer
+    assert moved["frontend.requests.packed"] == 1
+    assert_same_answer(answer, client.score(body, stock=True))
+
+
+def test_native_grpc_reports_wrong_requests(client: Client, grpc_port: int) -> None:
+    body = score_body(4, 30, [5]) | {"items": [[8_000]]}
+    status, answer = native_grpc.score(f"127.0.0.1:{grpc_port}", body)
+    assert status == 400
+    assert "8000" in str(answer)
+    assert client.http.get("/health_generate").status_code == 200

@@ -1,0 +1,66 @@
+"""Two tensor-parallel ranks make the same decisions and together the right numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.integration.client import Client, score_body
+from tests.integration.own_server import TWO_RANKS, serving
+from tests.integration.parity import assert_paths_agree, assert_same_answer
+
+pytestmark = pytest.mark.timeout(900)
+
+MAX_FORWARD_TOKENS = 256
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
+    flags = ("--enable-prefill-only", "--tp-size", "2")
+    budget = ("--prefill-only-max-forward-tokens", str(MAX_FORWARD_TOKENS))
+    model = model_dir("micro")
+    with serving(model, "tensor_parallel", *flags, *budget, env=TWO_RANKS) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("prefix", "suffixes"), [(40, [3] * 20), (0, [5, 9, 2]), (12, [1]), (60, [40, 1, 7])]
+)
+def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]) -> None:
+    assert_paths_agree(client, score_body(prefix, prefix, suffixes))
+
+
+def test_a_request_over_the_budget(client: Client) -> None:
+    body = score_body(1, prefix=2 * MAX_FORWARD_TOKENS + 10, suffixes=[30] * 20)
+    with client.counting() as moved:
+        assert_paths_agree(client, body)
+    assert moved["scheduler.forwards"] >= 5
+    assert moved["scheduler.tokens_computed"] == 2 * MAX_FORWARD_TOKENS + 10 + 30 * 20
+
+
+def test_concurrent_requests(client: Client) -> None:
+    bodies = [score_body(seed, 10 * seed, [1 + seed % 7] * 9) for seed in range(24)]
+    with client.counting() as moved, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(client.score, bodies))
+    assert moved["frontend.requests.packed"] == len(bodies)
+    assert moved["scheduler.requests.ok"] == len(bodies)
+    assert moved["frontend.requests.stock"] == 0
+    for body, answer in zip(bodies, answers, strict=True):
+        assert_same_answer(answer, client.score(body, stock=True))
+
+
+def test_generation_beside_scoring(client: Client) -> None:
+    alone = client.generate(PROMPT, 40)
+    memory = client.memory()
+    bodies = [score_body(seed, 100, [20] * 10) for seed in range(12)]
+    with client.counting() as moved, ThreadPoolExecutor(4) as pool:
+        beside = pool.submit(client.generate, PROMPT, 40)
+        list(pool.map(client.score, bodies))
+        assert beside.result() == alone
+    assert moved["scheduler.requests.ok"] == len(bodies)
+    assert client.memory() == memory
+    assert client.generate(PROMPT, 40) == alone

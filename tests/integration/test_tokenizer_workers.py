@@ -1,0 +1,83 @@
+"""Two front-end processes, in which SGLang itself loads no plugins, both pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.integration.client import Client, Json, score_body, wait_until
+from tests.integration.own_server import serving
+from tests.integration.parity import assert_same_answer
+
+pytestmark = pytest.mark.timeout(900)
+
+SLOW_IMPORTS = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
+"""Seconds; a worker that imports for longer than the default of 10 s is killed."""
+
+
+@pytest.fixture(scope="module")
+def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
+    flags = ("--enable-prefill-only", "--tokenizer-worker-num", "2")
+    model = model_dir("micro")
+    with serving(model, "tokenizer_workers", *flags, env=SLOW_IMPORTS) as client:
+        yield client
+
+
+def on_new_connection(client: Client, body: Json) -> Json:
+    """The kernel chooses the worker when a connection is accepted."""
+    fresh = Client(str(client.http.base_url))
+    with fresh.http:
+        return fresh.score(body)
+
+
+def workers(client: Client) -> dict[int, Json]:
+    """The status of both workers' front ends, by process id."""
+    found: dict[int, Json] = {}
+
+    def both_seen() -> bool:
+        fresh = Client(str(client.http.base_url))
+        with fresh.http:
+            frontend = fresh.status()["frontend"]
+        found[frontend["pid"]] = frontend
+        return len(found) == 2
+
+    wait_until(both_seen)
+    return found
+
+
+def test_both_workers_pack(client: Client) -> None:
+    bodies = [score_body(seed, 3 * seed, [1 + seed % 4] * 12) for seed in range(1, 81)]
+    before = workers(client)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda body: on_new_connection(client, body), bodies))
+    after = workers(client)
+
+    assert set(after) == set(before)
+    packed = [frontend["counters"]["requests"]["packed"] for frontend in after.values()]
+    assert sum(packed) == len(bodies)
+    assert min(packed) > 0
+    for frontend in after.values():
+        assert frontend["counters"]["fallbacks"] == {}
+        assert {p["applied"] for p in frontend["patches"] if p["group"] == "frontend"} == {True}
+    for body, answer in zip(bodies, answers, strict=True):
+        assert_same_answer(answer, client.score(body, stock=True))
+
+
+def test_one_scheduler_did_it_all(client: Client) -> None:
+    (scheduler,) = client.status()["schedulers"]
+    answered = sum(one["counters"]["requests"]["packed"] for one in workers(client).values())
+    assert scheduler["counters"]["requests"] == {"ok": answered}
+
+
+def test_text_and_generation(client: Client) -> None:
+    body = {
+        "query": "which of these is a fruit? ",
+        "items": ["apple", "chair", ""],
+        "label_token_ids": [5, 9],
+        "apply_softmax": True,
+    }
+    assert_same_answer(on_new_connection(client, body), client.score(body, stock=True))
+    assert len(client.generate([5, 6, 7], 12)) == 12

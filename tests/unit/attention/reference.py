@@ -1,0 +1,48 @@
+"""Packed attention by definition: one token after another, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.shared_prefix import HeldKV
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """One query `[H, D]` to keys `[K, KH, D]`: `out` `[H, Dv]` and `lse` `[H]`, float64."""
+    outs, lses = [], []
+    heads_per_key_head = q.shape[0] // k.shape[1]
+    for head in range(q.shape[0]):
+        keys, values = (x[:, head // heads_per_key_head].double() for x in (k, v))
+        scores = (keys * q[head].double()).sum(-1) * scale
+        lses.append(scores.logsumexp(0))
+        outs.append((scores.softmax(0)[:, None] * values).sum(0))
+    return torch.stack(outs), torch.stack(lses)
+
+
+def packed_attention(
+    layout: ForwardLayout,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    held: Sequence[HeldKV | None],
+) -> Tensor:
+    """`[T, H, Dv]` float64, of the arguments of `PackedAttention.forward`."""
+    out = []
+    token = 0
+    for span, pair in zip(layout.groups, held, strict=True):
+        seen_k, seen_v = pair if pair is not None else (k[:0], v[:0])
+        for segment, length in enumerate([span.fresh, *span.suffix_lens.tolist()]):
+            own_k, own_v = k[token : token + length], v[token : token + length]
+            for i in range(length):
+                keys = torch.cat([seen_k, own_k[: i + 1]])
+                values = torch.cat([seen_v, own_v[: i + 1]])
+                out.append(attend(q[token + i], keys, values, scale)[0])
+            if segment == 0:
+                seen_k, seen_v = torch.cat([seen_k, own_k]), torch.cat([seen_v, own_v])
+            token += length
+    return torch.stack(out)

@@ -1,0 +1,161 @@
+"""Packed attention against attention by definition in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sglang_prefill_ext.attention.shared_prefix import HeldKV, PackedAttention
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from tests.unit.attention.reference import packed_attention
+from tests.unit.attention.strategies import layout, layouts
+
+CPU = torch.device("cpu")
+FLOAT32_TOLERANCE = 2e-6
+BFLOAT16_TOLERANCE = 2e-2
+
+Inputs = tuple[Tensor, Tensor, Tensor, float, list[HeldKV | None]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _uninitialized_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(1).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _poisoned(count: int, *widths: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+    """Random `[count, width]` columns of one buffer that is NaN everywhere else."""
+    fused = torch.full((count + 2, sum(widths) + 3), torch.nan, dtype=dtype)
+    values = torch.randn(count, sum(widths), generator=torch.Generator().manual_seed(seed))
+    fused[1 : count + 1, : sum(widths)] = values.to(dtype)
+    return fused[1 : count + 1, : sum(widths)].split(widths, dim=1)
+
+
+def _inputs(
+    forward: ForwardLayout,
+    heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (16, 16),
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Inputs:
+    """Views of a fused q, k, v as a model hands them over, and held K/V."""
+    (query_heads, key_heads), (dim, value_dim) = heads, dims
+    widths = (query_heads * dim, key_heads * dim, key_heads * value_dim)
+    q, k, v = _poisoned(forward.num_tokens, *widths, dtype=dtype, seed=seed)
+    held: list[HeldKV | None] = []
+    for index, span in enumerate(forward.groups):
+        pair = _poisoned(span.held, *widths[1:], dtype=dtype, seed=seed + index + 1)
+        held.append(_split_heads(key_heads, *pair) if span.held else None)
+    q, (k, v) = q.unflatten(1, (query_heads, dim)), _split_heads(key_heads, k, v)
+    return q, k, v, dim**-0.5, held
+
+
+def _split_heads(key_heads: int, k: Tensor, v: Tensor) -> HeldKV:
+    return k.unflatten(1, (key_heads, -1)), v.unflatten(1, (key_heads, -1))
+
+
+def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> None:
+    attention = PackedAttention(forward, CPU)
+    expected = packed_attention(forward, *inputs)
+    for _ in range(2):  # as two layers do
+        out = attention.forward(*inputs)
+        assert out.dtype == inputs[0].dtype
+        torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=0)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    forward=layouts(),
+    heads=st.sampled_from([(2, 2), (4, 2), (4, 1)]),
+    dims=st.sampled_from([(16, 16), (32, 32), (64, 64), (16, 32), (32, 16)]),
+    seed=st.integers(0, 1000),
+)
+def test_random_layouts(
+    forward: ForwardLayout, heads: tuple[int, int], dims: tuple[int, int], seed: int
+) -> None:
+    _assert_right(forward, _inputs(forward, heads, dims, seed=seed), FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        layout((0, 60, *[2] * 50)),
+        layout((0, 50, *[150] * 4)),
+        layout((0, 0, 62)),
+        layout((0, 300, *[2] * 40), (200, 80, 60, 60)),
+        layout((700, 0, 3, 3), (0, 0, 20, 1, 64), (30, 600)),
+    ],
+    ids=["one tile", "copied prefix", "one row", "merged prefixes", "no common prefix"],
+)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, FLOAT32_TOLERANCE), (torch.bfloat16, BFLOAT16_TOLERANCE)],
+    ids=["float32", "bfloat16"],
+)
+def test_each_way_of_computing(
+    forward: ForwardLayout, dtype: torch.dtype, tolerance: float
+) -> None:
+    _assert_right(forward, _inputs(forward, dtype=dtype), tolerance)
+
+
+def test_equal_rows_get_equal_results() -> None:
+    forward = layout((0, 9, 4, 4, 4))
+    q, k, v, scale, held = _inputs(forward)
+    for tensor in (q, k, v):
+        tensor[13:17] = tensor[9:13]
+        tensor[17:21] = tensor[9:13]
+    out = PackedAttention(forward, CPU).forward(q, k, v, scale, held)
+    torch.testing.assert_close(out[13:17], out[9:13], atol=1e-6, rtol=0)
+    torch.testing.assert_close(out[17:21], out[9:13], atol=1e-6, rtol=0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(forward=layouts().filter(lambda forward: forward.num_rows > 0), data=st.data())
+def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.DataObject) -> None:
+    rows = [
+        (index, row) for index, span in enumerate(forward.groups) for row in range(span.num_rows)
+    ]
+    index, row = data.draw(st.sampled_from(rows))
+    span = forward.groups[index]
+    alone = ForwardLayout((GroupSpan(span.held, span.fresh, span.suffix_lens[row : row + 1]),))
+    start = int(forward.group_starts()[index])
+    row_start = start + span.fresh + int(span.suffix_lens[:row].sum())
+    length = int(span.suffix_lens[row])
+    tokens = np.r_[start : start + span.fresh, row_start : row_start + length]
+    q, k, v, scale, held = _inputs(forward)
+    packed = PackedAttention(forward, CPU).forward(q, k, v, scale, held)
+    single = PackedAttention(alone, CPU).forward(
+        q[tokens], k[tokens], v[tokens], scale, [held[index]]
+    )
+    torch.testing.assert_close(packed[tokens], single, atol=1e-6, rtol=0)
+
+
+def test_inputs_are_left_as_they_are() -> None:
+    forward = layout((300, 40, 30, 30))
+    inputs = _inputs(forward)
+    before = [tensor.clone() for tensor in inputs[:3]]
+    PackedAttention(forward, CPU).forward(*inputs)
+    assert all(torch.equal(a, b) for a, b in zip(before, inputs[:3], strict=True))
+
+
+def test_held_prefix_of_another_length() -> None:
+    forward = layout((3, 2, 1, 1), (0, 2, 1))
+    q, k, v, scale, held = _inputs(forward)
+    with pytest.raises(PackingError, match=r"held has \[0, 0\] tokens per group.*\[3, 0\]"):
+        PackedAttention(forward, CPU).forward(q, k, v, scale, [None, held[1]])
+
+
+def test_another_number_of_tokens() -> None:
+    forward = layout((0, 2, 1, 1))
+    q, k, v, scale, held = _inputs(forward)
+    with pytest.raises(PackingError, match="k has 3 tokens, the layout has 4"):
+        PackedAttention(forward, CPU).forward(q, k[:3], v, scale, held)

@@ -1,0 +1,94 @@
+"""The command line, with the measuring itself replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bench import __main__ as command
+from bench.gate import Agreement, GateError
+from bench.session import ModelRun
+from bench.workloads import ClosedLoop, OpenLoop, Shape
+from tests.unit.bench.results import result
+
+SHAPE = Shape(60, 2, 50)
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
+    app = typer.Typer()
+    app.command()(command.main)
+    return app
+
+
+def measured(run: ModelRun) -> None:
+    for repeat in range(run.plan.alternations):
+        run.results.append(result("stock", preset=run.preset, repeat=repeat))
+        faster = result("extension", preset=run.preset, repeat=repeat, items_per_s=300.0)
+        run.results.append(faster)
+    run.agreement[SHAPE] = Agreement(100, 1e-7, 2e-7, 0, 1e-5)
+
+
+def test_green_run_prints_the_ratio_and_keeps_the_record(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelRun, "run", measured)
+    ran = CliRunner().invoke(app, ["--preset", "micro", "--preset", "tiny", "--name", "here"])
+    assert ran.exit_code == 0, ran.output
+    assert "3.00×  micro  60+2x50" in ran.output
+    assert "3.00×  tiny   60+2x50" in ran.output
+    assert "gate green: micro 60+2x50: 100 rows" in ran.output
+    lines = [json.loads(line) for line in (tmp_path / "here.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 2 * 2
+    assert {line["preset"] for line in lines} == {"micro", "tiny"}
+    assert lines[0]["gate"]["60+2x50"]["rank_changes"] == 0
+    assert (lines[0]["dtype"], lines[0]["text"]) == ("float32", False)
+    assert {"commit", "dirty", "machine", "date", "command"} <= lines[0].keys()
+    assert (tmp_path / "here.png").exists()
+
+
+def test_red_gate_prints_no_figure_and_keeps_none(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disagree(run: ModelRun) -> None:
+        measured(run)
+        if run.preset == "tiny":
+            raise GateError("tiny, 60+2x50: stock and extension disagree")
+
+    monkeypatch.setattr(ModelRun, "run", disagree)
+    ran = CliRunner().invoke(app, ["--preset", "micro", "--preset", "tiny"])
+    assert ran.exit_code == 1
+    assert "No figures: tiny, 60+2x50: stock and extension disagree" in ran.output
+    assert "×" not in ran.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_make_the_plan(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def keep(run: ModelRun) -> None:
+        plans.append((run.preset, run.plan))
+        measured(run)
+
+    monkeypatch.setattr(ModelRun, "run", keep)
+    options = ["--quick", "--shape", "60+2x50", "--load", "3", "--load", "2/s", "--seconds", "1.5"]
+    ran = CliRunner().invoke(app, [*options, "--alternations", "1", "--text", "--self-check"])
+    assert ran.exit_code == 0, ran.output
+    ((preset, plan),) = plans
+    assert preset == "micro"
+    assert plan.shapes == (SHAPE,)
+    assert plan.loads == (ClosedLoop(3), OpenLoop(2.0, relative=False))
+    assert (plan.seconds, plan.alternations, plan.text) == (1.5, 1, True)
+    assert plan.server_args("extension") == plan.server_args("stock")
+
+
+def test_a_wrong_option_is_explained(app: typer.Typer) -> None:
+    ran = CliRunner().invoke(app, ["--shape", "60"])
+    assert ran.exit_code == 1
+    assert "write <query>+<item>x<items>" in ran.output

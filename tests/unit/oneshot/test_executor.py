@@ -1,0 +1,187 @@
+"""Packed forwards of a small model against every row computed on its own."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from sglang_prefill_ext.oneshot.executor import Attend, HeldPrefix, PackedExecutor
+from sglang_prefill_ext.oneshot.planner import plan_forwards
+from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
+HIDDEN, MAX_POSITION = 24, 64
+SCALE = HEAD_DIM**-0.5
+
+
+class TinyModel:
+    """Embeddings, two layers of grouped-query attention and a linear head."""
+
+    device = torch.device("cpu")
+    vocab_size = VOCAB
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        self.asynchronous = asynchronous
+        self.logit_rows: list[int] = []
+        self.row_lens: list[list[int]] = []
+        generator = torch.Generator().manual_seed(7)
+
+        def weight(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator) / shape[0] ** 0.5
+
+        self.tokens, self.positions = weight(VOCAB, HIDDEN), weight(MAX_POSITION, HIDDEN)
+        self.query = [weight(HIDDEN, HEADS * HEAD_DIM) for _ in range(LAYERS)]
+        self.key = [weight(HIDDEN, KV_HEADS * HEAD_DIM) for _ in range(LAYERS)]
+        self.value = [weight(HIDDEN, KV_HEADS * VALUE_DIM) for _ in range(LAYERS)]
+        self.output = [weight(HEADS * VALUE_DIM, HIDDEN) for _ in range(LAYERS)]
+        self.head = weight(HIDDEN, VOCAB)
+
+    def stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def hidden_states(
+        self, token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
+    ) -> Tensor:
+        assert sum(row_lens) == len(token_ids) == len(positions)
+        self.row_lens.append(row_lens)
+        hidden = 8 * (self.tokens[token_ids] + self.positions[positions])
+        for layer in range(LAYERS):
+            out = attend(
+                layer,
+                (hidden @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
+                (hidden @ self.key[layer]).view(-1, KV_HEADS, HEAD_DIM),
+                (hidden @ self.value[layer]).view(-1, KV_HEADS, VALUE_DIM),
+                SCALE,
+            )
+            hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.logit_rows.append(len(hidden))
+        return hidden @ self.head
+
+
+def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)
+
+
+def _row_by_row(request: PlainRequest) -> list[float]:
+    model, values = TinyModel(), []
+    for prompt, labels in zip(request.prompts, request.labels, strict=True):
+        hidden = model.hidden_states(
+            torch.tensor(prompt), torch.arange(len(prompt)), [len(prompt)], _causal
+        )
+        values += torch.log_softmax(model.logits(hidden[-1:])[0], dim=-1)[labels].tolist()
+    return values
+
+
+def _packed(
+    model: TinyModel, request: PlainRequest, budget: int, readout_rows: int
+) -> tuple[list[float], list[HeldPrefix | None]]:
+    executor = PackedExecutor(model, readout_bytes=readout_rows * VOCAB * 4)
+    held: HeldPrefix | None = None
+    handles, values = [], []
+    for plan in plan_forwards(request.pack(), budget):
+        completion = executor.launch(plan, held)
+        held = completion.held
+        handles.append(held)
+        values += completion.wait().tolist()
+    return values, handles
+
+
+@settings(deadline=None)
+@given(plain_requests(), st.integers(5, 40), st.integers(1, 4))
+def test_values_equal_those_of_every_row_on_its_own(
+    request: PlainRequest, budget: int, readout_rows: int
+) -> None:
+    model = TinyModel()
+    values, _ = _packed(model, request, budget, readout_rows)
+    assert values == pytest.approx(_row_by_row(request), abs=1e-5)
+    assert sum(model.logit_rows) == len(request.suffixes)
+    assert max(model.logit_rows) <= readout_rows
+
+
+LONG = PlainRequest(
+    prefix=list(range(10)),
+    suffixes=[[1, 2], [3], [4, 5, 6]],
+    labels=[[7, 8]] * 3,
+    shared_labels=True,
+)
+
+
+def test_a_prefix_in_chunks_is_held_from_forward_to_forward() -> None:
+    values, handles = _packed(TinyModel(), LONG, budget=4, readout_rows=4)
+    assert values == pytest.approx(_row_by_row(LONG), abs=1e-5)
+    lengths = [None if held is None else len(held.layers[1][0]) for held in handles]
+    assert lengths == [4, 8, 10, None]
+    assert all(len(held.layers) == LAYERS for held in handles if held is not None)
+
+
+def test_held_keys_and_values_do_not_pin_the_forward_they_came_from() -> None:
+    _, handles = _packed(TinyModel(), LONG, budget=12, readout_rows=4)
+    (held,) = [held for held in handles if held is not None]
+    for key, value in held.layers.values():
+        assert key.untyped_storage().nbytes() == 10 * KV_HEADS * HEAD_DIM * 4
+        assert value.untyped_storage().nbytes() == 10 * KV_HEADS * VALUE_DIM * 4
+
+
+def test_row_lengths_count_the_prefix_to_the_first_row() -> None:
+    model = TinyModel()
+    _packed(model, LONG, budget=16, readout_rows=4)
+    assert model.row_lens == [[12, 1, 3]]
+    model.row_lens.clear()
+    _packed(model, LONG, budget=4, readout_rows=4)
+    assert model.row_lens == [[4], [4], [4], [1, 3]]
+
+
+def test_little_memory_still_reads_one_row_at_a_time() -> None:
+    model = TinyModel()
+    executor = PackedExecutor(model, readout_bytes=1)
+    (plan,) = plan_forwards(LONG.pack(), 100)
+    executor.launch(plan, None)
+    assert model.logit_rows == [1, 1, 1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_model_says_whether_forwards_run_on(asynchronous: bool) -> None:
+    model = TinyModel(asynchronous=asynchronous)
+    assert PackedExecutor(model, readout_bytes=1).asynchronous is asynchronous
+
+
+def test_forwards_are_launched_on_the_models_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TinyModel()
+    events: list[str] = []
+
+    class Stream:
+        def __enter__(self) -> None:
+            events.append("enter")
+
+        def __exit__(self, *_: Any) -> None:
+            events.append("exit")
+
+    logits = model.logits
+    monkeypatch.setattr(model, "stream", Stream)
+    monkeypatch.setattr(model, "logits", lambda hidden: events.append("logits") or logits(hidden))
+    (plan,) = plan_forwards(LONG.pack(), 100)
+    PackedExecutor(model, readout_bytes=1 << 20).launch(plan, None)
+    assert events == ["enter", "logits", "exit"]
+
+
+def test_a_failing_forward_raises_and_the_next_one_works() -> None:
+    model = TinyModel()
+    executor = PackedExecutor(model, readout_bytes=1 << 20)
+    (plan,) = plan_forwards(LONG.pack(), 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "head", torch.empty(HIDDEN + 1, VOCAB))
+        with pytest.raises(RuntimeError):
+            executor.launch(plan, None)
+    assert executor.launch(plan, None).wait().tolist() == pytest.approx(_row_by_row(LONG), abs=1e-5)

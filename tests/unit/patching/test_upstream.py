@@ -1,0 +1,193 @@
+"""Patch files are read, listed and applied; synthetic ones, with the real git."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.errors import UnsupportedSGLangError
+from sglang_prefill_ext.patching import upstream
+from sglang_prefill_ext.patching.spec import Group, Kind, Patch
+
+TEXT = """\
+From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001
+From: A Writer <writer@example.invalid>
+Date: Fri, 20 Nov 2026 00:00:00 +0000
+Subject: [PATCH] loop: a subject that is long enough to be folded by git in
+ the header
+
+Symptom: it stops.
+
+Cause: a condition
+that never holds.
+
+Fix: another.
+
+Tests: none needed.
+
+Upstream-Status: not sent
+Targets: sglang v0.5.23
+---
+ python/sglang/loop.py | 2 +-
+ 1 file changed, 1 insertion(+), 1 deletion(-)
+ create mode 100644 test/test_loop.py
+
+diff --git a/python/sglang/loop.py b/python/sglang/loop.py
+--- a/python/sglang/loop.py
++++ b/python/sglang/loop.py
+@@ -1,3 +1,3 @@
+ first
+-second
++2nd
+ third
+diff --git a/test/test_loop.py b/test/test_loop.py
+new file mode 100644
+--- /dev/null
++++ b/test/test_loop.py
+@@ -0,0 +1 @@
++assert True
+"""
+NAME = "0007-loop.patch"
+LOOP = "first\nsecond\nthird\n"
+
+
+def _hook(patch_id: str, *diffs: str) -> Patch:
+    return Patch(patch_id, "a.b.C.d", Kind.AFTER, "x:y", Group.FLAGS, "why.", diffs, "never")
+
+
+@pytest.fixture
+def patch_file(tmp_path: Path) -> Path:
+    path = tmp_path / NAME
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    (tmp_path / "packages" / "sglang").mkdir(parents=True)
+    (tmp_path / "packages" / "sglang" / "loop.py").write_text(LOOP)
+    return tmp_path / "packages"
+
+
+def test_a_patch_file_is_read() -> None:
+    diff = upstream.parse(NAME, TEXT)
+    assert diff.number == "0007"
+    assert diff.subject == "loop: a subject that is long enough to be folded by git in the header"
+    assert diff.author == "A Writer <writer@example.invalid>"
+    assert diff.description.startswith("Symptom: it stops.")
+    assert diff.description.endswith("Tests: none needed.")
+    assert diff.trailers == {"Upstream-Status": "not sent", "Targets": "sglang v0.5.23"}
+    assert diff.changed == ("python/sglang/loop.py",)
+    assert diff.added == ("test/test_loop.py",)
+    assert diff.missing() == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("Fix: another.\n\n", "Fix:"),
+        ("Symptom: it stops.\n\n", "Symptom:"),
+        ("Targets: sglang v0.5.23\n", "Targets:"),
+        ("Upstream-Status: not sent\n", "Upstream-Status:"),
+    ],
+)
+def test_what_a_patch_file_lacks_is_named(line: str, missing: str) -> None:
+    assert line in TEXT
+    assert upstream.parse(NAME, TEXT.replace(line, "")).missing() == (missing,)
+
+
+def test_a_removed_line_of_dashes_is_not_a_file() -> None:
+    diff = upstream.parse(NAME, TEXT.replace("-second\n+2nd", "--- second\n+++ 2nd"))
+    assert diff.changed == ("python/sglang/loop.py",)
+
+
+def test_the_series_gives_the_order(tmp_path: Path) -> None:
+    for name in ("0001-a.patch", "0002-b.patch"):
+        (tmp_path / name).write_text(TEXT)
+    (tmp_path / "series").write_text("0002-b.patch\n0001-a.patch\n")
+    assert [d.name for d in upstream.read_series(tmp_path)] == ["0002-b.patch", "0001-a.patch"]
+
+
+def test_the_table_names_what_a_diff_replaces() -> None:
+    diff = upstream.parse(NAME, TEXT)
+    hooks = (_hook("P01", NAME), _hook("P02", "0001-other.patch"), _hook("P03", "x", NAME))
+    row = upstream.table([diff], hooks).splitlines()[-1]
+    assert row == (f"| [0007]({NAME}) | {diff.subject} | P01, P03 | not sent | sglang v0.5.23 |")
+    assert "| none |" in upstream.table([diff], ())
+
+
+@given(subject=st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1))
+def test_every_row_has_the_columns_of_the_header(subject: str) -> None:
+    diff = upstream.Diff(NAME, subject, "", "", {}, (), ())
+    rows = upstream.table([diff], ()).splitlines()
+    assert {row.replace(r"\|", "").count("|") for row in rows} == {6}
+
+
+def test_only_the_part_between_the_markers_is_renewed() -> None:
+    text = f"head\n{upstream._BEGIN}\nold\n{upstream._END}\ntail\n"
+    renewed = upstream.with_table(text, "new")
+    assert renewed.startswith("head\n")
+    assert renewed.endswith("\ntail\n")
+    assert "new" in renewed
+    assert "old" not in renewed
+    assert upstream.with_table(renewed, "new") == renewed
+
+
+@pytest.mark.parametrize("marker", [upstream._BEGIN, upstream._END])
+def test_a_missing_marker_is_named(marker: str) -> None:
+    text = f"{upstream._BEGIN}\n{upstream._END}\n".replace(marker, "")
+    with pytest.raises(ValueError, match=r"README\.md lacks a marker") as error:
+        upstream.with_table(text, "new")
+    assert marker in str(error.value)
+
+
+def test_a_patch_is_applied(patch_file: Path, packages: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    upstream.lay_out([upstream.parse(NAME, TEXT)], packages, tree)
+    assert list(tree.rglob("*.py")) == [tree / "python" / "sglang" / "loop.py"]
+    upstream.apply(patch_file, tree)
+    assert (tree / "python" / "sglang" / "loop.py").read_text() == "first\n2nd\nthird\n"
+    assert (tree / "test" / "test_loop.py").read_text() == "assert True\n"
+    assert (packages / "sglang" / "loop.py").read_text() == LOOP
+
+
+def test_another_release_is_refused_as_a_whole(
+    patch_file: Path, packages: Path, tmp_path: Path
+) -> None:
+    (packages / "sglang" / "loop.py").write_text("first\nzwei\nthird\n")
+    tree = tmp_path / "tree"
+    upstream.lay_out([upstream.parse(NAME, TEXT)], packages, tree)
+    with pytest.raises(UnsupportedSGLangError, match="patch does not apply"):
+        upstream.apply(patch_file, tree)
+    assert not (tree / "test").exists()
+
+
+def test_a_file_that_the_release_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedSGLangError, match=r"python/sglang/loop\.py"):
+        upstream.lay_out([upstream.parse(NAME, TEXT)], tmp_path, tmp_path / "tree")
+
+
+def test_the_command_renews_the_readme(patch_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "series").write_text(NAME)
+    (tmp_path / "README.md").write_text(f"head\n{upstream._BEGIN}\n{upstream._END}\n")
+    upstream.main(tmp_path)
+    assert f"[0007]({patch_file.name})" in (tmp_path / "README.md").read_text()
+
+
+def test_the_tree_is_a_repository_of_its_own(
+    packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside another repository git would skip every file of the patch, and succeed."""
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    subprocess.run(["git", "init", "--quiet", str(outer)], check=True)
+    monkeypatch.setenv("GIT_DIR", str(outer / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(outer))
+    upstream.lay_out([upstream.parse(NAME, TEXT)], packages, outer / "tree")
+    (outer / NAME).write_text(TEXT)
+    upstream.apply(outer / NAME, outer / "tree")
+    assert "2nd" in (outer / "tree" / "python" / "sglang" / "loop.py").read_text()
