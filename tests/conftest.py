@@ -6,8 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from sglang_prefill_ext.local_server import LocalServer
+
+# No deadline: how long an example takes says more about the machine than about the code.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
 
 CACHE = Path(__file__).parent.parent / ".cache"
 

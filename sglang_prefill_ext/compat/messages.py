@@ -23,6 +23,7 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     suffix_lens: bytes = b""
     label_ids: bytes = b""
     label_lens: bytes = b""
+    normalised: bool = True
 
     @classmethod
     def of(cls, rid: str, rows: PackedRows) -> PackedScoreReq:
@@ -33,6 +34,7 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             suffix_lens=rows.suffix_lens.tobytes(),
             label_ids=rows.label_ids.tobytes(),
             label_lens=rows.label_lens.tobytes(),
+            normalised=rows.normalised,
         )
 
     def rows(self) -> PackedRows:
@@ -43,6 +45,7 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             from_bytes(self.suffix_lens),
             from_bytes(self.label_ids),
             from_bytes(self.label_lens),
+            self.normalised,
         )
 
     # What the data-parallel controller reads of a request when it chooses a replica.
@@ -80,7 +83,7 @@ class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             compute_ms=result.compute_ms,
         )
 
-    def logprobs(self) -> Any:
+    def label_values(self) -> Any:
         return values_from_bytes(self.values)
 
 

@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from sglang.srt.layers.logits_processor import LogitsMetadata
+from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_head_quant_method
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
-from sglang_prefill_ext.oneshot.executor import Attend
+from sglang_prefill_ext.oneshot.executor import Attend, OutputHead
 
 
 class SglangModel:
@@ -29,6 +29,7 @@ class SglangModel:
         self._context = ForwardContext(attn_backend=PackedAttentionBackend(runner.attn_backend))
         self._forward_stream = forward_stream
         self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
+        self._has_plain_head = _is_plain_head(runner.model)
         self.device = torch.device(runner.device)
         self.vocab_size: int = runner.model_config.vocab_size
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
@@ -55,6 +56,32 @@ class SglangModel:
             hidden, model.lm_head, self._logits_metadata, use_logits_buffer=False
         )
         return logits
+
+    def label_head(self, label_ids: Tensor) -> OutputHead | None:
+        if not self._has_plain_head:
+            return None
+        weight = self._model.lm_head.weight[label_ids.long()]
+
+        def head(hidden: Tensor) -> Tensor:
+            return torch.matmul(hidden.to(weight.dtype), weight.T)
+
+        return head
+
+
+def _is_plain_head(model: Any) -> bool:
+    """Whether logits are nothing but ``hidden @ lm_head.weight.T`` on this rank."""
+    head, processor = model.lm_head, model.logits_processor
+    repacked = getattr(head, "use_intel_amx_backend", False) or hasattr(head, "set_lora")
+    quantised = should_apply_lm_head_quant_method(head, getattr(head, "quant_method", None))
+    scaled = processor.logit_scale is not None or processor.final_logit_softcapping
+    other_precision = (
+        processor.use_fp32_lm_head
+        or processor.use_fp32_lm_head_output
+        or processor.rl_on_policy_target is not None
+    )
+    sharded = processor.do_tensor_parallel_all_gather
+    special = repacked or quantised or scaled or other_precision or sharded
+    return hasattr(head, "weight") and not special
 
 
 def _forward_batch(

@@ -39,8 +39,14 @@ class ScoreCall:
 
     @classmethod
     def bind(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ScoreCall:
-        """Bind positional and keyword arguments as `score_request` would."""
+        """Bind positional and keyword arguments as `score_request` would.
+
+        Raises:
+            TypeError: too many, unknown or repeated arguments.
+        """
         names = [f.name for f in fields(cls)]
+        if len(args) > len(names):
+            raise TypeError(f"score_request takes {len(names)} arguments, {len(args)} were given")
         return cls(**dict(zip(names, args, strict=False)), **kwargs)
 
     @property

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -19,7 +19,7 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason, prompts_of
 from sglang_prefill_ext.frontend.labels import pack_labels
 from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
-from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_logprobs
+from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
 
@@ -39,7 +39,7 @@ class Answer(Protocol):
     forwards: int
     tokens_computed: int
 
-    def logprobs(self) -> Float32Array: ...
+    def label_values(self) -> Float32Array: ...
 
 
 class SchedulerLink(Protocol):
@@ -120,6 +120,7 @@ class PackedFrontend:
         labels = self._require_eligible(call)
         async with self._link.admission():
             rows = await self._pack(call, labels)
+            rows = replace(rows, normalised=_needs_vocabulary(call))
             self._require_fitting(rows)
             answer = await self._round_trip(rows, call.request)
         if answer.status == "declined":
@@ -130,7 +131,7 @@ class PackedFrontend:
         if answer.status != "ok":
             raise PackedForwardError(answer.message)
         self.metrics.record_packed(rows, answer.forwards, answer.tokens_computed)
-        return _scored(answer.logprobs(), rows, call)
+        return _scored(answer.label_values(), rows, call)
 
     def check_limits(self, call: ScoreCall) -> None:
         """Refuse too many items, on either path.
@@ -183,7 +184,8 @@ class PackedFrontend:
             texts = [item + query if call.item_first else query + item for item in items]
             return await loop.run_in_executor(self._worker, self._encode_and_pack, texts, labels)
         args = (query, items, call.item_first, labels, self._vocab_size)
-        if len(query) + sum(map(len, items)) > _INLINE_TOKENS:
+        copies = len(items) if call.item_first else 1
+        if copies * len(query) + sum(map(len, items)) > _INLINE_TOKENS:
             return await loop.run_in_executor(self._worker, pack_token_ids, *args)
         return pack_token_ids(*args)
 
@@ -200,7 +202,7 @@ class PackedFrontend:
             return await _wait_while_connected(future, getattr(request, "is_disconnected", None))
         finally:
             del self._pending[rid]
-            if not future.done():
+            if future.cancelled() or not future.done():
                 self._link.abort(rid)
 
 
@@ -217,9 +219,14 @@ async def _wait_while_connected(
             raise RequestAbortedError("The client disconnected before the answer was ready.")
 
 
-def _scored(logprobs: Float32Array, rows: PackedRows, call: ScoreCall) -> Scored:
-    scores = scores_from_logprobs(
-        logprobs, rows, apply_softmax=call.apply_softmax, temperature=call.temperature
+def _needs_vocabulary(call: ScoreCall) -> bool:
+    """Whether the answer depends on more than the labels' logits."""
+    return call.return_token_logprobs or not call.apply_softmax
+
+
+def _scored(values: Float32Array, rows: PackedRows, call: ScoreCall) -> Scored:
+    scores = scores_from_values(
+        values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature
     )
-    token_logprobs = logprob_rows(logprobs, rows) if call.return_token_logprobs else None
+    token_logprobs = logprob_rows(values, rows) if call.return_token_logprobs else None
     return Scored(scores, rows.num_prompt_tokens, token_logprobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def common_prefix_len(rows: Sequence[Sequence[int]]) -> int:
+def common_prefix_len(rows: Sequence[list[int]]) -> int:
     """Return how many leading tokens all rows share; 0 without rows.
 
     The lexicographically smallest and largest row differ first where any two rows differ
@@ -20,7 +20,7 @@ def common_prefix_len(rows: Sequence[Sequence[int]]) -> int:
     return min(len(low), len(high))
 
 
-def shared_prefix_len(rows: Sequence[Sequence[int]], known: int = 0) -> int:
+def shared_prefix_len(rows: Sequence[list[int]], known: int = 0) -> int:
     """Return the prefix length of a packed request: at least one token stays in every row.
 
     A single row has nothing to share with, so its prefix is 0 and no merge is needed.

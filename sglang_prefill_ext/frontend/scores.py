@@ -1,4 +1,4 @@
-"""From label log-probs to what SGLang's scoring API returns."""
+"""From label values to what SGLang's scoring API returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def split_rows(values: Float32Array, rows: PackedRows) -> list[Float32Array]:
     return np.split(values, np.cumsum(rows.label_lens)[:-1])
 
 
-def scores_from_logprobs(
+def scores_from_values(
     values: Float32Array, rows: PackedRows, *, apply_softmax: bool, temperature: float
 ) -> Matrix:
     """Return one list of scores a row, in the order of its labels.
@@ -29,7 +29,8 @@ def scores_from_logprobs(
     computed in float64 like `_convert_logprobs_to_scores` does.
 
     Args:
-        values: natural-log probabilities, float32 ``[rows.num_values]``.
+        values: natural-log probabilities (or logits, with `apply_softmax`), float32
+            ``[rows.num_values]``.
         temperature: finite and > 0.
     """
     if not apply_softmax:

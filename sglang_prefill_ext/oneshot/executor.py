@@ -10,16 +10,20 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from torch import Tensor
 
+from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.readout import label_logprobs
+from sglang_prefill_ext.oneshot.readout import label_values
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``"""
+
+
+OutputHead: TypeAlias = Callable[[Tensor], Tensor]
+"""``hidden [n, hidden size] -> logits [n, columns]``"""
 
 
 class Model(Protocol):
@@ -42,6 +46,10 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary ``[n, vocab_size]`` of n hidden states."""
+        ...
+
+    def label_head(self, label_ids: Tensor) -> OutputHead | None:
+        """The output head restricted to some labels; None if it cannot be taken apart."""
         ...
 
 
@@ -83,10 +91,19 @@ class PackedExecutor:
             attend = _attend(PackedAttention(layout, model.device), held, kept, plan)
             row_lens = _row_lens(plan)
             hidden = model.hidden_states(token_ids, positions, row_lens, attend)
-            values = label_logprobs(
-                hidden[read_at], plan.label_ids, plan.label_lens, model.logits, self._readout_rows
-            )
-            return ForwardCompletion(values, kept)
+            return ForwardCompletion(self._read(hidden[read_at], plan), kept)
+
+    def _read(self, hidden: Tensor, plan: ForwardPlan) -> Tensor:
+        head: OutputHead = self._model.logits
+        columns = plan.label_ids
+        if not plan.normalised and len(columns):
+            labels, places = np.unique(columns, return_inverse=True)
+            restricted = self._model.label_head(torch.from_numpy(labels).to(hidden.device))
+            if restricted is not None:
+                head, columns = restricted, places.astype(np.int32)
+        return label_values(
+            hidden, columns, plan.label_lens, head, self._readout_rows, normalised=plan.normalised
+        )
 
 
 def _upload(arrays: tuple[NDArray[np.generic], ...], device: torch.device) -> tuple[Tensor, ...]:
@@ -94,7 +111,7 @@ def _upload(arrays: tuple[NDArray[np.generic], ...], device: torch.device) -> tu
     flat = torch.from_numpy(np.concatenate([a.astype(np.int64, copy=False) for a in arrays]))
     if device.type == "cuda":
         flat = flat.pin_memory()
-    return flat.to(device, non_blocking=True).split([len(a) for a in arrays])
+    return torch.split(flat.to(device, non_blocking=True), [len(a) for a in arrays])
 
 
 def _row_lens(plan: ForwardPlan) -> list[int]:

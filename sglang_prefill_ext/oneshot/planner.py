@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array
-
-_NO_ROWS = int_array([])
+from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +22,7 @@ class ForwardPlan:
         label_ids: labels of the rows of this forward, row by row; int32.
         label_lens: labels a row; int32 ``[layout.num_rows]``.
         hold_prefix: keep the K/V of the prefix, a later forward of the request needs it.
+        normalised: what to read, see `PackedRows`.
     """
 
     layout: ForwardLayout
@@ -31,6 +30,7 @@ class ForwardPlan:
     label_ids: Int32Array
     label_lens: Int32Array
     hold_prefix: bool
+    normalised: bool = True
 
 
 def plan_forwards(rows: PackedRows, max_tokens: int) -> list[ForwardPlan]:
@@ -75,6 +75,7 @@ def _plan(
     start = rows.prefix_len + (int(ends[first - 1]) if first else 0)
     stop = rows.prefix_len + int(ends[last - 1]) if last > first else start
     token_ids = np.concatenate((rows.tokens[held : held + fresh], rows.tokens[start:stop]))
-    label_ids, label_lens = rows.labels_of(first, last) if last > first else (_NO_ROWS, _NO_ROWS)
+    label_ids, label_lens = rows.labels_of(first, last)
     span = GroupSpan(held=held, fresh=fresh, suffix_lens=rows.suffix_lens[first:last])
-    return ForwardPlan(ForwardLayout((span,)), token_ids, label_ids, label_lens, hold)
+    layout = ForwardLayout((span,))
+    return ForwardPlan(layout, token_ids, label_ids, label_lens, hold, rows.normalised)

@@ -1,4 +1,4 @@
-"""Read label log-probs from hidden states without ever holding rows x vocabulary."""
+"""Read label values from hidden states without ever holding rows x vocabulary."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from torch import Tensor
 from sglang_prefill_ext.wire.packed import Int32Array
 
 
-def label_logprobs(
+def label_values(
     hidden: Tensor,
     label_ids: Int32Array,
     label_lens: Int32Array,
     logits_of: Callable[[Tensor], Tensor],
     chunk_rows: int,
+    *,
+    normalised: bool,
 ) -> Tensor:
     """Return ``log softmax(logits)[label]`` (natural log) of every row's labels.
 
+    A softmax over the labels alone needs no normalisation over the vocabulary; then the plain
+    logits are returned, and `logits_of` may cover the labels only.
+
     Args:
         hidden: ``[rows, hidden]``, last positions of the rows.
-        label_ids: labels row by row, ``[sum(label_lens)]``.
+        label_ids: columns of the logits to read, row by row, ``[sum(label_lens)]``.
         label_lens: labels a row, ``[rows]``; 0 rows give an empty result.
-        logits_of: ``[n, hidden] -> [n, vocabulary]``.
+        logits_of: ``[n, hidden] -> [n, columns]``.
         chunk_rows: most rows whose logits exist at a time.
 
     Returns:
@@ -40,5 +45,6 @@ def label_logprobs(
         where = np.stack((np.repeat(np.arange(last - first), lens), label_ids[start:stop]))
         row, label = torch.from_numpy(where).to(hidden.device, non_blocking=True)
         logits = logits_of(hidden[first:last]).float()
-        out[start:stop] = logits[row, label] - logits.logsumexp(dim=-1)[row]
+        values = logits[row, label]
+        out[start:stop] = values - logits.logsumexp(dim=-1)[row] if normalised else values
     return out

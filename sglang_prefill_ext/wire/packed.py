@@ -54,6 +54,9 @@ def values_from_bytes(data: bytes) -> Float32Array:
 class PackedRows:
     """All rows of one request (see the module for the layout).
 
+    The answer holds log-probs over the vocabulary if `normalised`, else logits, of which only
+    the differences within a row mean something; a softmax over a row's labels needs no more.
+
     Raises:
         PackingError: the arrays contradict each other.
     """
@@ -63,6 +66,7 @@ class PackedRows:
     suffix_lens: Int32Array
     label_ids: Int32Array
     label_lens: Int32Array
+    normalised: bool = True
 
     def __post_init__(self) -> None:
         if not len(self.suffix_lens) or int(self.suffix_lens.min()) < 1 or self.prefix_len < 0:
@@ -104,6 +108,5 @@ class PackedRows:
             rows = last - first
             counts = np.full(rows, len(self.label_ids), dtype=_INT)
             return np.tile(self.label_ids, rows), counts
-        ends = np.cumsum(self.label_lens)
-        start = int(ends[first - 1]) if first else 0
-        return self.label_ids[start : int(ends[last - 1])], self.label_lens[first:last]
+        start, stop = int(self.label_lens[:first].sum()), int(self.label_lens[:last].sum())
+        return self.label_ids[start:stop], self.label_lens[first:last]

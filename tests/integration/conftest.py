@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,13 @@ def client(server: LocalServer) -> Iterator[Client]:
 def reference(model_dir: Callable[[str], Path]) -> Reference:
     """The model of the shared server in Hugging Face."""
     return Reference(model_dir("micro"))
+
+
+@pytest.fixture
+def pool(client: Client) -> Iterator[ThreadPoolExecutor]:
+    """Threads for requests that the test does not wait for at once."""
+    pool = ThreadPoolExecutor(max_workers=16)
+    yield pool
+    # A test that failed while generation was paused would wait for its requests for ever.
+    client.post("/continue_generation", {})
+    pool.shutdown()

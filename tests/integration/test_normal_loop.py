@@ -17,7 +17,7 @@ from tests.integration.parity import assert_paths_agree, assert_same_answer
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = {"prefix": 1000, "suffixes": [250] * 150}
+LONG = {"prefix": 1000, "suffixes": [250] * 80}
 """Many forwards of the budget below: seconds of work, interruptible between two forwards."""
 PROMPT = [5, 6, 7, 8]
 
@@ -41,7 +41,7 @@ def test_the_loop_is_the_normal_one(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "suffixes"), [(40, [3] * 20), (0, [5, 9, 2]), (12, [1]), (1500, [100] * 20)]
+    ("prefix", "suffixes"), [(40, [3] * 20), (0, [5, 9, 2]), (12, [1]), (1500, [100] * 6)]
 )
 def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]) -> None:
     assert_paths_agree(client, score_body(prefix, prefix, suffixes))

@@ -62,7 +62,7 @@ def test_both_workers_pack(client: Client) -> None:
     for frontend in after.values():
         assert frontend["counters"]["fallbacks"] == {}
         assert {p["applied"] for p in frontend["patches"] if p["group"] == "frontend"} == {True}
-    for body, answer in zip(bodies, answers, strict=True):
+    for body, answer in zip(bodies[::5], answers[::5], strict=True):
         assert_same_answer(answer, client.score(body, stock=True))
 
 

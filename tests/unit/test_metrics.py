@@ -66,7 +66,9 @@ def test_prometheus_shows_the_same_numbers(registry: CollectorRegistry) -> None:
     _record_one_of_each(metrics)
 
     def exported(name: str, **extra: str) -> float | None:
-        return registry.get_sample_value(f"sglang:prefill_only_{name}_total", LABELS | extra)
+        sample = f"sglang:prefill_only_{name}_total"
+        value: float | None = registry.get_sample_value(sample, LABELS | extra)
+        return value
 
     counted = metrics.as_dict()
     for name in ("items", "forwards", "tokens_computed", "tokens_saved"):

@@ -21,6 +21,7 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend import packed_frontend
 from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, Scored, StockPathTaken
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
@@ -37,7 +38,7 @@ class StubAnswer:
     forwards: int = 1
     tokens_computed: int = 5
 
-    def logprobs(self) -> Float32Array:
+    def label_values(self) -> Float32Array:
         return np.array(self.values, dtype=np.float32)
 
 
@@ -180,6 +181,30 @@ async def test_softmax_and_temperature_reach_the_scores(
     assert (await frontend.score(call)).scores == expected
 
 
+@pytest.mark.parametrize(
+    ("apply_softmax", "return_token_logprobs", "normalised"),
+    [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
+)
+async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
+    frontend: PackedFrontend,
+    link: StubLink,
+    apply_softmax: bool,
+    return_token_logprobs: bool,
+    normalised: bool,
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    call = ScoreCall(
+        CALL.query,
+        CALL.items,
+        [7, 8],
+        apply_softmax=apply_softmax,
+        return_token_logprobs=return_token_logprobs,
+    )
+    await frontend.score(call)
+    ((_, rows),) = link.sent
+    assert rows.normalised is normalised
+
+
 async def test_a_decline_takes_the_stock_path_and_is_remembered(
     frontend: PackedFrontend, link: StubLink
 ) -> None:
@@ -251,7 +276,8 @@ async def test_a_call_cancelled_while_it_is_packed_sends_nothing(
     with pytest.raises(asyncio.CancelledError):
         await task
     go_on.set()
-    assert link.sent == link.aborted == []
+    assert link.sent == []
+    assert link.aborted == []
     assert _nothing_is_left(frontend, link)
 
 
@@ -341,11 +367,10 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
     link: StubLink, monkeypatch: pytest.MonkeyPatch, call: ScoreCall, on_the_loop: bool
 ) -> None:
     threads: list[threading.Thread] = []
-    pack = packed_frontend.pack_token_ids
 
     def noting_pack(*args: Any) -> PackedRows:
         threads.append(threading.current_thread())
-        return pack(*args)
+        return pack_token_ids(*args)
 
     monkeypatch.setattr(packed_frontend, "pack_token_ids", noting_pack)
     frontend = _frontend(link, max_forward_tokens=50_000)

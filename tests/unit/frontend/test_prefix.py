@@ -45,8 +45,18 @@ def test_known_tokens_may_be_left_out_of_the_rows(rows: list[list[int]], front: 
         ([[1], [1, 2], [1, 2, 3]], 0),
         ([[1, 2], [1, 3], [2, 2]], 0),
         ([[5, 1], [5, 2]], 1),
+        ([[], [1]], 0),
     ],
-    ids=["none", "one row", "identical", "prefix of another", "nested", "early split", "split"],
+    ids=[
+        "none",
+        "one row",
+        "identical",
+        "prefix of another",
+        "nested",
+        "early split",
+        "split",
+        "empty",
+    ],
 )
 def test_shared_prefix_of_special_rows(rows: list[list[int]], expected: int) -> None:
     assert shared_prefix_len(rows) == expected

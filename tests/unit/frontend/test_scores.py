@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.frontend.scores import logprob_rows, scores_from_logprobs
+from sglang_prefill_ext.frontend.scores import logprob_rows, scores_from_values
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 LOGPROBS = st.floats(-80, 0, width=32)
@@ -39,7 +39,7 @@ def test_softmax_scores_equal_sglangs(
     request: PlainRequest, temperature: float, data: st.DataObject
 ) -> None:
     logprobs = _values(data, request)
-    scores = scores_from_logprobs(
+    scores = scores_from_values(
         _flat(logprobs), request.pack(), apply_softmax=True, temperature=temperature
     )
     expected = [_sglang_scores(row, True, temperature) for row in logprobs]
@@ -47,12 +47,21 @@ def test_softmax_scores_equal_sglangs(
     assert [sum(row) for row in scores] == pytest.approx([1.0] * len(scores))
 
 
+def test_close_logprobs_keep_their_ratio_at_a_small_temperature() -> None:
+    request = PlainRequest([], [[1]], [[1, 2]], shared_labels=True)
+    logprobs = [-80.0, float(np.nextafter(np.float32(-80), np.float32(-81)))]
+    scores = scores_from_values(
+        _flat([logprobs]), request.pack(), apply_softmax=True, temperature=1e-6
+    )
+    _assert_equal(scores, [_sglang_scores(logprobs, True, 1e-6)])
+
+
 @given(plain_requests(), st.data())
 def test_probabilities_equal_sglangs_also_of_impossible_labels(
     request: PlainRequest, data: st.DataObject
 ) -> None:
     logprobs = _values(data, request, lowest=-math.inf)
-    scores = scores_from_logprobs(
+    scores = scores_from_values(
         _flat(logprobs), request.pack(), apply_softmax=False, temperature=1.0
     )
     _assert_equal(scores, [_sglang_scores(row, False, 1.0) for row in logprobs])
@@ -67,7 +76,7 @@ def test_logprobs_come_back_unchanged(request: PlainRequest, data: st.DataObject
 def test_scores_are_plain_floats_that_json_can_write() -> None:
     request = PlainRequest([], [[1], [2]], [[1], [2, 3]], shared_labels=False)
     for apply_softmax in (False, True):
-        scores = scores_from_logprobs(
+        scores = scores_from_values(
             np.array([-1, -2, -3], dtype=np.float32),
             request.pack(),
             apply_softmax=apply_softmax,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_prefill_ext.oneshot.executor import Attend, HeldPrefix, PackedExecutor
+from sglang_prefill_ext.oneshot.executor import Attend, HeldPrefix, OutputHead, PackedExecutor
 from sglang_prefill_ext.oneshot.planner import plan_forwards
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
@@ -34,7 +36,7 @@ class TinyModel:
         generator = torch.Generator().manual_seed(7)
 
         def weight(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator) / shape[0] ** 0.5
+            return torch.randn(*shape, generator=generator) / math.sqrt(shape[0])
 
         self.tokens, self.positions = weight(VOCAB, HIDDEN), weight(MAX_POSITION, HIDDEN)
         self.query = [weight(HIDDEN, HEADS * HEAD_DIM) for _ in range(LAYERS)]
@@ -63,14 +65,17 @@ class TinyModel:
             hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
         return hidden
 
+    def label_head(self, label_ids: Tensor) -> OutputHead | None:
+        return None
+
     def logits(self, hidden: Tensor) -> Tensor:
         self.logit_rows.append(len(hidden))
         return hidden @ self.head
 
 
 def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale, enable_gqa=True)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
@@ -98,7 +103,6 @@ def _packed(
     return values, handles
 
 
-@settings(deadline=None)
 @given(plain_requests(), st.integers(5, 40), st.integers(1, 4))
 def test_values_equal_those_of_every_row_on_its_own(
     request: PlainRequest, budget: int, readout_rows: int
@@ -108,6 +112,34 @@ def test_values_equal_those_of_every_row_on_its_own(
     assert values == pytest.approx(_row_by_row(request), abs=1e-5)
     assert sum(model.logit_rows) == len(request.suffixes)
     assert max(model.logit_rows) <= readout_rows
+
+
+class SplitHeadModel(TinyModel):
+    """A model whose output head can be restricted to labels."""
+
+    def label_head(self, label_ids: Tensor) -> OutputHead:
+        return lambda hidden: hidden @ self.head[:, label_ids]
+
+
+@pytest.mark.parametrize("model", [TinyModel(), SplitHeadModel()], ids=["whole", "split"])
+@given(plain_requests(), st.integers(5, 40))
+def test_labels_alone_are_read_without_the_vocabulary(
+    model: TinyModel, request: PlainRequest, budget: int
+) -> None:
+    executor = PackedExecutor(model, readout_bytes=VOCAB * 4)
+    model.logit_rows.clear()
+    held, values = None, []
+    for plan in plan_forwards(replace(request.pack(), normalised=False), budget):
+        completion = executor.launch(plan, held)
+        held = completion.held
+        values += completion.wait().tolist()
+    expected = iter(_row_by_row(request))
+    for labels in request.labels:
+        row = torch.tensor([next(expected) for _ in labels])
+        read = torch.tensor([values.pop(0) for _ in labels])
+        assert torch.allclose(read.softmax(0), row.softmax(0), atol=1e-5)
+    assert not values
+    assert bool(model.logit_rows) is (type(model) is TinyModel)
 
 
 LONG = PlainRequest(
@@ -169,8 +201,13 @@ def test_forwards_are_launched_on_the_models_stream(monkeypatch: pytest.MonkeyPa
             events.append("exit")
 
     logits = model.logits
+
+    def noted_logits(hidden: Tensor) -> Tensor:
+        events.append("logits")
+        return logits(hidden)
+
     monkeypatch.setattr(model, "stream", Stream)
-    monkeypatch.setattr(model, "logits", lambda hidden: events.append("logits") or logits(hidden))
+    monkeypatch.setattr(model, "logits", noted_logits)
     (plan,) = plan_forwards(LONG.pack(), 100)
     PackedExecutor(model, readout_bytes=1 << 20).launch(plan, None)
     assert events == ["enter", "logits", "exit"]

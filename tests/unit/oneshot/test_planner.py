@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -77,6 +78,13 @@ def test_the_labels_of_all_forwards_are_the_requests(request: PlainRequest, budg
         assert ends[-1] == len(flat)
         labels += [flat[a:b] for a, b in pairwise(ends)]
     assert labels == request.labels
+
+
+@given(REQUESTS, BUDGETS)
+def test_all_forwards_read_what_the_request_wants(request: PlainRequest, budget: int) -> None:
+    for normalised in (False, True):
+        rows = replace(request.pack(), normalised=normalised)
+        assert {plan.normalised for plan in plan_forwards(rows, budget)} == {normalised}
 
 
 @given(REQUESTS)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_prefill_ext.oneshot.readout import label_logprobs
+from sglang_prefill_ext.oneshot.readout import label_values
 from sglang_prefill_ext.wire.packed import int_array
 
 HIDDEN, VOCAB = 6, 11
@@ -37,7 +37,9 @@ def test_values_equal_log_softmax_for_every_chunk_size(
         return states @ head
 
     flat = int_array([label for row in labels for label in row])
-    values = label_logprobs(hidden, flat, int_array([*map(len, labels)]), logits_of, chunk_rows)
+    values = label_values(
+        hidden, flat, int_array([*map(len, labels)]), logits_of, chunk_rows, normalised=True
+    )
 
     table = torch.log_softmax((hidden @ head).double(), dim=-1)
     expected = [float(table[row, label]) for row, one in enumerate(labels) for label in one]
@@ -49,12 +51,13 @@ def test_values_equal_log_softmax_for_every_chunk_size(
 
 def test_half_precision_logits_are_normalised_in_float32() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0)).bfloat16()
-    values = label_logprobs(
+    values = label_values(
         torch.arange(3.0)[:, None],
         int_array([1, 2, 3]),
         int_array([1, 1, 1]),
         lambda states: logits[states[:, 0].long()],
         chunk_rows=2,
+        normalised=True,
     )
     table = torch.log_softmax(logits.double(), dim=-1)
     assert values.tolist() == pytest.approx([float(table[n, n + 1]) for n in range(3)], rel=1e-6)
@@ -63,7 +66,9 @@ def test_half_precision_logits_are_normalised_in_float32() -> None:
 def test_labels_may_lie_in_read_only_memory() -> None:
     labels = np.frombuffer(int_array([4, 2]).tobytes(), dtype=np.int32)
     hidden, head = _random(2, 1.0)
-    values = label_logprobs(hidden, labels, int_array([1, 1]), lambda states: states @ head, 1)
+    values = label_values(
+        hidden, labels, int_array([1, 1]), lambda states: states @ head, 1, normalised=True
+    )
     assert len(values) == 2
 
 
@@ -72,6 +77,13 @@ def test_no_rows_need_no_logits() -> None:
         raise AssertionError("there is nothing to read")
 
     empty = int_array([])
-    values = label_logprobs(torch.empty(0, HIDDEN), empty, empty, logits_of, 4)
+    values = label_values(torch.empty(0, HIDDEN), empty, empty, logits_of, 4, normalised=True)
     assert values.shape == (0,)
     assert values.dtype == torch.float32
+
+
+def test_plain_logits_are_read_where_no_normalisation_is_asked() -> None:
+    hidden, head = _random(2, 1.0)
+    columns, lens = int_array([0, 3, 3]), int_array([2, 1])
+    values = label_values(hidden, columns, lens, lambda h: h @ head, 1, normalised=False)
+    assert values.tolist() == pytest.approx((hidden @ head)[[0, 0, 1], [0, 3, 3]].tolist())

@@ -25,7 +25,13 @@ ARRAYS = ("tokens", "suffix_lens", "label_ids", "label_lens")
 def test_a_round_trip_through_bytes_keeps_every_row(request: PlainRequest) -> None:
     sent = request.pack()
     arrays = {name: from_bytes(getattr(sent, name).tobytes()) for name in ARRAYS}
-    received = PackedRows(prefix_len=sent.prefix_len, **arrays)
+    received = PackedRows(
+        arrays["tokens"],
+        sent.prefix_len,
+        arrays["suffix_lens"],
+        arrays["label_ids"],
+        arrays["label_lens"],
+    )
     for name in ARRAYS:
         assert getattr(received, name).tolist() == getattr(sent, name).tolist()
         assert getattr(received, name).dtype == np.int32

@@ -1,0 +1,109 @@
+"""Pauses, cache flushes and weight updates while packed requests are queued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sglang_prefill_ext.local_server import LocalServer
+from tests.integration.client import Client, score_body
+from tests.integration.load import steady_load
+from tests.integration.processes import held_back
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+BODIES = [score_body(seed, 60, [20] * 10) for seed in range(3)]
+
+
+@pytest.fixture
+def new_weights(model_dir: Callable[[str], Path]) -> dict[str, str]:
+    """A weight update that loads the same weights again."""
+    return {"model_path": str(model_dir("micro"))}
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+def test_a_pause_holds_queued_requests_back(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor, mode: str
+) -> None:
+    wanted = [client.score(body) for body in BODIES]
+    with client.counting() as moved:
+        with held_back(server, client, pool, BODIES) as replies:
+            assert client.post("/pause_generation", {"mode": mode}).status_code == 200
+        assert client.scheduler()["queue"] == {"requests": 3, "tokens": 3 * 260}
+        later = pool.submit(client.score, BODIES[0])
+    assert not any(reply.done() for reply in [*replies, later])
+    assert moved["scheduler.forwards"] == 0
+    assert client.post("/continue_generation", {}).status_code == 200
+    assert [reply.result().json() for reply in replies] == wanted
+    assert later.result() == wanted[0]
+
+
+def test_a_pause_that_aborts_ends_queued_requests(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    with held_back(server, client, pool, BODIES) as replies:
+        pause = pool.submit(client.post, "/pause_generation", {"mode": "abort"})
+    assert pause.result().status_code == 200
+    assert {reply.result().status_code for reply in replies} == {503}
+    assert client.post("/continue_generation", {}).status_code == 200
+    assert client.score(BODIES[0])["scores"]
+
+
+def test_an_idle_server_flushes(client: Client) -> None:
+    client.wait_idle()
+    assert client.http.post("/flush_cache").status_code == 200
+
+
+def test_a_flush_is_refused_while_requests_are_queued(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    with held_back(server, client, pool, BODIES) as replies:
+        flush = pool.submit(client.http.post, "/flush_cache")
+    assert flush.result().status_code == 400
+    assert {reply.result().status_code for reply in replies} == {200}
+
+
+def test_a_flush_with_a_timeout_waits_for_queued_requests(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    with client.counting() as moved:
+        with held_back(server, client, pool, BODIES) as replies:
+            flush = pool.submit(client.http.post, "/flush_cache", params={"timeout": 60})
+        assert flush.result().status_code == 200
+    assert moved["frontend.requests.packed"] == len(BODIES)
+    assert {reply.result().status_code for reply in replies} == {200}
+
+
+def test_a_retracting_pause_lets_the_cache_be_flushed_and_weights_be_updated(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor, new_weights: dict[str, str]
+) -> None:
+    wanted = [client.score(body) for body in BODIES]
+    with held_back(server, client, pool, BODIES) as replies:
+        client.post("/pause_generation", {"mode": "retract"})
+    assert client.http.post("/flush_cache").status_code == 200
+    update = client.post("/update_weights_from_disk", new_weights)
+    assert (update.status_code, update.json()["success"]) == (200, True), update.text
+    client.post("/continue_generation", {})
+    assert [reply.result().json() for reply in replies] == wanted
+
+
+def test_a_weight_update_waits_for_requests_under_way(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor, new_weights: dict[str, str]
+) -> None:
+    wanted = [client.score(body) for body in BODIES]
+    with held_back(server, client, pool, BODIES) as replies:
+        update = pool.submit(client.post, "/update_weights_from_disk", new_weights)
+        assert not update.done()
+    assert update.result().json()["success"], update.result().text
+    assert [reply.result().json() for reply in replies] == wanted
+
+
+def test_weight_updates_under_load(client: Client, new_weights: dict[str, str]) -> None:
+    with steady_load(client, BODIES[0]) as answers:
+        for _ in range(3):
+            update = client.post("/update_weights_from_disk", new_weights)
+            assert update.json()["success"], update.text
+    assert all(answer == answers[0] for answer in answers)
