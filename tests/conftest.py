@@ -17,7 +17,12 @@ settings.load_profile("default")
 CACHE = Path(__file__).parent.parent / ".cache"
 
 # An idle scheduler polls at full speed unless told otherwise; other servers start beside it.
-EXTENSION_FLAGS = ("--enable-prefill-only", "--enable-metrics", "--sleep-on-idle")
+EXTENSION_FLAGS = (
+    "--enable-prefill-only",
+    "--prefill-only-max-items=400",
+    "--enable-metrics",
+    "--sleep-on-idle",
+)
 
 
 @pytest.fixture(scope="session")

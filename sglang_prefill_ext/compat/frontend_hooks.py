@@ -53,7 +53,7 @@ async def score_request(
     frontend: PackedFrontend | None = getattr(manager, _ATTRIBUTE, None)
     if frontend is None:
         return await original(manager, *args, **kwargs)
-    call = ScoreCall.bind(args, kwargs)
+    call = ScoreCall(*args, **kwargs)
     try:
         if _opted_out(call.request):
             raise StockPathTaken("opted_out")

@@ -23,16 +23,16 @@ def show_rankings(
 ) -> None:
     """Print the best items of both paths side by side."""
     table = Table(title=f"Best of {len(items)} items for “{query}”", title_justify="left")
-    table.add_column("#", justify="right")
+    table.add_column("#", justify="right", min_width=2)
     for path in PATHS:
-        table.add_column(f"{path}: item", max_width=48, overflow="ellipsis", no_wrap=True)
-        table.add_column("score", justify="right")
-        table.add_column("grade", justify="right")
+        table.add_column(f"{path}: item", max_width=44, overflow="ellipsis", no_wrap=True)
+        table.add_column("score", justify="right", min_width=6)
+        table.add_column("grade", justify="right", min_width=5)
     for place in range(min(_SHOWN, len(items))):
         row = [str(place + 1)]
         for path in PATHS:
             item = rankings[path].order[place]
-            row += [items[item], f"{rankings[path].scores[item]:.6f}", str(relevance[item])]
+            row += [items[item], f"{rankings[path].scores[item]:.4f}", str(relevance[item])]
         table.add_row(*row)
     console.print(table)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 # Arguments that change what is computed; a call that sets one of them is not packed (yet).
@@ -36,18 +36,6 @@ class ScoreCall:
     temperature: float = 1.0
     return_token_logprobs: bool = False
     image_data: Any = None
-
-    @classmethod
-    def bind(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ScoreCall:
-        """Bind positional and keyword arguments as `score_request` would.
-
-        Raises:
-            TypeError: too many, unknown or repeated arguments.
-        """
-        names = [f.name for f in fields(cls)]
-        if len(args) > len(names):
-            raise TypeError(f"score_request takes {len(names)} arguments, {len(args)} were given")
-        return cls(**dict(zip(names, args, strict=False)), **kwargs)
 
     @property
     def num_items(self) -> int:

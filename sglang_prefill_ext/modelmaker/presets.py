@@ -116,7 +116,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "ranker": Preset(
             "Qwen3, trained to answer whether an item of the synthetic catalogue fits a query",
             "qwen3",
-            _shape(hidden=128, layers=2, heads=4, kv_heads=2, intermediate=384),
+            _shape(hidden=128, layers=3, heads=4, kv_heads=2, intermediate=128),
             trained=True,
         ),
     }

@@ -33,5 +33,5 @@ def test_any_mixture_of_positions_and_keywords_binds_as_score_request_would() ->
     values = [object() for _ in names]
     for positional in range(len(names) + 1):
         kwargs = dict(zip(names[positional:], values[positional:], strict=True))
-        call = ScoreCall.bind(tuple(values[:positional]), kwargs)
+        call = ScoreCall(*values[:positional], **kwargs)
         assert [getattr(call, name) for name in names] == values

@@ -47,7 +47,7 @@ def main() -> None:
             if before.get(name) is not value
         ),
         "flags": sorted(patch.target for patch in PATCHES if patch.group is Group.FLAGS),
-        "applied": [state.target for state in engine.states() if state.applied],
+        "applied": sorted(state.target for state in engine.states() if state.applied),
         "carried": [name for name in vars(args) if "prefill" in name],
         "same_routes": routes() == stock_routes,
     }

@@ -75,7 +75,7 @@ def test_loads_count_packed_work(client: Client) -> None:
         seen[:] = waiting()
         return bool(seen)
 
-    bodies = [score_body(seed, **LONG) for seed in range(6)]
+    bodies = [score_body(seed, **LONG) for seed in range(4)]
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = list(map(pool.submit, [client.score] * len(bodies), bodies))
         wait_until(shows_up)

@@ -28,7 +28,7 @@ def test_a_client_that_leaves_the_queue_costs_no_forward(
         with held_back(server, client, pool, []):
             with pytest.raises(httpx.ReadTimeout):
                 client.http.post("/v1/score", json=SMALL, timeout=0.5)
-            time.sleep(1.5)  # the front end looks once a second whether clients are there
+            time.sleep(2)  # the front end looks once a second whether clients are there
         client.wait_idle()
     assert moved["frontend.requests.aborted"] == 1
     assert moved["scheduler.requests.aborted"] == 1

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.timeout(900)
 
 WITHOUT_US = {"SGLANG_PLUGINS": "prefill_cpu,smg-servicer,smg-zmq"}
 """SGLang loads the plugins named here: all but ours. Without the CPU platform nothing starts."""
+SAME_ORDER = {"PYTHONHASHSEED": "0"}
+"""FastAPI names routes with several methods after the first of a set."""
 OURS_ALONE = {"SGLANG_PLUGINS": "prefill_only,prefill_cpu"}
 
 RANDOM_FIELDS = re.compile(
@@ -74,10 +77,16 @@ def recordings(model_dir: Callable[[str], Path]) -> tuple[Recording, Recording]:
     """Answers of a server with the plugin installed, and of one that never loads it."""
     model = model_dir("micro")
     name = ("--served-model-name", "default")
-    with serving(model, "flag_off", *name) as client:
+    with serving(model, "flag_off", *name, env=SAME_ORDER) as client:
         off = record(client)
-    with serving(model, "without_plugin", *name, env=WITHOUT_US) as client:
+    with serving(model, "without_plugin", *name, env=SAME_ORDER | WITHOUT_US) as client:
         return off, record(client)
+
+
+def test_the_other_server_lacks_only_our_plugin() -> None:
+    groups = ("sglang.srt.platforms", "sglang.srt.plugins")
+    installed = {plugin.name for group in groups for plugin in entry_points(group=group)}
+    assert installed - set(WITHOUT_US["SGLANG_PLUGINS"].split(",")) == {"prefill_only"}
 
 
 @pytest.mark.parametrize("name", requests())

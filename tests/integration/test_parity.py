@@ -47,7 +47,7 @@ def bodies(draw: st.DrawFn) -> Json:
     return body
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(bodies())
 def test_random_requests(client: Client, body: Json) -> None:
     assert_paths_agree(client, body)

@@ -90,7 +90,7 @@ def test_prompts(query: Any, items: Any, expected: tuple[Any, list[Any]]) -> Non
 
 
 def test_binding_takes_positions_and_keywords() -> None:
-    call = ScoreCall.bind(("q", ["a"], [1]), {"item_first": True, "temperature": 2.0})
+    call = ScoreCall("q", ["a"], [1], item_first=True, temperature=2.0)
     assert call == ScoreCall("q", ["a"], [1], item_first=True, temperature=2.0)
 
 
@@ -103,4 +103,4 @@ def test_arguments_that_do_not_fit_are_a_type_error(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     with pytest.raises(TypeError):
-        ScoreCall.bind(args, kwargs)
+        ScoreCall(*args, **kwargs)

@@ -1,0 +1,72 @@
+"""A scheduler that stands still, and one that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sglang_prefill_ext.local_server import LocalServer
+from tests.integration.client import Client, score_body, wait_until
+from tests.integration.processes import scheduler_pid, stopped
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+BODIES = [score_body(seed, 60, [20] * 10) for seed in range(4)]
+
+
+def test_clients_wait_for_a_scheduler_that_stands_still(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    wanted = [client.score(body) for body in BODIES]
+    with stopped(scheduler_pid(server)):
+        replies = [pool.submit(client.score, body) for body in BODIES]
+        status = client.status()
+        assert status["schedulers"] == []  # silent ones are left out
+        assert not any(reply.done() for reply in replies)
+    assert [reply.result() for reply in replies] == wanted
+    assert client.score(BODIES[0], stock=True)["usage"] == wanted[0]["usage"]
+
+
+def test_a_status_after_a_silent_scheduler_is_a_fresh_one(
+    server: LocalServer, client: Client
+) -> None:
+    with stopped(scheduler_pid(server)):
+        assert client.status()["schedulers"] == []
+    for _ in range(3):
+        before = client.scheduler()["counters"]["forwards"]
+        client.score(BODIES[0])
+        assert client.scheduler()["counters"]["forwards"] == before + 1
+
+
+@pytest.fixture
+def mortal(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalServer]:
+    """A server of this test's own."""
+    log = tmp_path_factory.mktemp("mortal") / "mortal.log"
+    with LocalServer(model_dir("micro"), ["--enable-prefill-only"], log_path=log) as running:
+        yield running
+
+
+def test_when_the_scheduler_dies_clients_get_an_error_and_the_server_ends(
+    mortal: LocalServer,
+) -> None:
+    client, scheduler = Client(mortal.base_url), scheduler_pid(mortal)
+    with client.http, ThreadPoolExecutor() as pool:
+        assert client.score(BODIES[0])["scores"]
+        with stopped(scheduler):
+            packed = pool.submit(client.post, "/v1/score", BODIES[0])
+            stock = pool.submit(client.post, "/v1/score", BODIES[1], stock=True)
+            wait_until(lambda: client.status()["frontend"]["in_flight"] == 1)
+            os.kill(scheduler, signal.SIGKILL)
+        for reply in (packed, stock):
+            error = reply.exception()
+            assert isinstance(error, httpx.TransportError)
+            assert not isinstance(error, httpx.TimeoutException)
+    wait_until(lambda: not mortal.pids)

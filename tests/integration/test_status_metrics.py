@@ -1,0 +1,137 @@
+"""The status page and Prometheus count exactly what was sent."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sglang_prefill_ext import __version__
+from tests.integration.client import Client, Json, score_body
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+BODY = score_body(1, 40, [3, 7, 1])
+PROMPT_TOKENS = 3 * 40 + 11
+COMPUTED_TOKENS = 40 + 11
+
+FALLBACKS: dict[str, tuple[Json, str]] = {
+    "no items": ({"items": []}, "no_items"),
+    "labels twice": ({"label_token_ids": [5, 5]}, "unusual_input"),
+    "temperature without softmax": ({"temperature": 2.0}, "unusual_input"),
+    "mixed text and ids": ({"query": "text"}, "unusual_input"),
+    "longer than the context": ({"query": [7] * 33_000}, "prompt_too_long"),
+    "longer than a forward": ({"query": [], "items": [[7] * 16_385]}, "row_over_budget"),
+    "pooled": ({"return_pooled_hidden_states": True}, "pooled_hidden_states"),
+    "extraction": ({"score_extraction_token": "a"}, "score_extraction"),
+    "overrides": ({"embed_override_token_id": 5}, "embed_overrides"),
+}
+
+
+def test_what_runs_is_shown(client: Client) -> None:
+    status = client.status()
+    assert status["enabled"] is True
+    assert status["version"] == __version__
+    assert status["sglang_version"] == version("sglang")
+    assert status["config"]["max_items"] == 400
+    assert status["config"]["max_forward_tokens"] == 16_384
+    (scheduler,) = status["schedulers"]
+    assert (scheduler["dp_rank"], scheduler["packed"], scheduler["declined_reason"]) == (
+        0,
+        True,
+        None,
+    )
+
+
+def test_every_patch_of_a_process_is_applied(client: Client) -> None:
+    status = client.status()
+    processes = {"frontend": status["frontend"], "scheduler": status["schedulers"][0]}
+    for group, process in processes.items():
+        patches = [patch for patch in process["patches"] if patch["group"] == group]
+        assert patches
+        assert all(patch["applied"] and patch["drift"] is False for patch in patches)
+
+
+def test_a_packed_request_is_one_request_everywhere(client: Client) -> None:
+    with client.counting() as moved:
+        client.score(BODY)
+    assert +moved == {
+        "frontend.requests.packed": 1,
+        "frontend.items": 3,
+        "frontend.forwards": 1,
+        "frontend.tokens_computed": COMPUTED_TOKENS,
+        "frontend.tokens_saved": PROMPT_TOKENS - COMPUTED_TOKENS,
+        "scheduler.requests.ok": 1,
+        "scheduler.rows": 3,
+        "scheduler.forwards": 1,
+        "scheduler.tokens_computed": COMPUTED_TOKENS,
+        "scheduler.tokens_saved": PROMPT_TOKENS - COMPUTED_TOKENS,
+    }
+
+
+def test_computed_and_saved_tokens_add_up_to_the_usage(client: Client) -> None:
+    bodies = [
+        BODY,
+        score_body(2, 0, [5]),
+        score_body(3, 300, [60] * 300),
+        {"query": "some words ", "items": ["a", "b c", ""], "label_token_ids": [5]},
+    ]
+    with client.counting() as moved:
+        prompt_tokens = sum(client.score(body)["usage"]["prompt_tokens"] for body in bodies)
+    computed, saved = moved["frontend.tokens_computed"], moved["frontend.tokens_saved"]
+    assert computed + saved == prompt_tokens
+    assert moved["frontend.requests.packed"] == len(bodies)
+    assert moved["frontend.forwards"] == len(bodies) + 1  # one needs two
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_every_fall_back_is_counted_by_its_reason(client: Client, name: str) -> None:
+    fields, reason = FALLBACKS[name]
+    with client.counting() as moved:
+        client.post("/v1/score", BODY | fields)
+    assert +moved == {"frontend.requests.stock": 1, f"frontend.fallbacks.{reason}": 1}
+
+
+@pytest.mark.parametrize("value", ["off", "OFF"])
+def test_the_header_opts_out(client: Client, value: str) -> None:
+    with client.counting() as moved:
+        client.http.post("/v1/score", json=BODY, headers={"X-Prefill-Only": value})
+    assert +moved == {"frontend.requests.stock": 1, "frontend.fallbacks.opted_out": 1}
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_refusals_are_counted(client: Client, stock: bool) -> None:
+    with client.counting() as moved:
+        client.post("/v1/score", BODY | {"items": [[5]] * 401}, stock=stock)
+    assert +moved == {"frontend.requests.refused": 1}
+
+
+def test_other_routes_count_nothing(client: Client) -> None:
+    with client.counting() as moved:
+        client.generate([5, 6], 3)
+        client.http.get("/health_generate")
+    assert not +moved
+
+
+def test_prometheus_agrees_with_the_status(client: Client) -> None:
+    client.score(BODY)
+    client.score(BODY, stock=True)
+    text = client.http.get("/metrics").text
+    counters = client.status()["frontend"]["counters"]
+    assert exported(text, "requests", "path") == counters["requests"]
+    assert exported(text, "fallbacks", "reason") == counters["fallbacks"]
+    for name in ("items", "forwards", "tokens_computed", "tokens_saved"):
+        assert exported(text, name, "model_name").popitem()[1] == counters[name]
+
+
+def exported(text: str, name: str, label: str) -> dict[str, Any]:
+    """Values of one of our counters by the value of a label."""
+    full = f"sglang:prefill_only_{name}_total"
+    return {
+        sample.labels[label]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == full
+    }
