@@ -10,6 +10,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, PlatformEnum, S
 
 _STOCK_PROBES = (
     "_is_cpu_available",  # the in-tree CPU engine, chosen by SGLANG_USE_CPU_ENGINE=1
+    "_is_sail_available",
     "_is_cuda_available",
     "_is_rocm_available",
     "_is_npu_available",

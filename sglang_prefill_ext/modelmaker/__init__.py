@@ -1,5 +1,6 @@
-"""Small models made on the spot, offline: random ones for parity, and a trained ranker."""
+"""Makes small models on the spot: no download, the same bytes every time."""
 
 from sglang_prefill_ext.modelmaker.maker import make_model
+from sglang_prefill_ext.modelmaker.presets import PRESETS, Preset
 
-__all__ = ["make_model"]
+__all__ = ["PRESETS", "Preset", "make_model"]

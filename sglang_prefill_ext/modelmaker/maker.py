@@ -1,27 +1,18 @@
-"""Make a model directory once; a marker in it tells what it holds."""
+"""`make_model`: write a preset as a Hugging Face model directory, once."""
 
-from __future__ import annotations
-
+import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.errors import ModelSpecError
-from sglang_prefill_ext.modelmaker.presets import PRESETS, VOCABULARY, Preset
+from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY, Preset
 
-MARKER = "prefill-model.json"
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """What determines the files of a model directory."""
-
-    preset: str
-    seed: int
-    version: str = __version__
+MARKER = ".sglang-prefill-model.json"
+"""Says which preset, seed and version a directory holds; written last."""
 
 
 def make_model(
@@ -32,83 +23,100 @@ def make_model(
     force: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
-    """Make a model in Hugging Face format, offline; the same bytes for the same preset and seed.
+    """Write the model `preset` to `directory` and return the directory.
 
-    A directory that holds this very model is returned as it is. It appears under its name only
-    when it is complete, so an interrupted call leaves no half model behind.
+    Works offline. The same preset and seed give the same bytes on the same machine and
+    versions. The directory loads with `AutoModelForCausalLM`, `AutoTokenizer` and SGLang.
+
+    A directory that already holds this preset, seed and version of the recipe is returned
+    at once. One made with others is replaced. A model is built next to its place and moved
+    there when complete, so an interrupted call leaves nothing that looks like a model.
 
     Args:
-        preset: a name of `PRESETS`.
-        directory: where to put it; made if missing.
-        force: make it anew, also over a model of another preset or seed.
-        progress: called with a line of text as the work goes on.
-
-    Returns:
-        `directory`.
+        preset: a name from `PRESETS`.
+        directory: where to; it is created, and its parents too.
+        seed: of the random weights, from 0 to 2**63 - 1.
+        force: build again what is already there.
+        progress: is told what is being done, one line at a time.
 
     Raises:
-        ModelSpecError: unknown preset, or `directory` holds something else.
+        ModelSpecError: unknown preset, seed out of range, or `directory` is a file or holds
+            files that this function did not write.
     """
-    if preset not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise ModelSpecError(f"preset: {preset!r} is unknown. Choose one of: {known}.")
-    origin = _Origin(preset, seed)
-    if not force and _holds(directory, origin):
+    directory = directory.expanduser().resolve()
+    spec = _check(preset, seed)
+    marker: dict[str, object] = {
+        "preset": preset,
+        "seed": seed,
+        "version": __version__,
+        "recipe": _recipe_digest(),
+    }
+    if _holds(directory, marker) and not force:
         return directory
-    _refuse_foreign(directory, force=force)
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _write(PRESETS[preset], partial, seed, progress or _silent)
-    (partial / MARKER).write_text(json.dumps(asdict(origin), indent=2) + "\n")
-    shutil.rmtree(directory, ignore_errors=True)
-    partial.rename(directory)
+    _refuse_foreign(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
+        built = Path(scratch) / "model"
+        _build(spec, built, seed, progress or _silent)
+        (built / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
+        if directory.exists():
+            shutil.rmtree(directory)
+        built.rename(directory)
     return directory
 
 
-def _holds(directory: Path, origin: _Origin) -> bool:
-    marker = directory / MARKER
-    return marker.is_file() and json.loads(marker.read_text()) == asdict(origin)
-
-
-def _refuse_foreign(directory: Path, *, force: bool) -> None:
-    """Refuse to overwrite what was not made here, or, without `force`, what was made otherwise."""
-    if not directory.exists():
-        return
-    if not directory.is_dir():
-        raise ModelSpecError(f"directory: {directory} is a file. Name a directory.")
-    if (directory / MARKER).is_file():
-        found = json.loads((directory / MARKER).read_text())
-        if force or found.get("version") != __version__:
-            return
-        raise ModelSpecError(
-            f"directory: {directory} holds the preset {found.get('preset')!r} with seed "
-            f"{found.get('seed')}. Use --force to replace it, or another directory."
-        )
-    if any(directory.iterdir()):
-        raise ModelSpecError(
-            f"directory: {directory} is not empty and was not made by this command. "
-            "Name another directory."
-        )
-
-
-def _write(preset: Preset, directory: Path, seed: int, progress: Callable[[str], None]) -> None:
-    # Imported late: transformers takes seconds, and a model that is there already needs none.
-    from sglang_prefill_ext.modelmaker import ranker
+def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str], None]) -> None:
+    # Here, because they import torch and transformers: seconds that a model which is already
+    # there, and a refusal, do not need.
+    from sglang_prefill_ext.modelmaker import ranker, weights
     from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
-    from sglang_prefill_ext.modelmaker.weights import build_model, randomise, save_model
 
-    progress("training the tokenizer")
-    tokenizer = train_tokenizer(VOCABULARY, preset.shape["max_position_embeddings"])
-    tokenizer.save_pretrained(directory)
-    progress("initialising the weights")
-    model = build_model(preset, tokenizer, seed)
-    randomise(model, seed)
+    progress(f"training a tokenizer of {VOCABULARY} tokens")
+    tokenizer = train_tokenizer(VOCABULARY, CONTEXT_LENGTH)
+    progress("drawing random weights")
+    model = weights.build_model(preset, tokenizer, seed)
+    weights.randomise(model, seed)
     if preset.trained:
         ranker.train(model, tokenizer, seed, progress=progress)
-    progress("saving")
-    save_model(model, directory)
+    progress(f"writing {model.num_parameters():,} parameters")
+    weights.save_model(model, directory)
+    tokenizer.save_pretrained(directory, save_jinja_files=False)
 
 
-def _silent(_line: str) -> None:
+def _check(preset: str, seed: int) -> Preset:
+    if preset not in PRESETS:
+        raise ModelSpecError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
+    if not 0 <= seed < 2**63:
+        raise ModelSpecError(f"seed is {seed}; give a whole number from 0 to 2**63 - 1")
+    return PRESETS[preset]
+
+
+def _holds(directory: Path, marker: dict[str, object]) -> bool:
+    try:
+        found = json.loads((directory / MARKER).read_text())
+    except (OSError, ValueError):
+        return False
+    return found == marker and (directory / "model.safetensors").is_file()
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Only an empty place, or a directory that `make_model` wrote, may be replaced."""
+    if not directory.exists() or (directory / MARKER).is_file():
+        return
+    if not directory.is_dir() or any(directory.iterdir()):
+        raise ModelSpecError(
+            f"directory {str(directory)!r} holds something that make-model did not write "
+            f"(it has no {MARKER}); name a new or empty directory, or remove it first"
+        )
+
+
+def _recipe_digest() -> str:
+    """Changes with any source file of this package, and with it every model made."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _silent(_: str) -> None:
     pass

@@ -93,6 +93,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 **_FAMILY,
                 sliding_window=_WINDOW,
                 query_pre_attn_scalar=128 // 4,
+                hidden_act="gelu_pytorch_tanh",  # SGLang reads this older name too
                 tie_word_embeddings=True,
             ),
         ),

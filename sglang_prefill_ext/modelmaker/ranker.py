@@ -22,11 +22,8 @@ WARM_UP = 0.1
 SAME_CATEGORY = 0.6
 """Share of the training rows whose item is of the category that the query asks for."""
 
-TARGETS = tuple(
-    (2.0**grade - 1) / (2.0**catalogue.MAX_RELEVANCE - 1)
-    for grade in range(catalogue.MAX_RELEVANCE + 1)
-)
-"""Wanted probability of "yes" for every grade of relevance: the gain that NDCG gives it."""
+TARGETS = tuple(grade / catalogue.MAX_RELEVANCE for grade in range(catalogue.MAX_RELEVANCE + 1))
+"""Wanted probability of "yes" for every grade of relevance."""
 
 _REPORT_EVERY = 100
 
