@@ -55,11 +55,11 @@ async def score_request(
         return await original(manager, *args, **kwargs)
     call = ScoreCall(*args, **kwargs)
     try:
+        frontend.check_limits(call)
         if _opted_out(call.request):
             raise StockPathTaken("opted_out")
         scored = await frontend.score(call)
     except StockPathTaken as stock:
-        frontend.check_limits(call)
         frontend.metrics.record_fallback(stock.reason)
         return await original(manager, *args, **kwargs)
     except RequestError:

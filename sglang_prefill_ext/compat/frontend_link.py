@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,6 +25,7 @@ class TokenizerManagerLink:
         self._manager = manager
         self._status_lock = asyncio.Lock()
         self._status_replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._status_rid = ""
 
     @asynccontextmanager
     async def admission(self) -> AsyncIterator[None]:
@@ -60,9 +62,9 @@ class TokenizerManagerLink:
         """Ask every replica for its packed queue and counters; silent ones are left out."""
         self._manager.auto_create_handle_loop()
         async with self._status_lock:
-            while not self._status_replies.empty():
-                self._status_replies.get_nowait()
-            self._manager._dispatch_to_scheduler(PackedStatusReq())
+            self._status_replies = asyncio.Queue()
+            self._status_rid = f"status-{uuid.uuid4().hex}"
+            self._manager._dispatch_to_scheduler(PackedStatusReq(rid=self._status_rid))
             replies = []
             try:
                 async with asyncio.timeout(_STATUS_TIMEOUT_S):
@@ -73,4 +75,5 @@ class TokenizerManagerLink:
         return sorted(replies, key=lambda reply: int(reply["dp_rank"]))
 
     def deliver_status(self, message: PackedStatusResult) -> None:
-        self._status_replies.put_nowait(json.loads(message.payload))
+        if message.rid == self._status_rid:  # else it comes too late for its own request
+            self._status_replies.put_nowait(json.loads(message.payload))

@@ -44,8 +44,9 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     def on_request(message: PackedScoreReq) -> None:
         runtime.submit(message.rid, message.rows(), message)
 
-    def on_status(_message: PackedStatusReq) -> PackedStatusResult:
-        return PackedStatusResult(payload=json.dumps(_status(scheduler, runtime)).encode())
+    def on_status(message: PackedStatusReq) -> PackedStatusResult:
+        payload = json.dumps(_status(scheduler, runtime)).encode()
+        return PackedStatusResult(rid=message.rid, payload=payload)
 
     scheduler._request_dispatcher._mapping[PackedScoreReq] = on_request
     scheduler._request_dispatcher._mapping[PackedStatusReq] = on_status
@@ -65,12 +66,24 @@ def step_then_next_batch(
     return original(scheduler, *args, **kwargs)
 
 
-def is_fully_idle(original: Callable[..., bool], scheduler: Any, *args: Any, **kwargs: Any) -> bool:
-    """AROUND `Scheduler.is_fully_idle`: flushes and weight updates wait for packed work."""
+def is_fully_idle(
+    original: Callable[..., bool],
+    scheduler: Any,
+    for_health_check: bool = False,
+    ignore_waiting: bool = False,
+) -> bool:
+    """AROUND `Scheduler.is_fully_idle`: flushes and weight updates wait for packed work.
+
+    While the engine is paused SGLang asks to ignore what only waits; weights may change then,
+    so requests that have begun start over.
+    """
     runtime: PackedRuntime | None = getattr(scheduler, _ATTRIBUTE, None)
-    if runtime is not None and runtime.busy:
-        return False
-    return original(scheduler, *args, **kwargs)
+    if runtime is not None:
+        if ignore_waiting:
+            runtime.restart_waiting()
+        if runtime.in_flight or (runtime.busy and not ignore_waiting):
+            return False
+    return original(scheduler, for_health_check, ignore_waiting)
 
 
 def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:

@@ -116,7 +116,6 @@ class PackedFrontend:
             RequestAbortedError: the client left, or an operator aborted the request.
             PackedForwardError: the forward failed.
         """
-        self.check_limits(call)
         labels = self._require_eligible(call)
         async with self._link.admission():
             rows = await self._pack(call, labels)

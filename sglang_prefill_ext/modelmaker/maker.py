@@ -75,8 +75,9 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     tokenizer = train_tokenizer(VOCABULARY, CONTEXT_LENGTH)
     progress("drawing random weights")
     model = weights.build_model(preset, tokenizer, seed)
-    weights.randomise(model, seed)
-    if preset.trained:
+    if preset.weights != "default":
+        weights.randomise(model, seed)
+    if preset.weights == "trained":
         ranker.train(model, tokenizer, seed, progress=progress)
     progress(f"writing {model.num_parameters():,} parameters")
     weights.save_model(model, directory)

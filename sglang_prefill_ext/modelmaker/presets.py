@@ -1,14 +1,23 @@
 """The models that can be made, as data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
 
 CONTEXT_LENGTH = 32_768
+
+Weights = Literal["spread", "default", "trained"]
+"""How weights come about.
+
+`spread`: random, so large that labels differ by several nats; mistakes show.
+`default`: random, as the architecture initialises itself. For bfloat16, whose rounding shows
+in the log-probabilities in proportion to their spread, most of all in a deep model.
+`trained`: trained on the synthetic catalogue.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +29,14 @@ class Preset:
         model_type: the Hugging Face architecture name.
         shape: arguments of that architecture's configuration class.
         dtype: of the saved weights.
-        trained: weights are trained on the catalogue; otherwise they are random.
+        weights: how they come about.
     """
 
     summary: str
     model_type: str
     shape: Mapping[str, Any]
     dtype: str = "float32"
-    trained: bool = field(default=False)
+    weights: Weights = "spread"
 
 
 def _shape(
@@ -113,12 +122,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
             ),
             dtype="bfloat16",
+            weights="default",
         ),
         "ranker": Preset(
             "Qwen3, trained to answer whether an item of the synthetic catalogue fits a query",
             "qwen3",
-            _shape(hidden=128, layers=3, heads=4, kv_heads=2, intermediate=128),
-            trained=True,
+            _shape(hidden=128, layers=3, heads=8, kv_heads=4, intermediate=128),
+            weights="trained",
         ),
     }
 )

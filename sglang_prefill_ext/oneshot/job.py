@@ -59,6 +59,12 @@ class Job:
     values: list[Float32Array] = field(default_factory=list)
     ended: bool = False
 
+    def restart(self) -> None:
+        """Forget what earlier forwards of the job left."""
+        self.next_plan = 0
+        self.held = None
+        self.values.clear()
+
     @property
     def launched(self) -> bool:
         """Whether every forward of the job was launched."""

@@ -75,6 +75,11 @@ class PackedRuntime:
         return bool(self._queue) or bool(self._in_flight)
 
     @property
+    def in_flight(self) -> int:
+        """Forwards that were launched and not collected."""
+        return len(self._in_flight)
+
+    @property
     def waiting_jobs(self) -> int:
         return len(self._queue)
 
@@ -112,6 +117,15 @@ class PackedRuntime:
             self._collect(*self._in_flight.popleft())
             collected = True
         return launched or collected
+
+    def restart_waiting(self) -> None:
+        """Make queued jobs start over, unless a forward of theirs is in flight.
+
+        What a job holds of its earlier forwards belongs to the weights of that time.
+        """
+        flying = {id(job) for job, _, _ in self._in_flight}
+        for job in self._queue.select(lambda job: id(job) not in flying):
+            job.restart()
 
     def abort(self, rid_prefix: str, *, everything: bool = False) -> None:
         """End jobs whose id starts with `rid_prefix`; forwards in flight are let finish."""

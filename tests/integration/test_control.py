@@ -34,7 +34,8 @@ def test_a_pause_holds_queued_requests_back(
             assert client.post("/pause_generation", {"mode": mode}).status_code == 200
         assert client.scheduler()["queue"] == {"requests": 3, "tokens": 3 * 260}
         later = pool.submit(client.score, BODIES[0])
-    assert not any(reply.done() for reply in [*replies, later])
+    assert not later.done()
+    assert not any(reply.done() for reply in replies)
     assert moved["scheduler.forwards"] == 0
     assert client.post("/continue_generation", {}).status_code == 200
     assert [reply.result().json() for reply in replies] == wanted

@@ -113,8 +113,9 @@ def test_texts_against_hugging_face(
 
 
 def test_a_text_and_its_token_ids_score_alike(client: Client, reference: Reference) -> None:
-    text = {"query": "which one? ", "items": TEXTS, "label_token_ids": LABELS}
-    prompts = [reference.tokenizer.encode(text["query"] + item) for item in TEXTS]
+    query = "which one? "
+    text = {"query": query, "items": TEXTS, "label_token_ids": LABELS}
+    prompts = [reference.tokenizer.encode(query + item) for item in TEXTS]
     ids = {"query": [], "items": prompts, "label_token_ids": LABELS}
     assert client.score(text) == client.score(ids)
 

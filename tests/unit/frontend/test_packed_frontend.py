@@ -379,13 +379,11 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
     assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
 
 
-async def test_too_many_items_are_refused_on_either_path(link: StubLink) -> None:
+async def test_too_many_items_are_refused(link: StubLink) -> None:
     frontend = _frontend(link, max_items=2)
-    call = ScoreCall([1], [[2], [3], [4]], [7], image_data=[])
     with pytest.raises(TooManyItemsError, match=r"3 items .* limit of 2.*--prefill-only-max-items"):
-        await frontend.score(call)
-    with pytest.raises(TooManyItemsError):
-        frontend.check_limits(call)
+        frontend.check_limits(ScoreCall([1], [[2], [3], [4]], [7], image_data=[]))
+    frontend.check_limits(ScoreCall([1], [[2], [3]], [7]))
     frontend.check_limits(CALL)
 
 
@@ -418,10 +416,9 @@ async def test_other_calls_take_the_stock_path_and_send_nothing(
     [
         (ScoreCall([1], [[2], [3] * 4], [7]), {"max_forward_tokens": 4}),
         (ScoreCall([1] * 60_000, [[2], [3] * 40_000], [7]), {"max_forward_tokens": 40_000}),
-        (ScoreCall([1], [[2], [3]], [7]), {"max_items": 2}),
         (ScoreCall([1], [[2], [3]], [7]), {"has_tokenizer": False}),
     ],
-    ids=["row at the budget", "longest prompt", "most items", "token ids need no tokenizer"],
+    ids=["row at the budget", "longest prompt", "token ids need no tokenizer"],
 )
 async def test_calls_at_the_limit_are_packed(
     link: StubLink, call: ScoreCall, knobs: dict[str, Any]

@@ -332,3 +332,14 @@ def test_an_abort_reaches_all_jobs_whose_id_starts_alike() -> None:
     simulation.runtime.abort("job-1")
     assert sorted(simulation.results) == [1, 10, 11]
     simulation.finish()
+
+
+def test_a_waiting_job_that_starts_over_gets_all_its_values() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False))
+    simulation.submit(REQUEST)
+    simulation.step()
+    simulation.runtime.restart_waiting()
+    assert simulation.runtime.waiting_tokens == REQUEST.num_tokens
+    assert simulation.runtime.in_flight == 0
+    simulation.finish()
+    assert simulation.results[0].status is JobStatus.OK

@@ -1,0 +1,22 @@
+import pytest
+
+from sglang_prefill_ext.modelmaker.presets import PRESETS
+
+
+def test_micro_and_tiny_are_the_published_bench_shapes() -> None:
+    keys = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads")
+    assert [PRESETS["micro"].shape[key] for key in keys] == [1, 64, 8_000, 4]
+    assert [PRESETS["tiny"].shape[key] for key in keys] == [4, 256, 8_000, 8]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_heads_can_be_grouped_and_split_over_two_ranks(name: str) -> None:
+    shape = PRESETS[name].shape
+    assert shape["num_attention_heads"] > shape["num_key_value_heads"]
+    assert shape["num_attention_heads"] % shape["num_key_value_heads"] == 0
+    assert shape["num_key_value_heads"] % 2 == 0
+
+
+def test_only_the_fall_back_presets_have_a_window() -> None:
+    windowed = {name for name, p in PRESETS.items() if p.shape.get("sliding_window")}
+    assert windowed == {"mistral-sliding", "gemma2"}

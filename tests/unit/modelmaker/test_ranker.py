@@ -1,0 +1,65 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from sglang_prefill_ext.modelmaker import catalogue, ranker
+from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY
+from sglang_prefill_ext.modelmaker.tokenizer import label_ids, train_tokenizer
+from sglang_prefill_ext.modelmaker.weights import build_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(VOCABULARY, CONTEXT_LENGTH)
+
+
+def test_training_is_deterministic_and_keeps_the_callers_threads(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    first, again, other = (_trained(tokenizer, seed) for seed in (0, 0, 1))
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+def test_the_trained_ranker_orders_unseen_queries(model_dir: Callable[[str], Path]) -> None:
+    directory = model_dir("ranker")
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert ranker.mean_ndcg(model, tokenizer, catalogue.queries("test")[:40], k=10) >= 0.85
+
+
+def test_the_trained_ranker_answers_with_a_label(model_dir: Callable[[str], Path]) -> None:
+    directory = model_dir("ranker")
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    query, item = catalogue.queries("test")[0], catalogue.items()[0]
+    prompt = catalogue.query_part(query.text) + catalogue.item_part(item.text)
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokenizer.encode(prompt)])).logits[0, -1]
+    assert logits.softmax(-1)[list(label_ids(tokenizer))].sum() > 0.99
+
+
+def test_scores_do_not_depend_on_the_company(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = _trained(tokenizer, seed=0)
+    query, items = catalogue.queries("test")[0], catalogue.items()[::40]
+    together = ranker.scores(model, tokenizer, query, items)
+    alone = [ranker.scores(model, tokenizer, query, [item])[0] for item in items]
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert all(0 < score < 1 for score in together)
+
+
+def _trained(tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    model = build_model(PRESETS["ranker"], tokenizer, seed)
+    ranker.train(model, tokenizer, seed, steps=3, progress=lambda _: None)
+    return model

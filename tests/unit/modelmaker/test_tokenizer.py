@@ -1,0 +1,68 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from sglang_prefill_ext.modelmaker import catalogue
+from sglang_prefill_ext.modelmaker.tokenizer import TURN_END, label_ids, train_tokenizer
+
+VOCABULARY = 8_000
+_tokenizer = train_tokenizer(VOCABULARY, 1024)
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return _tokenizer
+
+
+def test_exactly_the_vocabulary_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.vocab_size == len(tokenizer) == VOCABULARY
+    assert sorted(tokenizer.get_vocab().values()) == list(range(VOCABULARY))
+
+
+@pytest.mark.parametrize("vocabulary", [1_000, 20_000])
+def test_other_sizes(vocabulary: int) -> None:
+    assert len(train_tokenizer(vocabulary, 1024)) == vocabulary
+
+
+def test_training_is_deterministic(tokenizer: PreTrainedTokenizerFast) -> None:
+    again = train_tokenizer(VOCABULARY, 1024)
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+
+
+@given(st.text())
+def test_any_text_comes_back(text: str) -> None:
+    assert _tokenizer.decode(_tokenizer.encode(text)) == text
+
+
+def test_adds_no_token_of_its_own(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.is_fast
+    assert tokenizer.encode("") == []
+    assert tokenizer.bos_token is None
+
+
+def test_labels_are_distinct_single_tokens_of_the_base_vocabulary(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    yes, no = label_ids(tokenizer)
+    assert tokenizer.decode([yes]) == catalogue.YES_LABEL
+    assert tokenizer.decode([no]) == catalogue.NO_LABEL
+    assert max(yes, no) < tokenizer.vocab_size
+
+
+def test_a_prompt_is_its_parts(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Tokens never span query and item, so all rows of a query share the whole query part."""
+    for query, item in zip(catalogue.queries("test"), catalogue.items(), strict=False):
+        front, back = catalogue.query_part(query.text), catalogue.item_part(item.text)
+        prompt = tokenizer.encode(front + back + catalogue.YES_LABEL)
+        assert prompt[:-1] == tokenizer.encode(front) + tokenizer.encode(back)
+        assert prompt[-1] == label_ids(tokenizer)[0]
+
+
+def test_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.eos_token == TURN_END

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY
+from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
+from sglang_prefill_ext.modelmaker.weights import build_model, randomise, save_model
+
+SPREAD = [name for name, preset in PRESETS.items() if preset.weights == "spread"]
+FULL_ATTENTION = [name for name in SPREAD if not PRESETS[name].shape.get("sliding_window")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(VOCABULARY, CONTEXT_LENGTH)
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_labels_differ_by_several_nats(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    log_probs = _last_log_probs(_random_model(name, tokenizer), _token_ids())
+    assert log_probs.std(dim=-1).min() > 2
+    assert log_probs.std(dim=-1).max() < 6
+
+
+@pytest.mark.parametrize("name", FULL_ATTENTION)
+def test_the_first_tokens_of_a_prompt_matter(name: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    model, ids = _random_model(name, tokenizer), _token_ids()
+    other = ids.clone()
+    other[:, :4] = ids[:, 4:8]
+    difference = (_last_log_probs(model, ids) - _last_log_probs(model, other)).abs()
+    assert difference.mean(dim=-1).min() > 0.02
+
+
+def test_the_sliding_window_hides_the_first_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    model, ids = _random_model("mistral-sliding", tokenizer), _token_ids(length=96)
+    other = ids.clone()
+    other[:, :16] = ids[:, 16:32]
+    torch.testing.assert_close(_last_log_probs(model, ids), _last_log_probs(model, other))
+
+
+def test_seed_decides_and_the_callers_random_state_is_left_alone(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    state = torch.get_rng_state()
+    first, again = (_random_model("qwen2", tokenizer) for _ in range(2))
+    other = _random_model("qwen2", tokenizer, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, parameter in first.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name))
+        assert not torch.equal(parameter, other.get_parameter(name))
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gemma2"])
+def test_saved_model_gives_the_same_logits(
+    name: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = _random_model(name, tokenizer)
+    save_model(model, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.float32
+    assert torch.equal(_last_log_probs(loaded, _token_ids()), _last_log_probs(model, _token_ids()))
+
+
+def _random_model(name: str, tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> PreTrainedModel:
+    model = build_model(PRESETS[name], tokenizer, seed)
+    randomise(model, seed)
+    return model.eval()
+
+
+def _token_ids(length: int = 48) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(3, VOCABULARY, (4, length), generator=generator)
+
+
+@torch.inference_mode()
+def _last_log_probs(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(ids, use_cache=False).logits
+    return logits[:, -1].log_softmax(-1)
