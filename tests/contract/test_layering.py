@@ -86,7 +86,7 @@ ZONES = {
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
     "models": Zone(
         ("modelmaker", "modelmaker.*"),
-        zones=("errors",),
+        zones=("errors", "pure"),
         libraries=("numpy", "torch", "transformers", "tokenizers", "safetensors"),
     ),
     "tools": Zone(
