@@ -15,6 +15,19 @@ MARKER = ".sglang-prefill-model.json"
 """Says which preset, seed and version a directory holds; written last."""
 
 
+def _recipe_digest() -> str:
+    """Changes with any source file of this package."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# On import: a file that is edited while this process runs is not what this process builds from.
+RECIPE = _recipe_digest()
+"""With any change to how models are made, every model made before is out of date."""
+
+
 def make_model(
     preset: str,
     directory: Path,
@@ -49,7 +62,7 @@ def make_model(
         "preset": preset,
         "seed": seed,
         "version": __version__,
-        "recipe": _recipe_digest(),
+        "recipe": RECIPE,
     }
     if _holds(directory, marker) and not force:
         return directory
@@ -109,14 +122,6 @@ def _refuse_foreign(directory: Path) -> None:
             f"directory {str(directory)!r} holds something that make-model did not write "
             f"(it has no {MARKER}); name a new or empty directory, or remove it first"
         )
-
-
-def _recipe_digest() -> str:
-    """Changes with any source file of this package, and with it every model made."""
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _silent(_: str) -> None:

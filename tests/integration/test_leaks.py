@@ -9,7 +9,7 @@ import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.client import Client, Json, score_body
-from tests.integration.processes import open_files, threads
+from tests.integration.processes import open_files, scheduler_pid, stopped, threads
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -19,7 +19,7 @@ GENERATION = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 40}}
 WRONG = [SMALL | {"items": [[8_000]]}, SMALL | {"items": [[]], "query": []}, {"items": 3}]
 
 
-def mixed_load(client: Client, pool: ThreadPoolExecutor) -> list[int]:
+def mixed_load(server: LocalServer, client: Client, pool: ThreadPoolExecutor) -> list[int]:
     """Requests of every kind and fate, several at a time; return their statuses."""
 
     def send(path: str, body: Json, stock: bool = False) -> Future[httpx.Response]:
@@ -28,19 +28,22 @@ def mixed_load(client: Client, pool: ThreadPoolExecutor) -> list[int]:
     answered = [send("/v1/score", body) for body in [SMALL, LONG, *WRONG] * 2]
     answered += [send("/v1/score", SMALL, stock=True), send("/generate", GENERATION)]
     statuses = [one.result().status_code for one in answered]
-    aborted = [send("/v1/score", body) for body in [SMALL, LONG] * 3]
-    aborted += [send("/v1/score", SMALL, stock=True), send("/generate", GENERATION)]
-    for _ in range(3):
-        with pytest.raises(httpx.ReadTimeout):
-            client.http.post("/v1/score", json=LONG, timeout=0.3)
+    with stopped(scheduler_pid(server)):  # so that nothing is done before the abort comes
+        aborted = [send("/v1/score", body) for body in [SMALL, LONG] * 3]
+        aborted += [send("/v1/score", SMALL, stock=True), send("/generate", GENERATION)]
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                client.http.post("/v1/score", json=LONG, timeout=0.5)
         client.post("/abort_request", {"rid": "", "abort_all": True})
     return statuses + [one.result().status_code for one in aborted]
 
 
-def test_the_pools_of_sglang_are_as_before(client: Client, pool: ThreadPoolExecutor) -> None:
+def test_the_pools_of_sglang_are_as_before(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
     before = client.memory()
     assert before["kv_slots_protected"] == 0
-    statuses = mixed_load(client, pool)
+    statuses = mixed_load(server, client, pool)
     assert {200, 400, 503} <= set(statuses)
     assert client.memory() == before
     status = client.status()

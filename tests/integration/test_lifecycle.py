@@ -11,7 +11,7 @@ import pytest
 from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.client import Client, score_body
 from tests.integration.load import steady_load
-from tests.integration.processes import held_back
+from tests.integration.processes import held_back, scheduler_pid, stopped
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -36,9 +36,12 @@ def test_a_client_that_leaves_the_queue_costs_no_forward(
     assert client.score(SMALL) == wanted
 
 
-def test_a_client_that_leaves_half_way_leaves_nothing_behind(client: Client) -> None:
+def test_a_client_that_leaves_half_way_leaves_nothing_behind(
+    server: LocalServer, client: Client
+) -> None:
     with client.counting() as moved:
-        with pytest.raises(httpx.ReadTimeout):
+        # It leaves while the scheduler stands still, and work goes on while that is noticed.
+        with stopped(scheduler_pid(server)), pytest.raises(httpx.ReadTimeout):
             client.http.post("/v1/score", json=LONG, timeout=0.8)
         client.wait_idle()
     ended = {name: moved[f"scheduler.requests.{name}"] for name in ("ok", "aborted")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_prefill_ext.local_server import free_port
+from sglang_prefill_ext.local_server import LocalServer, free_port
 from tests.integration import native_grpc
 from tests.integration.client import Client, score_body, wait_until
-from tests.integration.own_server import serving
+from tests.integration.own_server import LOGS
 from tests.integration.parity import assert_paths_agree, assert_same_answer
+from tests.integration.processes import scheduler_pid, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -28,10 +30,18 @@ def grpc_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def client(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[Client]:
+def normal_server(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[LocalServer]:
     flags = ("--enable-prefill-only", "--disable-overlap-schedule", "--grpc-port", str(grpc_port))
     budget = ("--prefill-only-max-forward-tokens", "1024")
-    with serving(model_dir("micro"), "normal_loop", *flags, *budget) as client:
+    log = LOGS / "normal_loop.log"
+    with LocalServer(model_dir("micro"), [*flags, *budget], log_path=log) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(normal_server: LocalServer) -> Iterator[Client]:
+    client = Client(normal_server.base_url)
+    with client.http:
         yield client
 
 
@@ -83,10 +93,12 @@ def test_abort_ends_queued_work(client: Client) -> None:
     assert moved["frontend.requests.aborted"] == statuses.count(503)
 
 
-def test_a_client_that_leaves_ends_its_work(client: Client) -> None:
+def test_a_client_that_leaves_ends_its_work(normal_server: LocalServer, client: Client) -> None:
     with client.counting() as moved:
-        with pytest.raises(httpx.ReadTimeout):
-            client.http.post("/v1/score", json=score_body(2, **LONG), timeout=0.3)
+        with stopped(scheduler_pid(normal_server)):
+            with pytest.raises(httpx.ReadTimeout):
+                client.http.post("/v1/score", json=score_body(2, **LONG), timeout=0.3)
+            time.sleep(3)  # the front end looks once a second whether clients are there
         client.wait_idle()
     assert moved["scheduler.requests.aborted"] == 1
     assert moved["frontend.requests.aborted"] == 1

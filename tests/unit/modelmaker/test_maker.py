@@ -1,13 +1,15 @@
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_prefill_ext.errors import ModelSpecError
-from sglang_prefill_ext.modelmaker import make_model, maker
+from sglang_prefill_ext.modelmaker import PRESETS, make_model, maker
 
 FILES = {
     "config.json",
@@ -89,7 +91,7 @@ def test_another_seed_or_force_builds_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_build")
-@pytest.mark.parametrize("damage", ["missing weights", "unreadable marker", "other version"])
+@pytest.mark.parametrize("damage", ["missing weights", "unreadable marker", "version", "recipe"])
 def test_damaged_or_outdated_model_is_built_again(tmp_path: Path, damage: str) -> None:
     directory = make_model("micro", tmp_path / "model")
     marker = directory / maker.MARKER
@@ -99,7 +101,7 @@ def test_damaged_or_outdated_model_is_built_again(tmp_path: Path, damage: str) -
         case "unreadable marker":
             marker.write_text("{")
         case _:
-            marker.write_text(json.dumps(json.loads(marker.read_text()) | {"version": "0.0.0"}))
+            marker.write_text(json.dumps(json.loads(marker.read_text()) | {damage: "other"}))
     before = marker.read_text()
     make_model("micro", directory)
     assert (directory / "model.safetensors").read_text() == "seed 0"
@@ -152,6 +154,16 @@ def test_unknown_preset_names_the_known_ones(tmp_path: Path) -> None:
 def test_seed_out_of_range(tmp_path: Path, seed: int) -> None:
     with pytest.raises(ModelSpecError, match=f"seed is {seed}"):
         make_model("micro", tmp_path / "model", seed=seed)
+
+
+def test_default_weights_keep_the_dtype_and_the_narrow_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(PRESETS["micro"], dtype="bfloat16", weights="default")
+    monkeypatch.setattr(maker, "PRESETS", {"small": small})
+    model = AutoModelForCausalLM.from_pretrained(make_model("small", tmp_path / "model"))
+    assert model.dtype == torch.bfloat16
+    assert model.lm_head.weight.float().std().item() == pytest.approx(0.02, rel=0.05)
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
