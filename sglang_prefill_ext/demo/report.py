@@ -12,6 +12,7 @@ from sglang_prefill_ext.demo.client import PATHS, Path
 from sglang_prefill_ext.demo.measure import Ranking
 
 _SHOWN = 10
+_NUMBERS_WIDTH = 32  # characters that the columns of numbers take
 
 
 def show_rankings(
@@ -22,10 +23,13 @@ def show_rankings(
     rankings: Mapping[Path, Ranking],
 ) -> None:
     """Print the best items of both paths side by side."""
-    table = Table(title=f"Best of {len(items)} items for “{query}”", title_justify="left")
+    title = f"Best of {len(items)} items for “{query}”"
+    # Seven columns have to fit into 80 characters, hence no lines between them.
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    item_width = min(44, max(12, (console.width - _NUMBERS_WIDTH) // len(PATHS)))
     table.add_column("#", justify="right", min_width=2)
     for path in PATHS:
-        table.add_column(f"{path}: item", max_width=44, overflow="ellipsis", no_wrap=True)
+        table.add_column(f"{path}: item", width=item_width, overflow="ellipsis", no_wrap=True)
         table.add_column("score", justify="right", min_width=6)
         table.add_column("grade", justify="right", min_width=5)
     for place in range(min(_SHOWN, len(items))):
@@ -91,8 +95,8 @@ def plot(
         places = [place + (shift - 0.5) * width for place in range(len(throughput))]
         rates = [rates[path] for rates in throughput.values()]
         right.bar_label(right.bar(places, rates, width, label=path), fmt="{:,.0f}")
-    right.set_xticks(range(len(throughput)), [f"{n} clients" for n in throughput])
-    right.set(ylabel="items per second", title="More of them")
+    right.set_xticks(range(len(throughput)), [str(n) for n in throughput])
+    right.set(xlabel="clients", ylabel="items per second", title="More of them")
     right.legend()
     figure.savefig(file, dpi=120)
     plt.close(figure)
