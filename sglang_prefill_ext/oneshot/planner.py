@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
@@ -48,33 +49,40 @@ def plan_forwards(rows: PackedRows, max_tokens: int) -> list[ForwardPlan]:
     longest = int(rows.suffix_lens.max())
     if longest > max_tokens:
         raise PackingError(f"a suffix of {longest} tokens exceeds the budget of {max_tokens}")
-    steps = list(_steps(rows, max_tokens))
-    return [_plan(rows, *step, hold=step is not steps[-1]) for step in steps]
+    # Where each row's suffix begins in the flat tokens, and where the last one ends.
+    starts = rows.prefix_len + np.concatenate(([0], np.cumsum(rows.suffix_lens, dtype=np.int64)))
+    steps = list(_steps(rows, starts, max_tokens))
+    return [_plan(rows, starts, *step, hold=step is not steps[-1]) for step in steps]
 
 
-def _steps(rows: PackedRows, max_tokens: int) -> Iterator[tuple[int, int, int, int]]:
+def _steps(
+    rows: PackedRows, starts: NDArray[np.int64], max_tokens: int
+) -> Iterator[tuple[int, int, int, int]]:
     """Yield ``(held, fresh, first row, last row)`` of each forward."""
     held, prefix = 0, rows.prefix_len
     while prefix - held > max_tokens:
         yield held, max_tokens, 0, 0
         held += max_tokens
-    ends = np.cumsum(rows.suffix_lens, dtype=np.int64)
     first = 0
     while first < rows.num_rows:
         fresh = prefix - held
-        done = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, done + max_tokens - fresh, side="right"))
+        last = int(np.searchsorted(starts, starts[first] + max_tokens - fresh, side="right")) - 1
         yield held, fresh, first, last
         held, first = prefix, last
 
 
 def _plan(
-    rows: PackedRows, held: int, fresh: int, first: int, last: int, *, hold: bool
+    rows: PackedRows,
+    starts: NDArray[np.int64],
+    held: int,
+    fresh: int,
+    first: int,
+    last: int,
+    *,
+    hold: bool,
 ) -> ForwardPlan:
-    ends = np.cumsum(rows.suffix_lens, dtype=np.int64)
-    start = rows.prefix_len + (int(ends[first - 1]) if first else 0)
-    stop = rows.prefix_len + int(ends[last - 1]) if last > first else start
-    token_ids = np.concatenate((rows.tokens[held : held + fresh], rows.tokens[start:stop]))
+    suffixes = rows.tokens[starts[first] : starts[last]]
+    token_ids = np.concatenate((rows.tokens[held : held + fresh], suffixes))
     label_ids, label_lens = rows.labels_of(first, last)
     span = GroupSpan(held=held, fresh=fresh, suffix_lens=rows.suffix_lens[first:last])
     layout = ForwardLayout((span,))
