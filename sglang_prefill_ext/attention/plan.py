@@ -62,10 +62,10 @@ class TileBatch:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpan:
-    """Consecutive tokens that all see the whole of a prefix that their tiles do not hold."""
+    """Consecutive queries that all see the whole of a prefix beside the keys of their call."""
 
     queries: slice
-    """Tokens of the forward."""
+    """Queries of the forward: its tokens, or its rows where only their last tokens ask."""
     group: int
     """The group whose held K/V comes first..."""
     fresh: slice

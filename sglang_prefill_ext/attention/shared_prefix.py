@@ -1,21 +1,16 @@
 """Attention of one packed forward in torch, for every device."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.merge import merge_states
 from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.attention.plan import PrefixSpan, TileBatch, plan_attention
+from sglang_prefill_ext.attention.plan import TileBatch, plan_attention
+from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs, merge_prefixes
 from sglang_prefill_ext.attention.token_grid import TokenGrid
-from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
-
-HeldKV: TypeAlias = tuple[Tensor, Tensor]
-"""Keys `[held, KH, D]` and values `[held, KH, Dv]` of one group's held prefix in one layer."""
 
 
 class PackedAttention:
@@ -30,8 +25,8 @@ class PackedAttention:
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         plan = plan_attention(layout)
+        self._layout = layout
         self._num_tokens = layout.num_tokens
-        self._held_lens = [group.held for group in layout.groups]
         self._copied_groups = plan.copied_groups
         self._spans = plan.spans
         self._batches = [_DeviceBatch(batch, layout.num_tokens, device) for batch in plan.batches]
@@ -54,13 +49,9 @@ class PackedAttention:
         Raises:
             PackingError: an input does not have the shape that the layout asks for.
         """
-        self._check(q, k, v, held)
+        check_inputs(self._layout, self._num_tokens, q, k, v, held)
         out, lse = self._attend_tiles(q, k, v, scale, held)
-        for span in self._spans:
-            prefix_k, prefix_v = _prefix_of(span, k, v, held)
-            queries = span.queries
-            part_out, part_lse = partial_attention(q[None, queries], prefix_k, prefix_v, scale)
-            out[queries], _ = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
+        merge_prefixes(self._spans, out, lse, q, k, v, scale, held)
         return out
 
     def _attend_tiles(
@@ -81,19 +72,6 @@ class PackedAttention:
                 batch.results.scatter(part_out, out)
                 batch.results.scatter(part_lse, lse)
         return out[: self._num_tokens], lse[: self._num_tokens]
-
-    def _check(self, q: Tensor, k: Tensor, v: Tensor, held: Sequence[HeldKV | None]) -> None:
-        lens = [0 if pair is None else pair[0].shape[0] for pair in held]
-        if lens != self._held_lens:
-            raise PackingError(
-                f"held has {lens} tokens per group, the layout says {self._held_lens}"
-            )
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if tensor.shape[0] != self._num_tokens:
-                raise PackingError(
-                    f"{name} has {tensor.shape[0]} tokens, the layout has {self._num_tokens}; "
-                    "drop padding tokens before attention"
-                )
 
 
 class _DeviceBatch:
@@ -119,16 +97,3 @@ class _DeviceBatch:
             mask=self._mask,
             is_causal=self._is_causal,
         )
-
-
-def _prefix_of(
-    span: PrefixSpan, k: Tensor, v: Tensor, held: Sequence[HeldKV | None]
-) -> tuple[Tensor, Tensor]:
-    """Keys `[1, P, KH, D]` and values `[1, P, KH, Dv]` of the prefix that a span sees."""
-    pair = held[span.group]
-    fresh_k, fresh_v = k[span.fresh], v[span.fresh]
-    if pair is None:
-        return fresh_k[None], fresh_v[None]
-    if not fresh_k.shape[0]:
-        return pair[0][None], pair[1][None]
-    return torch.cat([pair[0], fresh_k])[None], torch.cat([pair[1], fresh_v])[None]

@@ -14,17 +14,25 @@ from torch import Tensor
 class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
     """A `ForwardBatch` whose attention is a function of its own layout."""
 
-    # A declared field, because SGLang copies batches with `dataclasses.replace`.
+    # Declared fields, because SGLang copies batches with `dataclasses.replace`.
     attend: Any = None
+    read_at: Any = None
 
 
 class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
     """Attention over a packed layout; writes no KV slot, whatever `save_kv_cache` says.
 
-    Models look for the memory pools on the backend, so the stock one's are passed on.
+    Nothing reads the last layer's output but at the read positions, so only these leave its
+    attention; output projection, MLP and final norm then run on one token a row.
+
+    Args:
+        stock: the server's own backend. Models look for the memory pools on the backend, so
+            the stock one's are passed on.
+        last_layer: id of the layer after whose attention only the read positions go on.
     """
 
-    def __init__(self, stock: Any) -> None:
+    def __init__(self, stock: Any, last_layer: int) -> None:
+        self._last_layer = last_layer
         self.token_to_kv_pool = stock.token_to_kv_pool
         self.req_to_token_pool = stock.req_to_token_pool
 
@@ -38,6 +46,10 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
+        if layer.layer_id == self._last_layer:
+            read_at, stream = forward_batch.read_at, forward_batch.residual_stream
+            q = q[read_at]
+            stream.write(stream.residual[read_at])
         out: Tensor = forward_batch.attend(
             layer.layer_id,
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),

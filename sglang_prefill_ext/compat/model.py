@@ -26,7 +26,9 @@ class SglangModel:
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         self._model = runner.model
-        self._context = ForwardContext(attn_backend=PackedAttentionBackend(runner.attn_backend))
+        self.last_layer: int = runner.model.model.end_layer - 1
+        backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
+        self._context = ForwardContext(attn_backend=backend)
         self._forward_stream = forward_stream
         self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
         self._has_plain_head = _is_plain_head(runner.model)
@@ -38,9 +40,15 @@ class SglangModel:
         return nullcontext() if self._forward_stream is None else self._forward_stream
 
     def hidden_states(
-        self, token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        row_lens: list[int],
+        attend: Attend,
     ) -> Tensor:
-        batch = _forward_batch(token_ids, positions, row_lens, attend)
+        batch = _forward_batch(token_ids, positions, row_lens)
+        batch.attend, batch.read_at = attend, read_at
         model = self._model
         with (
             get_model().override(shared_experts=model.shared_experts_config),
@@ -84,9 +92,7 @@ def _is_plain_head(model: Any) -> bool:
     return hasattr(head, "weight") and not special
 
 
-def _forward_batch(
-    token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
-) -> PackedForwardBatch:
+def _forward_batch(token_ids: Tensor, positions: Tensor, row_lens: list[int]) -> PackedForwardBatch:
     device, rows, total = token_ids.device, len(row_lens), len(token_ids)
     lens = torch.tensor(row_lens, dtype=torch.int32).to(device, non_blocking=True)
     no_slot = torch.zeros(total, dtype=torch.int64, device=device)  # slot 0 is padding
@@ -107,5 +113,4 @@ def _forward_batch(
         capture_hidden_mode=CaptureHiddenMode.NULL,
         global_num_token_non_padded_cpu=total,
         is_prefill_only=True,
-        attend=attend,
     )

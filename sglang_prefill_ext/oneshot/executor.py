@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_prefill_ext.attention.readout import ReadoutAttention
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
@@ -19,7 +20,9 @@ from sglang_prefill_ext.oneshot.readout import label_values
 
 KeyValue: TypeAlias = tuple[Tensor, Tensor]
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``"""
+"""``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``
+
+In the last layer ``q`` and ``out`` have one entry a read position instead of one a token."""
 
 
 OutputHead: TypeAlias = Callable[[Tensor], Tensor]
@@ -33,15 +36,22 @@ class Model(Protocol):
     vocab_size: int
     asynchronous: bool
     """Whether work runs on after a call returns (a GPU in the overlap event loop)."""
+    last_layer: int
+    """The layer whose attention output is needed at the read positions only."""
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""
         ...
 
     def hidden_states(
-        self, token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        row_lens: list[int],
+        attend: Attend,
     ) -> Tensor:
-        """Final hidden states ``[T, hidden]`` of a packed forward."""
+        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 read positions."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -84,14 +94,38 @@ class PackedExecutor:
         """
         layout, model = plan.layout, self._model
         with model.stream():
+            # A chunk of a prefix has no row; then its first token stands in for one.
+            read_positions = layout.read_positions() if layout.num_rows else np.zeros(1, np.int64)
             token_ids, positions, read_at = _upload(
-                (plan.token_ids, layout.positions(), layout.read_positions()), model.device
+                (plan.token_ids, layout.positions(), read_positions), model.device
             )
             kept = HeldPrefix() if plan.hold_prefix else None
-            attend = _attend(PackedAttention(layout, model.device), held, kept, plan)
-            row_lens = _row_lens(plan)
-            hidden = model.hidden_states(token_ids, positions, row_lens, attend)
-            return ForwardCompletion(self._read(hidden[read_at], plan), kept)
+            attend = self._attend(plan, held, kept)
+            hidden = model.hidden_states(token_ids, positions, read_at, _row_lens(plan), attend)
+            return ForwardCompletion(self._read(hidden[: layout.num_rows], plan), kept)
+
+    def _attend(
+        self, plan: ForwardPlan, held: HeldPrefix | None, kept: HeldPrefix | None
+    ) -> Attend:
+        # A request is one group as long as requests are not joined.
+        layout, last_layer = plan.layout, self._model.last_layer
+        (group,) = layout.groups
+        attention: PackedAttention | None = None
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+            nonlocal attention
+            before = held.layers[layer] if held is not None else None
+            if kept is not None:
+                kept.layers[layer] = _extend(before, k[: group.fresh], v[: group.fresh])
+            if layer == last_layer:
+                if not layout.num_rows:
+                    return q.new_zeros(*q.shape[:2], v.shape[2])
+                return ReadoutAttention(layout, q.device).forward(q, k, v, scale, [before])
+            if attention is None:
+                attention = PackedAttention(layout, q.device)
+            return attention.forward(q, k, v, scale, [before])
+
+        return attend
 
     def _read(self, hidden: Tensor, plan: ForwardPlan) -> Tensor:
         head: OutputHead = self._model.logits
@@ -124,21 +158,6 @@ def _row_lens(plan: ForwardPlan) -> list[int]:
         suffixes = group.suffix_lens.tolist() or [0]
         lens += [group.fresh + suffixes[0], *suffixes[1:]]
     return lens
-
-
-def _attend(
-    attention: PackedAttention, held: HeldPrefix | None, kept: HeldPrefix | None, plan: ForwardPlan
-) -> Attend:
-    # A request is one group as long as requests are not joined.
-    (group,) = plan.layout.groups
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        before = held.layers[layer] if held is not None else None
-        if kept is not None:
-            kept.layers[layer] = _extend(before, k[: group.fresh], v[: group.fresh])
-        return attention.forward(q, k, v, scale, [before])
-
-    return attend
 
 
 def _extend(before: KeyValue | None, k: Tensor, v: Tensor) -> KeyValue:

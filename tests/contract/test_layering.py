@@ -50,6 +50,8 @@ ZONES = {
             "oneshot.runtime",
             "oneshot.stats",
             "attention",
+            "attention.plan",
+            "attention.readout_plan",
             "attention.tiling",
             "patching",
             "patching.docs",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.shared_prefix import HeldKV
+from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 

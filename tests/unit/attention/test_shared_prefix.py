@@ -2,65 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from sglang_prefill_ext.attention.shared_prefix import HeldKV, PackedAttention
+from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from tests.unit.attention.inputs import (
+    BFLOAT16_TOLERANCE,
+    CPU,
+    FLOAT32_TOLERANCE,
+    Inputs,
+    random_inputs,
+)
 from tests.unit.attention.reference import packed_attention
 from tests.unit.attention.strategies import layout, layouts
-
-CPU = torch.device("cpu")
-FLOAT32_TOLERANCE = 2e-6
-BFLOAT16_TOLERANCE = 2e-2
-
-Inputs = tuple[Tensor, Tensor, Tensor, float, list[HeldKV | None]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _uninitialized_memory_is_nan() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(1).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def _poisoned(count: int, *widths: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
-    """Random `[count, width]` columns of one buffer that is NaN everywhere else."""
-    fused = torch.full((count + 2, sum(widths) + 3), torch.nan, dtype=dtype)
-    values = torch.randn(count, sum(widths), generator=torch.Generator().manual_seed(seed))
-    fused[1 : count + 1, : sum(widths)] = values.to(dtype)
-    return fused[1 : count + 1, : sum(widths)].split(widths, dim=1)
-
-
-def _inputs(
-    forward: ForwardLayout,
-    heads: tuple[int, int] = (4, 2),
-    dims: tuple[int, int] = (16, 16),
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> Inputs:
-    """Views of a fused q, k, v as a model hands them over, and held K/V."""
-    (query_heads, key_heads), (dim, value_dim) = heads, dims
-    widths = (query_heads * dim, key_heads * dim, key_heads * value_dim)
-    q, k, v = _poisoned(forward.num_tokens, *widths, dtype=dtype, seed=seed)
-    held: list[HeldKV | None] = []
-    for index, span in enumerate(forward.groups):
-        pair = _poisoned(span.held, *widths[1:], dtype=dtype, seed=seed + index + 1)
-        held.append(_split_heads(key_heads, *pair) if span.held else None)
-    q, (k, v) = q.unflatten(1, (query_heads, dim)), _split_heads(key_heads, k, v)
-    return q, k, v, dim**-0.5, held
-
-
-def _split_heads(key_heads: int, k: Tensor, v: Tensor) -> HeldKV:
-    return k.unflatten(1, (key_heads, -1)), v.unflatten(1, (key_heads, -1))
 
 
 def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> None:
@@ -82,7 +41,7 @@ def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> N
 def test_random_layouts(
     forward: ForwardLayout, heads: tuple[int, int], dims: tuple[int, int], seed: int
 ) -> None:
-    _assert_right(forward, _inputs(forward, heads, dims, seed=seed), FLOAT32_TOLERANCE)
+    _assert_right(forward, random_inputs(forward, heads, dims, seed=seed), FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +63,12 @@ def test_random_layouts(
 def test_each_way_of_computing(
     forward: ForwardLayout, dtype: torch.dtype, tolerance: float
 ) -> None:
-    _assert_right(forward, _inputs(forward, dtype=dtype), tolerance)
+    _assert_right(forward, random_inputs(forward, dtype=dtype), tolerance)
 
 
 def test_equal_rows_get_equal_results() -> None:
     forward = layout((0, 9, 4, 4, 4))
-    q, k, v, scale, held = _inputs(forward)
+    q, k, v, scale, held = random_inputs(forward)
     for tensor in (q, k, v):
         tensor[13:17] = tensor[9:13]
         tensor[17:21] = tensor[9:13]
@@ -131,7 +90,7 @@ def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.D
     row_start = start + span.fresh + int(span.suffix_lens[:row].sum())
     length = int(span.suffix_lens[row])
     tokens = np.r_[start : start + span.fresh, row_start : row_start + length]
-    q, k, v, scale, held = _inputs(forward)
+    q, k, v, scale, held = random_inputs(forward)
     packed = PackedAttention(forward, CPU).forward(q, k, v, scale, held)
     single = PackedAttention(alone, CPU).forward(
         q[tokens], k[tokens], v[tokens], scale, [held[index]]
@@ -141,7 +100,7 @@ def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.D
 
 def test_inputs_are_left_as_they_are() -> None:
     forward = layout((300, 40, 30, 30))
-    inputs = _inputs(forward)
+    inputs = random_inputs(forward)
     before = [tensor.clone() for tensor in inputs[:3]]
     PackedAttention(forward, CPU).forward(*inputs)
     assert all(torch.equal(a, b) for a, b in zip(before, inputs[:3], strict=True))
@@ -149,13 +108,13 @@ def test_inputs_are_left_as_they_are() -> None:
 
 def test_held_prefix_of_another_length() -> None:
     forward = layout((3, 2, 1, 1), (0, 2, 1))
-    q, k, v, scale, held = _inputs(forward)
+    q, k, v, scale, held = random_inputs(forward)
     with pytest.raises(PackingError, match=r"held has \[0, 0\] tokens per group.*\[3, 0\]"):
         PackedAttention(forward, CPU).forward(q, k, v, scale, [None, held[1]])
 
 
 def test_another_number_of_tokens() -> None:
     forward = layout((0, 2, 1, 1))
-    q, k, v, scale, held = _inputs(forward)
+    q, k, v, scale, held = random_inputs(forward)
     with pytest.raises(PackingError, match="k has 3 tokens, the layout has 4"):
         PackedAttention(forward, CPU).forward(q, k[:3], v, scale, held)

@@ -28,6 +28,7 @@ class TinyModel:
 
     device = torch.device("cpu")
     vocab_size = VOCAB
+    last_layer = LAYERS - 1
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
@@ -49,17 +50,25 @@ class TinyModel:
         return nullcontext()
 
     def hidden_states(
-        self, token_ids: Tensor, positions: Tensor, row_lens: list[int], attend: Attend
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        row_lens: list[int],
+        attend: Attend,
     ) -> Tensor:
         assert sum(row_lens) == len(token_ids) == len(positions)
         self.row_lens.append(row_lens)
         hidden = 8 * (self.tokens[token_ids] + self.positions[positions])
         for layer in range(LAYERS):
+            key, value = hidden @ self.key[layer], hidden @ self.value[layer]
+            if layer == self.last_layer:
+                hidden = hidden[read_at]
             out = attend(
                 layer,
                 (hidden @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
-                (hidden @ self.key[layer]).view(-1, KV_HEADS, HEAD_DIM),
-                (hidden @ self.value[layer]).view(-1, KV_HEADS, VALUE_DIM),
+                key.view(-1, KV_HEADS, HEAD_DIM),
+                value.view(-1, KV_HEADS, VALUE_DIM),
                 SCALE,
             )
             hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
@@ -74,8 +83,10 @@ class TinyModel:
 
 
 def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    # The last layer asks for the last token only, which sees everything.
+    is_causal = len(q) == len(k)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    out = scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
@@ -83,9 +94,13 @@ def _row_by_row(request: PlainRequest) -> list[float]:
     model, values = TinyModel(), []
     for prompt, labels in zip(request.prompts, request.labels, strict=True):
         hidden = model.hidden_states(
-            torch.tensor(prompt), torch.arange(len(prompt)), [len(prompt)], _causal
+            torch.tensor(prompt),
+            torch.arange(len(prompt)),
+            torch.tensor([len(prompt) - 1]),
+            [len(prompt)],
+            _causal,
         )
-        values += torch.log_softmax(model.logits(hidden[-1:])[0], dim=-1)[labels].tolist()
+        values += torch.log_softmax(model.logits(hidden)[0], dim=-1)[labels].tolist()
     return values
 
 

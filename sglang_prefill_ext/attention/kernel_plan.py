@@ -1,0 +1,163 @@
+"""How the attention kernels divide one forward: tiles of queries and the keys they see. Pure numpy.
+
+A *section* is a group's fresh prefix, or all its rows. Queries of one section have the same prefix
+outside of it, hence a tile never leaves its section.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+SPAN_BLOCKS = 8
+"""The queries of a tile lie within so many times `block_tokens` tokens. Where few tokens are
+queries this keeps one tile from walking over all rows of a group."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelPlan:
+    """The arrays of the kernels' `TilePlan`, on the host.
+
+    Attributes:
+        query_token: int32 `[Q]`: the token of the forward that each query is.
+        segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
+        tiles: int32 `[num_tiles, 8]`: query_start, query_stop, fresh_start, fresh_stop, own_start,
+            own_stop, page_offset, cached_len. Every query is in one tile. The tiles that see most
+            keys come first, so that no long one is left over at the end.
+        block_tokens: no tile has more queries.
+        num_pages: entries of the page table: the pages of each group's held prefix, in order.
+    """
+
+    query_token: NDArray[np.int32]
+    segment_start: NDArray[np.int32]
+    tiles: NDArray[np.int32]
+    block_tokens: int
+    num_pages: int
+
+
+def plan_tiles(
+    layout: ForwardLayout,
+    *,
+    block_tokens: int,
+    queries: NDArray[np.int64] | None = None,
+    page_size: int = 1,
+) -> KernelPlan:
+    """Divide the queries of a forward into tiles; linear in its tokens.
+
+    Args:
+        layout: `held` tokens of a group are in cached pages, the rest is in the forward.
+        block_tokens: most queries of one tile, >= 1; the kernel says which is best.
+        queries: int64 `[Q]`, strictly ascending: the tokens whose attention is wanted; None: all.
+        page_size: tokens of a cached page, >= 1.
+
+    Raises:
+        PackingError: an argument is out of range, or queries do not ascend.
+    """
+    _require(block_tokens >= 1, f"block_tokens is {block_tokens}; it must be at least 1")
+    _require(page_size >= 1, f"page_size is {page_size}; it must be at least 1")
+    held = np.array([group.held for group in layout.groups], dtype=np.int64)
+    fresh = np.array([group.fresh for group in layout.groups], dtype=np.int64)
+    group_starts = layout.group_starts()
+    starts = np.stack([group_starts, group_starts + fresh], axis=1).ravel()
+    lens = np.diff(starts, append=layout.num_tokens)
+    section = np.repeat(np.arange(starts.size), lens)
+    segment_start = _segment_starts(layout)
+    if queries is None:
+        queries = np.arange(layout.num_tokens)
+    else:
+        _check_queries(queries, layout.num_tokens)
+        section, segment_start = section[queries], segment_start[queries]
+
+    first, stop = _cut(section, queries - starts[section], block_tokens)
+    group, in_rows = np.divmod(section[first], 2)
+    pages = -(-held // page_size)
+    page_offsets = np.cumsum(pages) - pages
+    fresh_start = group_starts[group] * in_rows
+    fresh_len = fresh[group] * in_rows
+    own_start, own_stop = segment_start[first], queries[stop - 1] + 1
+    num_keys = held[group] + fresh_len + own_stop - own_start
+    tiles = np.stack(
+        [
+            *(first, stop, fresh_start, fresh_start + fresh_len, own_start, own_stop),
+            *(page_offsets[group], held[group]),
+        ],
+        axis=1,
+    )
+    return KernelPlan(
+        query_token=queries.astype(np.int32),
+        segment_start=segment_start.astype(np.int32),
+        tiles=tiles[np.argsort(-num_keys, kind="stable")].astype(np.int32),
+        block_tokens=block_tokens,
+        num_pages=int(pages.sum()),
+    )
+
+
+def check_page_table(page_table: NDArray[np.int32], plan: KernelPlan, pool_pages: int) -> None:
+    """Check a page table that is on the host: the kernel would read whatever it names.
+
+    Args:
+        page_table: int32 `[plan.num_pages]`.
+        pool_pages: pages of the cache.
+
+    Raises:
+        PackingError: an entry is no page of the cache, or entries are missing or left over.
+    """
+    _require(
+        page_table.dtype == np.int32 and page_table.shape == (plan.num_pages,),
+        f"page_table is {page_table.dtype} {list(page_table.shape)}; the held prefixes need "
+        f"int32 [{plan.num_pages}]",
+    )
+    outside = np.flatnonzero((page_table < 0) | (page_table >= pool_pages))
+    if outside.size:
+        raise PackingError(
+            f"page_table[{outside[0]}] is {page_table[outside[0]]}; the cache has the pages "
+            f"0..{pool_pages - 1}"
+        )
+
+
+def _segment_starts(layout: ForwardLayout) -> NDArray[np.int64]:
+    """int64 `[T]`: first token of the segment of each token."""
+    lens = np.concatenate([part for g in layout.groups for part in ([g.fresh], g.suffix_lens)])
+    lens = lens.astype(np.int64)
+    return np.repeat(np.cumsum(lens) - lens, lens)
+
+
+def _cut(
+    section: NDArray[np.int64], offset: NDArray[np.int64], block_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First query of each tile, and the one after its last.
+
+    Args:
+        section: `[Q]`, ascending.
+        offset: `[Q]`: token within the section.
+    """
+    window = offset // (SPAN_BLOCKS * block_tokens)
+    opens = np.ones(section.size, dtype=np.bool_)
+    opens[1:] = (section[1:] != section[:-1]) | (window[1:] != window[:-1])
+    window_first = np.flatnonzero(opens)
+    window_lens = np.diff(window_first, append=section.size)
+    rank = np.arange(section.size) - np.repeat(window_first, window_lens)
+    first = np.flatnonzero(rank % block_tokens == 0)
+    return first, np.append(first, section.size)[1:]
+
+
+def _check_queries(queries: NDArray[np.int64], num_tokens: int) -> None:
+    _require(
+        queries.ndim == 1 and queries.dtype == np.int64,
+        f"queries is {queries.dtype} {list(queries.shape)}; it must be int64 [Q]",
+    )
+    if not queries.size:
+        return
+    _require(bool((np.diff(queries) > 0).all()), "queries must ascend, each token once")
+    _require(
+        queries[0] >= 0 and queries[-1] < num_tokens,
+        f"queries are {queries[0]}..{queries[-1]}; the forward has the tokens 0..{num_tokens - 1}",
+    )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise PackingError(message)

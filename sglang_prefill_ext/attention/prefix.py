@@ -1,0 +1,79 @@
+"""The prefix that queries see beside the keys of their own call."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.merge import merge_states
+from sglang_prefill_ext.attention.partial import partial_attention
+from sglang_prefill_ext.attention.plan import PrefixSpan
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+HeldKV: TypeAlias = tuple[Tensor, Tensor]
+"""Keys `[held, KH, D]` and values `[held, KH, Dv]` of one group's held prefix in one layer."""
+
+
+def merge_prefixes(
+    spans: Iterable[PrefixSpan],
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    held: Sequence[HeldKV | None],
+) -> None:
+    """Add every span's prefix to the attention of its queries, in place.
+
+    Args:
+        out: `[Q, H, Dv]` attention of the queries over the keys of their own calls...
+        lse: `[Q, H]` float32, ...and its log-sum-exp, which is left as it is.
+        q: `[Q, H, D]`.
+        k: `[T, KH, D]` of the whole forward.
+        v: `[T, KH, Dv]`, likewise.
+        scale: factor of the scores before the softmax.
+        held: one entry per group.
+    """
+    for span in spans:
+        keys, values = _prefix_of(span, k, v, held)
+        queries = span.queries
+        part_out, part_lse = partial_attention(q[None, queries], keys, values, scale)
+        out[queries], _ = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
+
+
+def check_inputs(
+    layout: ForwardLayout,
+    num_queries: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    held: Sequence[HeldKV | None],
+) -> None:
+    """Raise PackingError unless the inputs have the lengths that the layout asks for."""
+    lens = [0 if pair is None else pair[0].shape[0] for pair in held]
+    wanted = [group.held for group in layout.groups]
+    if lens != wanted:
+        raise PackingError(f"held has {lens} tokens per group, the layout says {wanted}")
+    counts = (("q", q, num_queries), ("k", k, layout.num_tokens), ("v", v, layout.num_tokens))
+    for name, tensor, count in counts:
+        if tensor.shape[0] != count:
+            raise PackingError(
+                f"{name} has {tensor.shape[0]} tokens, the layout has {count}; "
+                "drop padding tokens before attention"
+            )
+
+
+def _prefix_of(
+    span: PrefixSpan, k: Tensor, v: Tensor, held: Sequence[HeldKV | None]
+) -> tuple[Tensor, Tensor]:
+    """Keys `[1, P, KH, D]` and values `[1, P, KH, Dv]` of the prefix that a span sees."""
+    pair = held[span.group]
+    fresh_k, fresh_v = k[span.fresh], v[span.fresh]
+    if pair is None:
+        return fresh_k[None], fresh_v[None]
+    if not fresh_k.shape[0]:
+        return pair[0][None], pair[1][None]
+    return torch.cat([pair[0], fresh_k])[None], torch.cat([pair[1], fresh_v])[None]

@@ -1,0 +1,68 @@
+"""Attention of the last layer in torch: one query a row."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.partial import partial_attention
+from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs, merge_prefixes
+from sglang_prefill_ext.attention.readout_plan import RowBatch, plan_readout
+from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+
+class ReadoutAttention:
+    """`PackedAttention` for the last token of every row; `plan_readout` decides the calls."""
+
+    def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
+        plan = plan_readout(layout)
+        self._layout = layout
+        self._spans = plan.spans
+        self._batches = [_DeviceBatch(batch, device) for batch in plan.batches]
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+    ) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            q: `[rows, H, D]`, the queries at the layout's read positions.
+            k: `[T, KH, D]` of the whole forward; H is a multiple of KH.
+            v: `[T, KH, Dv]`, likewise.
+            scale: factor of the scores before the softmax.
+            held: one entry per group; None where the group holds nothing.
+
+        Returns:
+            `[rows, H, Dv]`, in the dtype of `q`.
+
+        Raises:
+            PackingError: an input does not have the shape that the layout asks for.
+        """
+        check_inputs(self._layout, self._layout.num_rows, q, k, v, held)
+        out = q.new_empty(*q.shape[:2], v.shape[2])
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        for batch in self._batches:
+            batch.attend(q, k, v, scale, out, lse)
+        merge_prefixes(self._spans, out, lse, q, k, v, scale, held)
+        return out
+
+
+class _DeviceBatch:
+    """A `RowBatch` on the device."""
+
+    def __init__(self, batch: RowBatch, device: torch.device) -> None:
+        self._rows = TokenGrid(batch.rows[:, None], device)
+        self._keys = TokenGrid(batch.key_index, device)
+        mask = batch.additive_mask()
+        self._mask = None if mask is None else torch.from_numpy(mask).to(device)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor
+    ) -> None:
+        """Write `out` `[rows, H, Dv]` and `lse` `[rows, H]` of this batch's rows."""
+        part_out, part_lse = partial_attention(
+            self._rows.gather(q), self._keys.gather(k), self._keys.gather(v), scale, mask=self._mask
+        )
+        self._rows.scatter(part_out, out)
+        self._rows.scatter(part_lse, lse)

@@ -1,0 +1,47 @@
+"""What the kernels compile to on Hopper; no GPU is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import prefill_kernels
+import pytest
+from prefill_kernels.compilation import KERNELS, SHARED_BYTES_LIMIT, compile_all, report
+
+DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+
+
+def test_every_kernel_is_compiled() -> None:
+    package = Path(prefill_kernels.__file__).parent
+    assert set(KERNELS) == {path.parent.name for path in package.glob("*/configs.py")}
+    assert {compiled.kernel for compiled in compile_all()} == set(KERNELS)
+
+
+def test_no_variant_spills_registers() -> None:
+    spills = {(c.kernel, c.variant.name): c.spill_bytes for c in compile_all() if c.spill_bytes}
+    assert spills == {}
+
+
+def test_shared_memory_fits() -> None:
+    sizes = {(c.kernel, c.variant.name): c.shared_bytes for c in compile_all()}
+    assert {name: size for name, size in sizes.items() if size > SHARED_BYTES_LIMIT} == {}
+
+
+def test_warpgroup_matrix_instructions_where_they_are_needed() -> None:
+    found = {(c.kernel, c.variant.name): c.has_wgmma for c in compile_all()}
+    needed = {(c.kernel, c.variant.name): c.variant.needs_wgmma for c in compile_all()}
+    assert any(needed.values())
+    assert {name for name in found if needed[name] and not found[name]} == set()
+
+
+def test_the_documentation_is_generated() -> None:
+    assert DOCS.read_text(encoding="utf-8") == report(), (
+        "run `python -m prefill_kernels.compilation > docs/kernels.md`"
+    )
+
+
+def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compile_all.cache_clear()
+    with pytest.raises(RuntimeError, match="unset it"):
+        compile_all()

@@ -1,0 +1,46 @@
+"""Inputs of one layer's attention, as views of poisoned memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+CPU = torch.device("cpu")
+FLOAT32_TOLERANCE = 2e-6
+BFLOAT16_TOLERANCE = 2e-2
+
+Inputs = tuple[Tensor, Tensor, Tensor, float, list[HeldKV | None]]
+
+
+def _poisoned(count: int, *widths: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+    """Random `[count, width]` columns of one buffer that is NaN everywhere else."""
+    fused = torch.full((count + 2, sum(widths) + 3), torch.nan, dtype=dtype)
+    values = torch.randn(count, sum(widths), generator=torch.Generator().manual_seed(seed))
+    fused[1 : count + 1, : sum(widths)] = values.to(dtype)
+    return fused[1 : count + 1, : sum(widths)].split(widths, dim=1)
+
+
+def random_inputs(
+    forward: ForwardLayout,
+    heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (16, 16),
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Inputs:
+    """Views of a fused q, k, v as a model hands them over, and held K/V."""
+    (query_heads, key_heads), (dim, value_dim) = heads, dims
+    widths = (query_heads * dim, key_heads * dim, key_heads * value_dim)
+    q, k, v = _poisoned(forward.num_tokens, *widths, dtype=dtype, seed=seed)
+    held: list[HeldKV | None] = []
+    for index, span in enumerate(forward.groups):
+        pair = _poisoned(span.held, *widths[1:], dtype=dtype, seed=seed + index + 1)
+        held.append(_split_heads(key_heads, *pair) if span.held else None)
+    q, (k, v) = q.unflatten(1, (query_heads, dim)), _split_heads(key_heads, k, v)
+    return q, k, v, dim**-0.5, held
+
+
+def _split_heads(key_heads: int, k: Tensor, v: Tensor) -> HeldKV:
+    return k.unflatten(1, (key_heads, -1)), v.unflatten(1, (key_heads, -1))
