@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 UV     := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup check test demo bench doctor clean
+.PHONY: setup check test test-gpu demo bench bench-gpu doctor clean
 
 setup: $(STAMP)
 
@@ -25,7 +25,16 @@ check: setup
 	$(BIN)/python -m pytest -q tests/contract
 
 test: setup
-	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q tests --ignore tests/kernels
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels
+
+# On a machine with a Hopper GPU: the kernels compiled, then their speed. Needs torch and triton only.
+test-gpu: setup
+	$(BIN)/python -m pytest -q tests/kernels
+
+bench-gpu: setup
+	for kernel in merge_state label_readout shared_prefix_attention; do \
+	  $(BIN)/python -m bench.kernels.bench_$$kernel || exit 1; done
 
 demo: setup
 	$(BIN)/sglang-prefill demo

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import prefill_kernels
 import pytest
-from prefill_kernels.compilation import KERNELS, SHARED_BYTES_LIMIT, compile_all, report
+from prefill_kernels.compilation import (
+    KERNELS,
+    SHARED_BYTES_LIMIT,
+    compile_all,
+    compile_variant,
+    report,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
 
@@ -22,6 +29,13 @@ def test_no_variant_spills_registers() -> None:
     assert spills == {}
 
 
+def test_a_spill_is_seen() -> None:
+    """Half the warps need twice the registers each, which are more than a thread can have."""
+    widest = max(compile_all(), key=lambda c: c.registers * c.variant.num_warps)
+    narrowed = replace(widest.variant, num_warps=widest.variant.num_warps // 2)
+    assert compile_variant(widest.kernel, narrowed).spill_bytes > 0
+
+
 def test_shared_memory_fits() -> None:
     sizes = {(c.kernel, c.variant.name): c.shared_bytes for c in compile_all()}
     assert {name: size for name, size in sizes.items() if size > SHARED_BYTES_LIMIT} == {}
@@ -34,6 +48,13 @@ def test_warpgroup_matrix_instructions_where_they_are_needed() -> None:
     assert {name for name in found if needed[name] and not found[name]} == set()
 
 
+def test_every_argument_is_described() -> None:
+    for compiled in compile_all():
+        variant = compiled.variant
+        described = {*variant.signature, *variant.constexprs}
+        assert described == set(variant.function.arg_names), variant.name
+
+
 def test_the_documentation_is_generated() -> None:
     assert DOCS.read_text(encoding="utf-8") == report(), (
         "run `python -m prefill_kernels.compilation > docs/kernels.md`"
@@ -42,6 +63,5 @@ def test_the_documentation_is_generated() -> None:
 
 def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    compile_all.cache_clear()
     with pytest.raises(RuntimeError, match="unset it"):
-        compile_all()
+        compile_all.__wrapped__()

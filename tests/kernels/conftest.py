@@ -1,0 +1,51 @@
+"""Kernels run compiled on CUDA, or in Triton's interpreter: a process of their own either way.
+
+Without a GPU: ``TRITON_INTERPRET=1 python -m pytest tests/kernels``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+# cuBLAS, which references on CUDA use, is deterministic only with a workspace of fixed size.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+# Triton reads it when it is imported, so it must come from outside.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+COMPILED = torch.cuda.is_available() and not INTERPRETED
+
+# `tl.dot` of bfloat16 is silently wrong in the interpreter.
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * COMPILED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device() -> torch.device:
+    """Where the kernels run."""
+    if not (COMPILED or INTERPRETED):
+        pytest.fail(
+            "kernels need a CUDA device or the interpreter: TRITON_INTERPRET=1 python -m pytest "
+            "tests/kernels",
+            pytrace=False,
+        )
+    return torch.device("cuda" if COMPILED else "cpu")
+
+
+@pytest.fixture(scope="session", params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """Every dtype that kernels compute right in here, in turn."""
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fresh_tensors_hold_nan() -> Iterator[None]:
+    """`torch.empty` gives NaN (or the largest integer): an element left unwritten shows."""
+    # It fills because `torch.utils.deterministic.fill_uninitialized_memory` is True by default.
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(1).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,156 @@
+"""What every kernel compiles to on Hopper: ``python -m prefill_kernels.compilation``.
+
+Needs no GPU: Triton and the assembler it ships produce the machine code that a GPU would run.
+Prints docs/kernels.md.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from prefill_kernels.label_readout import configs as label_readout
+from prefill_kernels.merge_state import configs as merge_state
+from prefill_kernels.partial_prefix_attention import configs as partial_prefix_attention
+from prefill_kernels.shared_prefix_attention import configs as shared_prefix_attention
+from prefill_kernels.variant import TypeSpec, Variant
+
+Types = dict[str, TypeSpec]
+Hints = dict[tuple[int, ...], list[list[str | int]]]
+
+HOPPER = GPUTarget("cuda", 90, 32)
+SHARED_BYTES_LIMIT = 227 * 1024
+"""Shared memory that one program can have on Hopper."""
+
+KERNELS: dict[str, Callable[[], Iterable[Variant]]] = {
+    "merge_state": merge_state.variants,
+    "label_readout": label_readout.variants,
+    "shared_prefix_attention": shared_prefix_attention.variants,
+    "partial_prefix_attention": partial_prefix_attention.variants,
+}
+
+INTRODUCTION = """\
+# Triton kernels
+
+Compiled for Hopper (sm_90) without a GPU by `python -m prefill_kernels.compilation`, which writes
+this page; `tests/contract/test_kernel_compilation.py` compares it and fails on a spill. Registers
+are per thread, spills and shared memory in bytes (a program can have 232,448 of shared memory);
+HGMMA says whether the machine code uses the warpgroup matrix instruction.
+
+| kernel | variant | warps | stages | registers | spills | shared | HGMMA |
+|---|---|--:|--:|--:|--:|--:|---|
+"""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the machine code of one variant takes.
+
+    Attributes:
+        kernel, variant: which one.
+        registers: per thread.
+        spill_bytes: local memory per thread; Triton has no other use for it than spills.
+        shared_bytes: shared memory of a program.
+        has_wgmma: the code contains `HGMMA` instructions.
+    """
+
+    kernel: str
+    variant: Variant
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    has_wgmma: bool
+
+
+@cache
+def compile_all() -> tuple[Compiled, ...]:
+    """Every variant of every kernel, in the order of `KERNELS`; once a process.
+
+    Raises:
+        RuntimeError: `TRITON_INTERPRET` is set, under which nothing can be compiled.
+    """
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("TRITON_INTERPRET is set: unset it to compile kernels")
+    return tuple(
+        compile_variant(kernel, variant)
+        for kernel, variants in KERNELS.items()
+        for variant in variants()
+    )
+
+
+def compile_variant(kernel: str, variant: Variant) -> Compiled:
+    """Compile for Hopper and read the machine code."""
+    types, hints = _types_and_hints(variant.function, variant.signature)
+    types |= dict.fromkeys(variant.constexprs, "constexpr")
+    compiled = triton.compile(
+        ASTSource(variant.function, types, dict(variant.constexprs), hints),
+        target=HOPPER,
+        options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
+    )
+    listing = _disassemble(compiled.asm["cubin"])
+    usage = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", listing)}
+    return Compiled(
+        kernel,
+        variant,
+        registers=usage["REG"],
+        spill_bytes=usage["STACK"] + usage["LOCAL"],
+        shared_bytes=compiled.metadata.shared,
+        has_wgmma="HGMMA" in listing,
+    )
+
+
+def _types_and_hints(function: Any, signature: Mapping[str, TypeSpec]) -> tuple[Types, Hints]:
+    """Split `"*bf16:16"` into the type and the promise of divisibility."""
+    hints: Hints = {}
+
+    def split(spec: TypeSpec, place: tuple[int, ...]) -> TypeSpec:
+        if isinstance(spec, tuple):
+            return tuple(split(part, (*place, i)) for i, part in enumerate(spec))
+        kind, _, divisor = spec.partition(":")
+        if divisor:
+            hints[place] = [["tt.divisibility", int(divisor)]]
+        return kind
+
+    places = {name: i for i, name in enumerate(function.arg_names)}
+    return {name: split(spec, (places[name],)) for name, spec in signature.items()}, hints
+
+
+def _disassemble(cubin: bytes) -> str:
+    """Resource usage and SASS of a kernel, by the tool that Triton ships."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def report() -> str:
+    """docs/kernels.md."""
+    return INTRODUCTION + "".join(_row(compiled) for compiled in compile_all())
+
+
+def _row(compiled: Compiled) -> str:
+    variant = compiled.variant
+    cells = (
+        f"`{compiled.kernel}`",
+        variant.name,
+        variant.num_warps,
+        variant.num_stages,
+        compiled.registers,
+        compiled.spill_bytes,
+        f"{compiled.shared_bytes:,}",
+        "yes" if compiled.has_wgmma else "no",
+    )
+    return f"| {' | '.join(map(str, cells))} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(report())

@@ -1,0 +1,64 @@
+"""One program joins all parts of a block of (token, head) pairs."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def merge_states_kernel(
+    outs,  # of each part: [tokens, heads, head_dim]
+    out_strides,  # of each part: (token, head)
+    lses,  # of each part: float32 [tokens, heads]
+    lse_strides,  # of each part: (token, head)
+    merged,
+    merged_strides,
+    merged_lse,
+    merged_lse_strides,
+    num_pairs,
+    heads,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    pair = tl.program_id(0) * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)
+    in_range = pair < num_pairs
+    token = (pair // heads).to(tl.int64)
+    head = (pair % heads).to(tl.int64)
+    dim = tl.arange(0, BLOCK_DIM)[None, :]
+
+    largest = tl.full((BLOCK_PAIRS,), float("-inf"), tl.float32)
+    for i in tl.static_range(len(lses)):
+        lse = _load_lse(lses[i], lse_strides[i], token, head, in_range)
+        largest = tl.maximum(largest, lse, propagate_nan=tl.PropagateNan.ALL)
+    # Where every part is empty, subtracting 0 leaves each a weight of exp(-inf) = 0.
+    shift = tl.where(largest == float("-inf"), 0.0, largest)
+
+    total = tl.zeros((BLOCK_PAIRS,), tl.float32)
+    for i in tl.static_range(len(lses)):
+        total += tl.exp(_load_lse(lses[i], lse_strides[i], token, head, in_range) - shift)
+    empty = total == 0.0
+    divisor = tl.where(empty, 1.0, total)
+
+    acc = tl.zeros((BLOCK_PAIRS, BLOCK_DIM), tl.float32)
+    for i in tl.static_range(len(outs)):
+        lse = _load_lse(lses[i], lse_strides[i], token, head, in_range)
+        weight = (tl.exp(lse - shift) / divisor)[:, None]
+        # A part of weight zero may hold anything, NaN included: it is not read.
+        used = (weight != 0.0) & (dim < HEAD_DIM)
+        rows = (token * out_strides[i][0] + head * out_strides[i][1])[:, None]
+        acc += weight * tl.load(outs[i] + rows + dim, mask=used, other=0.0).to(tl.float32)
+
+    # In place, another warp may still have to read what this one overwrites.
+    tl.debug_barrier()
+    rows = (token * merged_strides[0] + head * merged_strides[1])[:, None]
+    in_row = in_range[:, None] & (dim < HEAD_DIM)
+    tl.store(merged + rows + dim, acc.to(merged.dtype.element_ty), mask=in_row)
+    lse = tl.where(empty, float("-inf"), shift + tl.log(divisor))
+    lse_offsets = token * merged_lse_strides[0] + head * merged_lse_strides[1]
+    tl.store(merged_lse + lse_offsets, lse, mask=in_range)
+
+
+@triton.jit
+def _load_lse(lse, strides, token, head, in_range):
+    offsets = token * strides[0] + head * strides[1]
+    return tl.load(lse + offsets, mask=in_range, other=float("-inf"))

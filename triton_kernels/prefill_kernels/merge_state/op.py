@@ -1,0 +1,122 @@
+"""Join attention over disjoint key sets in one launch."""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from prefill_kernels.errors import (
+    check_device,
+    check_dtype,
+    check_launchable,
+    check_shape,
+    check_unit_stride,
+    require,
+)
+from prefill_kernels.merge_state.configs import config_for
+from prefill_kernels.merge_state.kernel import merge_states_kernel
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_PAIRS = 2**30
+"""(token, head) pairs that the kernel can count in 32 bits."""
+
+
+def merge_state(
+    out_a: Tensor,
+    lse_a: Tensor,
+    out_b: Tensor,
+    lse_b: Tensor,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`merge_states` of two parts."""
+    return merge_states((out_a, out_b), (lse_a, lse_b), out=out, lse=lse)
+
+
+def merge_states(
+    outs: Sequence[Tensor],
+    lses: Sequence[Tensor],
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention over the union of disjoint key sets, from the attention over each.
+
+    ::
+
+        lse = log(sum_i exp(lses[i]))
+        out = sum_i exp(lses[i] - lse) * outs[i]
+
+    Source: the composition of attention states in FlashInfer (Ye et al. 2025, section 2.2), which
+    is the rescaling step of FlashAttention (Dao et al. 2022, algorithm 1) for several blocks.
+
+    Args:
+        outs: 2 to 4 parts `[tokens, heads, head_dim]`, all of one dtype: bfloat16, float16 or
+            float32. The last dimension has stride 1, the others any.
+        lses: for each part float32 `[tokens, heads]`, any strides, natural log; -inf where the part
+            saw no key.
+        out, lse: where to write, shaped and typed as one part; allocated if not given. Each may be
+            one of the parts' own tensors, and must not overlap them otherwise.
+
+    Returns:
+        `out` `[tokens, heads, head_dim]` and `lse` float32 `[tokens, heads]`. A part of weight zero
+        is not read, whatever its `out` holds (NaN included). Where every part is empty, `out` is 0
+        and `lse` is -inf. A NaN among the `lses` makes both NaN.
+
+    Raises:
+        KernelArgumentError: wrong number of parts, or a dtype, shape, stride or device that the
+            kernel cannot take; nothing was launched.
+    """
+    require(2 <= len(outs) <= 4, "outs", f"{len(outs)} parts", "pass 2 to 4")
+    require(len(lses) == len(outs), "lses", f"{len(lses)} parts", f"pass {len(outs)}, as in outs")
+    check_launchable("outs[0]", outs[0])
+    check_shape("outs[0]", outs[0], (None, None, None))
+    check_dtype("outs[0]", outs[0], DTYPES)
+    tokens, heads, head_dim = outs[0].shape
+    require(head_dim > 0, "outs[0]", f"of shape {list(outs[0].shape)}", "head_dim must be positive")
+    require(tokens * heads <= MAX_PAIRS, "outs[0]", f"{tokens} tokens long", "merge it in pieces")
+    for i, (part, part_lse) in enumerate(zip(outs, lses, strict=True)):
+        _check_out(f"outs[{i}]", part, outs[0])
+        _check_lse(f"lses[{i}]", part_lse, outs[0])
+    if out is None:
+        out = torch.empty(outs[0].shape, dtype=outs[0].dtype, device=outs[0].device)
+    if lse is None:
+        lse = torch.empty(outs[0].shape[:2], dtype=torch.float32, device=outs[0].device)
+    _check_out("out", out, outs[0])
+    _check_lse("lse", lse, outs[0])
+
+    if lse.numel():
+        config = config_for(head_dim, out.dtype)
+        merge_states_kernel[(triton.cdiv(lse.numel(), config.block_pairs),)](
+            tuple(outs),
+            tuple(part.stride()[:2] for part in outs),
+            tuple(lses),
+            tuple(part_lse.stride() for part_lse in lses),
+            out,
+            out.stride()[:2],
+            lse,
+            lse.stride(),
+            lse.numel(),
+            heads,
+            HEAD_DIM=head_dim,
+            BLOCK_PAIRS=config.block_pairs,
+            BLOCK_DIM=config.block_dim,
+            num_warps=config.num_warps,
+            num_stages=1,
+        )
+    return out, lse
+
+
+def _check_out(name: str, part: Tensor, like: Tensor) -> None:
+    check_shape(name, part, like.shape)
+    check_dtype(name, part, (like.dtype,))
+    check_device(name, part, like.device)
+    check_unit_stride(name, part)
+
+
+def _check_lse(name: str, lse: Tensor, like: Tensor) -> None:
+    check_shape(name, lse, like.shape[:2])
+    check_dtype(name, lse, (torch.float32,))
+    check_device(name, lse, like.device)

@@ -1,0 +1,14 @@
+"""Attention of packed rows to their shared prefix and to themselves, in one launch."""
+
+from prefill_kernels.shared_prefix_attention.arguments import CachedKV, KeyParts, TilePlan
+from prefill_kernels.shared_prefix_attention.op import block_tokens, shared_prefix_attention
+from prefill_kernels.shared_prefix_attention.reference import shared_prefix_attention_reference
+
+__all__ = [
+    "CachedKV",
+    "KeyParts",
+    "TilePlan",
+    "block_tokens",
+    "shared_prefix_attention",
+    "shared_prefix_attention_reference",
+]

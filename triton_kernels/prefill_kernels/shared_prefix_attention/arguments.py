@@ -1,0 +1,149 @@
+"""What the attention kernels take besides q, k and v, and the checks of all of it.
+
+Legend: Q queries, T tokens of the forward, H query heads that share KH key heads, head sizes D
+(query, key) and Dv (value).
+"""
+
+from dataclasses import dataclass
+from enum import Flag, auto
+
+import torch
+from torch import Tensor
+
+from prefill_kernels.errors import (
+    check_device,
+    check_dtype,
+    check_launchable,
+    check_shape,
+    check_unit_stride,
+    require,
+)
+
+TILE_COLUMNS = 8
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class KeyParts(Flag):
+    """The parts of a query's keys."""
+
+    CACHED = auto()
+    """The cached prefix of its group, in pages."""
+    FRESH = auto()
+    """The fresh prefix of its group; a query of that prefix has none."""
+    OWN = auto()
+    """Its own row, or the fresh prefix that it is in, up to itself."""
+    PREFIX = CACHED | FRESH
+    ALL = CACHED | FRESH | OWN
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """Which queries are computed together, and which keys each of them sees.
+
+    Tensors on the device only, so that a captured CUDA graph can be replayed with a new plan
+    copied into the same tensors. Their contents are trusted: checking them would wait for the
+    device. Build them with a planner that checks.
+
+    Attributes:
+        query_token: int32 `[Q]`, ascending: the token of the forward that each query is.
+        segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
+        tiles: int32 `[num_tiles, 8]`, the longest first: `query_start, query_stop, fresh_start,
+            fresh_stop, own_start, own_stop, page_offset, cached_len`. Queries
+            `query_start..query_stop-1` are of one group and share the fresh prefix (tokens), the
+            cached prefix (tokens, and where its entries of the page table begin) and the range of
+            tokens that holds all their own keys. `query_start == query_stop`: nothing to do.
+        block_tokens: no tile has more queries.
+    """
+
+    query_token: Tensor
+    segment_start: Tensor
+    tiles: Tensor
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedKV:
+    """Keys and values of cached prefixes.
+
+    Attributes:
+        k: `[slots, KH, D]` or `[pages, page_size, KH, D]`, the dtype of q or `float8_e4m3fn`.
+        v: likewise with Dv.
+        page_table: int32 `[entries]`: the pages of each prefix, in order.
+        page_size: tokens of a page; page p holds the slots p * page_size and following.
+        k_scale, v_scale: what stored numbers are multiplied with, > 0.
+    """
+
+    k: Tensor
+    v: Tensor
+    page_table: Tensor
+    page_size: int
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, plan: TilePlan, scale: float) -> None:
+    check_launchable("q", q)
+    check_dtype("q", q, _DTYPES)
+    check_shape("q", q, [None, None, None])
+    check_shape("k", k, [None, None, q.shape[2]])
+    check_shape("v", v, [*k.shape[:2], None])
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_device(name, tensor, q.device)
+        check_dtype(name, tensor, (q.dtype,))
+        check_unit_stride(name, tensor)
+    remedy = f"it must be a multiple of the {k.shape[1]} key heads; shard both alike"
+    heads_match = k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0
+    require(heads_match, "q", f"of {q.shape[1]} heads", remedy)
+    require(scale > 0, "scale", scale, "it must be positive, such as head_dim ** -0.5")
+    _check_index("plan.query_token", plan.query_token, q, [q.shape[0]])
+    _check_index("plan.segment_start", plan.segment_start, q, [q.shape[0]])
+    _check_index("plan.tiles", plan.tiles, q, [None, TILE_COLUMNS])
+
+
+def _check_index(name: str, index: Tensor, q: Tensor, shape: list[int | None]) -> None:
+    check_device(name, index, q.device)
+    check_dtype(name, index, (torch.int32,))
+    check_shape(name, index, shape)
+    require(index.is_contiguous(), name, f"strided by {index.stride()}", "call .contiguous()")
+
+
+def slots_of(cached: CachedKV, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The checked cache as `[slots, KH, D]` and `[slots, KH, Dv]`, views of it."""
+    _check_index("cached.page_table", cached.page_table, q, [None])
+    remedy = "it must be at least 1"
+    require(cached.page_size >= 1, "cached.page_size", cached.page_size, remedy)
+    for name, factor in (("k_scale", cached.k_scale), ("v_scale", cached.v_scale)):
+        require(factor > 0, f"cached.{name}", factor, "it must be positive; 1.0 for no scale")
+    keys = _slots("cached.k", cached.k, cached.page_size, q, k)
+    values = _slots("cached.v", cached.v, cached.page_size, q, v)
+    require(
+        keys.shape[0] == values.shape[0] and keys.dtype == values.dtype,
+        "cached.v",
+        f"{values.dtype} of {values.shape[0]} slots",
+        f"it must be like cached.k, {keys.dtype} of {keys.shape[0]} slots",
+    )
+    return keys, values
+
+
+def _slots(name: str, cache: Tensor, page_size: int, q: Tensor, fresh: Tensor) -> Tensor:
+    check_device(name, cache, q.device)
+    check_dtype(name, cache, (q.dtype, torch.float8_e4m3fn))
+    check_unit_stride(name, cache)
+    if cache.ndim == 4:
+        check_shape(name, cache, [None, page_size, *fresh.shape[1:]])
+        pages_touch = cache.stride(0) == page_size * cache.stride(1)
+        remedy = "a page must begin where the one before it ends"
+        require(pages_touch, name, f"strided by {cache.stride()}", remedy)
+        cache = cache.flatten(0, 1)
+    check_shape(name, cache, [None, *fresh.shape[1:]])
+    return cache
+
+
+def check_outputs(out: Tensor, lse: Tensor, q: Tensor, value_dim: int) -> None:
+    check_device("out", out, q.device)
+    check_dtype("out", out, (q.dtype,))
+    check_shape("out", out, [*q.shape[:2], value_dim])
+    check_unit_stride("out", out)
+    check_device("lse", lse, q.device)
+    check_dtype("lse", lse, (torch.float32,))
+    check_shape("lse", lse, q.shape[:2])

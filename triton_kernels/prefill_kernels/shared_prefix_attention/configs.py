@@ -1,0 +1,126 @@
+"""How the kernel is launched for a head size and dtype, and what is compiled to check it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prefill_kernels.shared_prefix_attention.kernel import attention_kernel
+from prefill_kernels.variant import TypeSpec, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """A launch.
+
+    Attributes:
+        query_rows: query heads times tokens that one program can hold.
+        block_keys: keys that it meets at once.
+        num_warps, num_stages: as Triton's.
+    """
+
+    query_rows: int
+    block_keys: int
+    num_warps: int
+    num_stages: int
+
+    def block_tokens(self, group_size: int) -> int:
+        """Queries of one tile where `group_size` query heads share a key head; 0: none fits."""
+        return self.query_rows // next_power_of_2(group_size)
+
+
+ConfigTable = dict[tuple[int, int], TileConfig]
+"""By (largest head size, bytes of an element)."""
+
+# Two programs share a multiprocessor, so that one computes weights while the other multiplies.
+# At most 99 KiB of shared memory, which every architecture since Ampere has.
+_CONFIGS: ConfigTable = {
+    (64, 2): TileConfig(64, 64, 4, 3),
+    (128, 2): TileConfig(64, 64, 4, 2),
+    (256, 2): TileConfig(64, 32, 4, 2),
+    (64, 4): TileConfig(32, 32, 4, 2),
+    (128, 4): TileConfig(32, 32, 8, 2),
+}
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def find_config(table: ConfigTable, head_dim: int, itemsize: int) -> TileConfig | None:
+    """The entry of the smallest head size that holds `head_dim`; None: there is none."""
+    sizes = [size for size, bytes_ in table if bytes_ == itemsize and size >= head_dim]
+    return table[min(sizes), itemsize] if sizes else None
+
+
+def tile_config(head_dim: int, itemsize: int) -> TileConfig | None:
+    """The launch for the larger of the head sizes; None: too large for a dtype of `itemsize` bytes.
+
+    The same for every architecture.
+    """
+    return find_config(_CONFIGS, head_dim, itemsize)
+
+
+def constexprs(
+    config: TileConfig, group_size: int, head_dim: int, value_dim: int
+) -> dict[str, int]:
+    """The kernel's compile-time sizes."""
+    return {
+        "GROUP_SIZE": group_size,
+        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
+        "GROUP_PAD": next_power_of_2(group_size),
+        "BLOCK_TOKENS": config.block_tokens(group_size),
+        "BLOCK_N": config.block_keys,
+        "BLOCK_D": max(16, next_power_of_2(head_dim)),
+        "BLOCK_DV": max(16, next_power_of_2(value_dim)),
+    }
+
+
+def variants() -> Iterable[Variant]:
+    """Every entry with a cache in pages of 64, and what differs most from it."""
+    parts = {"CACHED": True, "FRESH": True, "OWN": True}
+    for (head_dim, itemsize), config in _CONFIGS.items():
+        yield variant(config, head_dim, "bf16" if itemsize == 2 else "fp32", parts)
+    config = _CONFIGS[128, 2]
+    yield variant(config, 128, "bf16", parts, cache_type="fp8e4nv", name="fp8 cache")
+    yield variant(config, 128, "bf16", parts, page_size=1, name="pages of 1")
+    yield variant(config, 128, "fp16", {**parts, "CACHED": False}, name="no cache")
+    yield variant(config, 80, "bf16", parts, group_size=7, name="7 heads")
+    own = {"CACHED": False, "FRESH": False, "OWN": True}
+    yield variant(config, 128, "bf16", own, name="own rows")
+
+
+def variant(
+    config: TileConfig,
+    head_dim: int,
+    dtype: str,
+    parts: dict[str, bool],
+    *,
+    group_size: int = 2,
+    page_size: int = 64,
+    cache_type: str | None = None,
+    name: str = "",
+) -> Variant:
+    """One compiled form, of tensors that are aligned as a server's are."""
+    pointer, cache, strides = f"*{dtype}:16", f"*{cache_type or dtype}:16", ("i32:16", "i32:16")
+    signature: dict[str, TypeSpec] = {
+        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), pointer),
+        **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), cache),
+        **{f"{tensor}_strides": strides for tensor in ("q", "k", "v", "out", "k_cache", "v_cache")},
+        **dict.fromkeys(("query_token_ptr", "segment_start_ptr", "tiles_ptr"), "*i32:16"),
+        "page_table_ptr": "*i32:16",
+        "lse_ptr": "*fp32:16",
+        "lse_strides": ("i32", "i32"),
+        **dict.fromkeys(("scale", "cached_scale", "v_scale"), "fp32"),
+        "num_key_heads": "i32",
+    }
+    sizes: dict[str, Any] = constexprs(config, group_size, head_dim, head_dim)
+    return Variant(
+        name=", ".join(filter(None, (dtype, f"head size {head_dim}", name))),
+        function=attention_kernel,
+        signature=signature,
+        constexprs={**sizes, **parts, "PAGE_SIZE": page_size},
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        needs_wgmma=dtype != "fp32",
+    )

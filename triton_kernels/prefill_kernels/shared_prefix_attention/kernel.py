@@ -1,0 +1,211 @@
+"""The kernel of both attention packages; `op.py` holds its contract.
+
+A program owns one tile and one key head. Its BLOCK_TOKENS * GROUP_PAD query rows, token by token
+and within a token head by head, are one dot operand: a key is loaded once for all query heads that
+share it, and short rows fill the tensor cores together. The online softmax (Milakov and Gimelshein
+2018; FlashAttention-2, Dao 2023) runs in base 2; scales arrive multiplied by log2(e).
+"""
+
+import triton
+import triton.language as tl
+
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr,  # [Q, H, HEAD_DIM]
+    q_strides,  # of every tensor: elements from token (or slot) to token and from head to head
+    k_ptr,  # [T, KH, HEAD_DIM]
+    k_strides,
+    v_ptr,  # [T, KH, VALUE_DIM]
+    v_strides,
+    k_cache_ptr,  # [slots, KH, HEAD_DIM]
+    k_cache_strides,
+    v_cache_ptr,  # [slots, KH, VALUE_DIM]
+    v_cache_strides,
+    page_table_ptr,  # [entries]
+    query_token_ptr,  # [Q]
+    segment_start_ptr,  # [Q]
+    tiles_ptr,  # [num_tiles, 8]
+    out_ptr,  # [Q, H, VALUE_DIM]
+    out_strides,
+    lse_ptr,  # [Q, H]
+    lse_strides,
+    scale,  # of scores with k
+    cached_scale,  # of scores with k_cache
+    v_scale,  # of v_cache
+    num_key_heads,
+    CACHED: tl.constexpr,
+    FRESH: tl.constexpr,
+    OWN: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,  # query heads of one key head
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    GROUP_PAD: tl.constexpr,  # this and all below are powers of two
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    BLOCK_M: tl.constexpr = BLOCK_TOKENS * GROUP_PAD
+    # Key heads run fastest, so that the first tiles, which take longest, start first in all heads.
+    tile_ptr = tiles_ptr + 8 * (tl.program_id(0) // num_key_heads)
+    key_head = (tl.program_id(0) % num_key_heads).to(tl.int64)
+    query_start = tl.load(tile_ptr)
+    query_stop = tl.load(tile_ptr + 1)
+    if query_start >= query_stop:
+        return
+
+    row = tl.arange(0, BLOCK_M)
+    query = query_start + row // GROUP_PAD
+    query_wide = query.to(tl.int64)
+    head = key_head * GROUP_SIZE + row % GROUP_PAD
+    used = (query < query_stop) & (row % GROUP_PAD < GROUP_SIZE)
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    value_dim = tl.arange(0, BLOCK_DV)[None, :]
+    q_rows = query_wide * q_strides[0] + head * q_strides[1]
+    q_mask = used[:, None] & (dim < HEAD_DIM)
+    q = tl.load(q_ptr + q_rows[:, None] + dim, mask=q_mask, other=0.0)
+
+    # The largest score so far, and the sums of weights and of weighted values relative to it.
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    state = (row_max, row_sum, acc)
+    WIDTHS: tl.constexpr = (HEAD_DIM, VALUE_DIM)
+
+    if CACHED:
+        cache = (
+            k_cache_ptr + key_head * k_cache_strides[1] + dim,
+            v_cache_ptr + key_head * v_cache_strides[1] + value_dim,
+            k_cache_strides[0],
+            v_cache_strides[0],
+            page_table_ptr + tl.load(tile_ptr + 6),
+        )
+        stop = tl.load(tile_ptr + 7)
+        state = _attend_prefix(state, q, cache, 0, stop, cached_scale, PAGE_SIZE, WIDTHS, BLOCK_N)
+        # So far only cached values were summed.
+        row_max, row_sum, acc = state
+        state = (row_max, row_sum, acc * v_scale)
+
+    tokens = (
+        k_ptr + key_head * k_strides[1] + dim,
+        v_ptr + key_head * v_strides[1] + value_dim,
+        k_strides[0],
+        v_strides[0],
+        page_table_ptr,
+    )
+    if FRESH:
+        start = tl.load(tile_ptr + 2)
+        stop = tl.load(tile_ptr + 3)
+        state = _attend_prefix(state, q, tokens, start, stop, scale, 0, WIDTHS, BLOCK_N)
+    if OWN:
+        start = tl.load(tile_ptr + 4)
+        stop = tl.load(tile_ptr + 5)
+        # In a tile of one segment every query sees the keys up to the first query.
+        one_segment = tl.load(segment_start_ptr + query_stop - 1) == start
+        seen_by_all = tl.load(query_token_ptr + query_start) + 1 - start
+        full_stop = start + tl.where(one_segment, seen_by_all // BLOCK_N * BLOCK_N, 0)
+        first = tl.load(segment_start_ptr + query, mask=used, other=0)[:, None]
+        last = tl.load(query_token_ptr + query, mask=used, other=-1)[:, None]
+        state = _attend(
+            state, q, tokens, start, full_stop, first, last, scale, False, 0, WIDTHS, BLOCK_N
+        )
+        state = _attend(
+            state, q, tokens, full_stop, stop, first, last, scale, True, 0, WIDTHS, BLOCK_N
+        )
+
+    row_max, row_sum, acc = state
+    # A row that saw no key: out 0, and lse -inf because row_max is.
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    out_rows = query_wide * out_strides[0] + head * out_strides[1]
+    out_mask = used[:, None] & (value_dim < VALUE_DIM)
+    out = (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + out_rows[:, None] + value_dim, out, mask=out_mask)
+    lse_rows = query_wide * lse_strides[0] + head * lse_strides[1]
+    tl.store(lse_ptr + lse_rows, (row_max + tl.log2(row_sum)) * LN_2, mask=used)
+
+
+@triton.jit
+def _attend_prefix(
+    state,
+    q,
+    source,
+    start,
+    stop,
+    scale,
+    PAGE_SIZE: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Add keys start..stop-1, seen by every query: whole blocks without a mask, then the rest."""
+    full_stop = start + (stop - start) // BLOCK_N * BLOCK_N
+    last = stop - 1
+    state = _attend(
+        state, q, source, start, full_stop, start, last, scale, False, PAGE_SIZE, WIDTHS, BLOCK_N
+    )
+    return _attend(
+        state, q, source, full_stop, stop, start, last, scale, True, PAGE_SIZE, WIDTHS, BLOCK_N
+    )
+
+
+@triton.jit
+def _attend(
+    state,  # row_max [BLOCK_M], row_sum [BLOCK_M], acc [BLOCK_M, BLOCK_DV]
+    q,  # [BLOCK_M, BLOCK_D]
+    source,  # pointers to key 0 [1, BLOCK_D] and value 0 [1, BLOCK_DV], their strides, page table
+    start,
+    stop,
+    first,  # a query sees the keys first..last; each is a scalar or [BLOCK_M, 1]
+    last,
+    scale,
+    MASKED: tl.constexpr,  # if not: every query sees every key, and the keys fill whole blocks
+    PAGE_SIZE: tl.constexpr,  # 0: keys lie where their number says
+    WIDTHS: tl.constexpr,  # HEAD_DIM, VALUE_DIM
+    BLOCK_N: tl.constexpr,
+):
+    """Add the attention to keys start..stop-1 to `state`."""
+    row_max, row_sum, acc = state
+    k_ptrs, v_ptrs, k_stride, v_stride, page_table_ptr = source
+    for block in tl.range(start, stop, BLOCK_N):
+        key = block + tl.arange(0, BLOCK_N)
+        slot = _slots(page_table_ptr, key, stop, MASKED, PAGE_SIZE)[:, None]
+        exists = (key < stop)[:, None]
+        k = _load(k_ptrs + slot * k_stride, exists, MASKED, WIDTHS[0]).to(q.dtype)
+        # The precision matters to float32 only: three products, as exact as float32 needs.
+        scores = tl.dot(q, k.T, input_precision="tf32x3")
+        if MASKED:
+            visible = (key[None, :] >= first) & (key[None, :] <= last)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        # While a row has seen no key its weights must be exp2(-inf), not exp2(-inf + inf).
+        base = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
+        weights = tl.exp2(scores * scale - base[:, None])
+        rescale = tl.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
+        row_max = new_max
+        v = _load(v_ptrs + slot * v_stride, exists, MASKED, WIDTHS[1]).to(q.dtype)
+        acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="tf32x3")
+    return row_max, row_sum, acc
+
+
+@triton.jit
+def _slots(page_table_ptr, key, stop, MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr):
+    """Where the keys lie; int64, because a cache has more than 2**31 elements."""
+    if PAGE_SIZE == 0:
+        return key.to(tl.int64)
+    entry_ptrs = page_table_ptr + key // PAGE_SIZE
+    page = tl.load(entry_ptrs, mask=key < stop, other=0) if MASKED else tl.load(entry_ptrs)
+    return page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+
+
+@triton.jit
+def _load(pointers, exists, MASKED: tl.constexpr, WIDTH: tl.constexpr):
+    """Keys or values; 0 for those that do not exist and in the padding of their dimension."""
+    PADDED: tl.constexpr = pointers.shape[1]
+    if MASKED or PADDED != WIDTH:
+        dim = tl.arange(0, PADDED)[None, :]
+        return tl.load(pointers, mask=exists & (dim < WIDTH), other=0.0)
+    return tl.load(pointers)

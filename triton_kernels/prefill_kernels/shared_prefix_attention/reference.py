@@ -1,0 +1,62 @@
+"""`shared_prefix_attention` by definition: a mask of what each query sees, in float64."""
+
+import torch
+from torch import Tensor
+
+from prefill_kernels.shared_prefix_attention.arguments import CachedKV, KeyParts, TilePlan
+
+
+def shared_prefix_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: TilePlan,
+    scale: float,
+    *,
+    cached: CachedKV | None = None,
+    parts: KeyParts = KeyParts.ALL,
+) -> tuple[Tensor, Tensor]:
+    """`out` `[Q, H, Dv]` and `lse` `[Q, H]`, float64; NaN for queries of no tile.
+
+    Takes the arguments of `shared_prefix_attention`. Keys that no query of a tile sees may hold
+    anything.
+    """
+    out = q.new_full((*q.shape[:2], v.shape[2]), torch.nan, dtype=torch.float64)
+    lse = q.new_full(q.shape[:2], torch.nan, dtype=torch.float64)
+    tokens = torch.arange(k.shape[0], device=k.device)
+    for tile in plan.tiles.tolist():
+        start, stop, fresh_start, fresh_stop, _, _, page_offset, cached_len = tile
+        first = plan.segment_start[start:stop, None]
+        last = plan.query_token[start:stop, None]
+        is_fresh = (tokens >= fresh_start) & (tokens < fresh_stop)
+        is_own = (tokens >= first) & (tokens <= last)
+        visible = (is_fresh & (KeyParts.FRESH in parts)) | (is_own & (KeyParts.OWN in parts))
+        keys, values = k.double(), v.double()
+        if cached is not None and KeyParts.CACHED in parts:
+            cached_k, cached_v = _cached_prefix(cached, page_offset, cached_len)
+            keys, values = torch.cat([cached_k, keys]), torch.cat([cached_v, values])
+            visible = torch.cat([visible.new_ones(stop - start, cached_len), visible], dim=1)
+        seen = visible.any(0)
+        out[start:stop], lse[start:stop] = _attend(
+            q[start:stop].double() * scale, keys[seen], values[seen], visible[:, seen]
+        )
+    return out, lse
+
+
+def _cached_prefix(cached: CachedKV, page_offset: int, cached_len: int) -> tuple[Tensor, Tensor]:
+    token = torch.arange(cached_len, device=cached.page_table.device)
+    page = cached.page_table[page_offset + token // cached.page_size].long()
+    slot = page * cached.page_size + token % cached.page_size
+    k, v = (x.flatten(0, -3) for x in (cached.k, cached.v))
+    return k[slot].double() * cached.k_scale, v[slot].double() * cached.v_scale
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """`q` `[M, H, D]`, `k` and `v` `[N, KH, ...]`, `visible` bool `[M, N]`."""
+    group_size = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group_size, dim=1) for x in (k, v))
+    scores = torch.einsum("mhd,nhd->mhn", q, k).masked_fill(~visible[:, None], -torch.inf)
+    lse = scores.logsumexp(-1)
+    # Where a query sees no key, all weights are 0.
+    weights = (scores - lse[:, :, None].nan_to_num(neginf=0.0)).exp()
+    return torch.einsum("mhn,nhd->mhd", weights, v), lse
