@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
 from typing import Any
 
 from sglang_prefill_ext.errors import ConfigError
 
 ENABLE_FIELD = "enable_prefill_only"
 KNOB_PREFIX = "prefill_only_"
+
+
+class Order(StrEnum):
+    """In which order waiting requests are served."""
+
+    SRPT = "srpt"  # fewest tokens left, with ageing
+    FCFS = "fcfs"  # first come, first served
+    PRIORITY = "priority"  # highest priority; srpt among equals. Low ones may wait for ever.
+    DEADLINE = "deadline"  # earliest deadline; srpt among those without one, behind the others
+
+
+class PrefixCaching(StrEnum):
+    """Which prefixes are left in SGLang's prefix cache."""
+
+    REPEATED = "repeated"  # those seen before
+    ALWAYS = "always"
+    NEVER = "never"  # what others left is still used
+
+
+class AttentionWay(StrEnum):
+    """How the attention of packed forwards is computed."""
+
+    AUTO = "auto"  # by device and shape
+    FUSED = "fused"  # one Triton kernel over cached prefix, fresh prefix and own row
+    MERGE = "merge"  # one kernel for the prefix, one for the row, joined by log-sum-exp
+    TORCH = "torch"  # dense torch calls, on every device
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +64,96 @@ class PrefillOnlyConfig:
             "chunks that fit."
         },
     )
+    order: Order = field(
+        default=Order.SRPT,
+        metadata={
+            "help": "In which order requests are served: srpt (fewest tokens left first, with "
+            "ageing), fcfs (first come first), priority, or deadline."
+        },
+    )
+    ageing: int = field(
+        default=2,
+        metadata={
+            "help": "How far small requests may overtake, in tokens processed per token of the "
+            "larger request. More favours small ones, less bounds the wait of large ones."
+        },
+    )
+    launch_tokens: int = field(
+        default=4096,
+        metadata={
+            "help": "What launching a forward costs, in tokens computed in the same time. With "
+            "more, waiting requests share larger forwards."
+        },
+    )
+    prefix_caching: PrefixCaching = field(
+        default=PrefixCaching.REPEATED,
+        metadata={
+            "help": "Which prefixes are left in the prefix cache: repeated (those seen before), "
+            "always, or never. What the cache holds is used in any case."
+        },
+    )
+    attention: AttentionWay = field(
+        default=AttentionWay.AUTO,
+        metadata={
+            "help": "How attention is computed: auto (by device and shape), fused (one Triton "
+            "kernel), merge (two, joined by log-sum-exp), or torch."
+        },
+    )
+    max_queued_tokens: int = field(
+        default=1 << 22,
+        metadata={
+            "help": "Most tokens that may wait to be computed; beyond, requests are rejected."
+        },
+    )
+    max_queued_rows: int = field(
+        default=1 << 20,
+        metadata={"help": "Most rows that may wait; beyond, requests are rejected."},
+    )
+    max_queued_mib: int = field(
+        default=1024,
+        metadata={"help": "Most memory (MiB) of waiting requests; beyond, requests are rejected."},
+    )
+    decode_step_tokens: int = field(
+        default=1024,
+        metadata={
+            "help": "What a decode step costs, in tokens that a packed forward computes in the same "
+            "time."
+        },
+    )
+    decode_slowdown: int = field(
+        default=4,
+        metadata={
+            "help": "While packed requests wait, running generations take at most so many times as "
+            "long per token, up to one packed forward. With 1, packed requests only get what "
+            "the longest wait grants them."
+        },
+    )
+    max_wait_steps: int = field(
+        default=8,
+        metadata={
+            "help": "Decode steps after which waiting packed requests run in any case."
+        },
+    )
 
     def __post_init__(self) -> None:
         for knob in fields(self):
-            value = getattr(self, knob.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(
-                    f"{flag_name(knob.name)} must be a whole number of at least 1, got {value!r}. "
-                    f"Leave it out for the default of {knob.default}."
-                )
+            object.__setattr__(self, knob.name, _checked(knob, getattr(self, knob.name)))
+
+
+def _checked(knob: Field[Any], value: Any) -> Any:
+    kind = type(knob.default)
+    if issubclass(kind, StrEnum):
+        if value in list(kind):
+            return kind(value)
+        range_text = f"one of {', '.join(kind)}"
+    else:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        range_text = "a whole number of at least 1"
+    raise ConfigError(
+        f"{flag_name(knob.name)} must be {range_text}, got {value!r}. "
+        f"Leave it out for the default of {knob.default}."
+    )
 
 
 def flag_name(field_name: str) -> str:

@@ -33,9 +33,9 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
     for knob in fields(PrefillOnlyConfig):
         group.add_argument(
             flag_name(knob.name),
-            type=int,
+            type=int if isinstance(knob.default, int) else str,
             default=None,
-            metavar="N",
+            metavar="N" if isinstance(knob.default, int) else "NAME",
             help=f"{knob.metadata['help']} Default: {knob.default}.",
         )
 

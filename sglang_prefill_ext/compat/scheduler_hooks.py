@@ -21,6 +21,7 @@ from sglang_prefill_ext.compat.model import SglangModel
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.job import Job, JobResult
+from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.patching import engine
 
@@ -113,7 +114,7 @@ def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> PackedRuntime:
     return PackedRuntime(
         None if reason else _build_executor(scheduler, config),
         answer,
-        max_forward_tokens=config.max_forward_tokens,
+        policy_of(config),
         declined_reason=reason,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -86,8 +86,11 @@ class PackedExecutor:
         return self._model.asynchronous
 
     @torch.inference_mode()
-    def launch(self, plan: ForwardPlan, held: HeldPrefix | None) -> ForwardCompletion:
+    def launch(self, plan: ForwardPlan, held: Sequence[HeldPrefix | None]) -> ForwardCompletion:
         """Run the forward up to the copy of its label values to the host.
+
+        Args:
+            held: what earlier forwards left, one entry per group; None for no held prefix.
 
         Raises:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
@@ -99,31 +102,35 @@ class PackedExecutor:
             token_ids, positions, read_at = _upload(
                 (plan.token_ids, layout.positions(), read_positions), model.device
             )
-            kept = HeldPrefix() if plan.hold_prefix else None
+            kept = [HeldPrefix() if hold else None for hold in plan.hold]
             attend = self._attend(plan, held, kept)
             hidden = model.hidden_states(token_ids, positions, read_at, _row_lens(plan), attend)
             return ForwardCompletion(self._read(hidden[: layout.num_rows], plan), kept)
 
     def _attend(
-        self, plan: ForwardPlan, held: HeldPrefix | None, kept: HeldPrefix | None
+        self,
+        plan: ForwardPlan,
+        held: Sequence[HeldPrefix | None],
+        kept: Sequence[HeldPrefix | None],
     ) -> Attend:
-        # A request is one group as long as requests are not joined.
         layout, last_layer = plan.layout, self._model.last_layer
-        (group,) = layout.groups
+        starts = layout.group_starts().tolist()
+        fresh = [slice(a, a + span.fresh) for a, span in zip(starts, layout.groups, strict=True)]
         attention: PackedAttention | None = None
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
             nonlocal attention
-            before = held.layers[layer] if held is not None else None
-            if kept is not None:
-                kept.layers[layer] = _extend(before, k[: group.fresh], v[: group.fresh])
+            before = [None if prefix is None else prefix.layers[layer] for prefix in held]
+            for old, prefix, tokens in zip(before, kept, fresh, strict=True):
+                if prefix is not None:
+                    prefix.layers[layer] = _extend(old, k[tokens], v[tokens])
             if layer == last_layer:
                 if not layout.num_rows:
                     return q.new_zeros(*q.shape[:2], v.shape[2])
-                return ReadoutAttention(layout, q.device).forward(q, k, v, scale, [before])
+                return ReadoutAttention(layout, q.device).forward(q, k, v, scale, before)
             if attention is None:
                 attention = PackedAttention(layout, q.device)
-            return attention.forward(q, k, v, scale, [before])
+            return attention.forward(q, k, v, scale, before)
 
         return attend
 

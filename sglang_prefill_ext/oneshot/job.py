@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sglang_prefill_ext.oneshot.planner import ForwardPlan
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of
+from sglang_prefill_ext.oneshot.split import Piece
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 
 
@@ -17,12 +21,17 @@ class JobStatus(StrEnum):
     OK = "ok"
     ABORTED = "aborted"  # the client left, or an operator aborted it
     DECLINED = "declined"  # this model or server cannot pack it; the stock path can serve it
-    FAILED = "failed"  # its forward raised; only this job is affected
+    FAILED = "failed"  # its forward raised, also when it ran alone; only this job is affected
+    REJECTED = "rejected"  # too much waits already; it can be sent again
+    EXPIRED = "expired"  # its deadline cannot be met any more
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """The answer to one job. `values` is set (float32 bytes) if `status` is OK, else `message`."""
+    """The answer to one job. `values` is set (float32 bytes) if `status` is OK, else `message`.
+
+    `retry_after_s` estimates, for a rejected job, when there will be room; 0 if unknown.
+    """
 
     rid: str
     status: JobStatus
@@ -32,6 +41,7 @@ class JobResult:
     tokens_computed: int = 0
     queue_ms: float = 0.0
     compute_ms: float = 0.0
+    retry_after_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -40,37 +50,80 @@ class Job:
 
     Attributes:
         rid: request id, unique among the requests in flight.
-        rows: what to compute.
-        plans: forwards of the request in order; `next_plan` of them were launched.
+        rows: what was asked for.
+        number: place in the order of arrival.
+        mark: tokens that the scheduler had processed when the job came.
+        priority: higher is served first, in an order that looks at it.
+        deadline_ms: Unix time in ms, stamped by the front end; None for no deadline.
         arrival_s: monotonic time of arrival, for reporting only, never for a decision.
         reply_to: opaque return route of the transport.
+        pieces: what the forwards of the job compute; `next_piece` of them were launched.
+        value_places: where the answer's values lie in those computed; None if they are the same.
+        attempt: how often the job started over; what earlier attempts launched is ignored.
+        alone: share no forward, since one with others has failed.
         held: the executor's handle on the K/V of the prefix between two forwards.
         values: label values of the forwards that have completed, in order.
     """
 
     rid: str
     rows: PackedRows
-    plans: Sequence[ForwardPlan]
-    arrival_s: float
+    number: int = 0
+    mark: int = 0
+    priority: int = 0
+    deadline_ms: float | None = None
+    arrival_s: float = 0.0
     reply_to: Any = None
-    next_plan: int = 0
+    pieces: Sequence[Piece] = ()
+    value_places: NDArray[np.int64] | None = None
+    next_piece: int = 0
+    attempt: int = 0
+    alone: bool = False
     start_s: float | None = None
     held: Any = None
     values: list[Float32Array] = field(default_factory=list)
+    forwards: int = 0
+    tokens_computed: int = 0
     ended: bool = False
 
     def restart(self) -> None:
         """Forget what earlier forwards of the job left."""
-        self.next_plan = 0
+        self.next_piece = 0
+        self.attempt += 1
         self.held = None
         self.values.clear()
 
     @property
-    def launched(self) -> bool:
-        """Whether every forward of the job was launched."""
-        return self.next_plan == len(self.plans)
+    def piece(self) -> Piece:
+        """What the next forward of the job computes."""
+        return self.pieces[self.next_piece]
 
     @property
-    def waiting_tokens(self) -> int:
-        """Tokens that are still to be computed."""
-        return sum(plan.layout.num_tokens for plan in self.plans[self.next_plan :])
+    def divided(self) -> bool:
+        """Whether the job takes several forwards."""
+        return len(self.pieces) > 1
+
+    @property
+    def launched(self) -> bool:
+        """Whether every forward of the job was launched."""
+        return self.next_piece == len(self.pieces)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the values of every forward have come."""
+        return len(self.values) == len(self.pieces)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that are still to be computed, if no prefix is shared."""
+        return sum(piece.num_tokens for piece in self.pieces[self.next_piece :])
+
+    @property
+    def load(self) -> QueueLoad:
+        """What the job adds to the queue as long as it waits."""
+        arrived = load_of(self.rows)
+        return QueueLoad(self.remaining_tokens, arrived.rows, arrived.bytes)
+
+    def answer(self) -> Float32Array:
+        """Label values of all rows, row by row, once `completed`."""
+        values = np.concatenate(self.values)
+        return values if self.value_places is None else values[self.value_places]

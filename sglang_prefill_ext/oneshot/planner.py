@@ -1,89 +1,108 @@
-"""Divide a packed request into forwards within the token budget; pure data."""
+"""Join pieces of several requests to one forward; pure data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.oneshot.split import Piece
+from sglang_prefill_ext.wire.packed import Int32Array
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What one piece has in a forward.
+
+    Attributes:
+        group: the piece's group in the layout.
+        values: its part of the forward's label values.
+        num_tokens: tokens computed for it; a shared prefix counts to the first piece of the group.
+    """
+
+    group: int
+    values: slice
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ForwardPlan:
     """What one forward computes and reads.
 
     Attributes:
-        layout: where prefix and rows lie.
+        layout: where prefixes and rows lie.
         token_ids: int32 ``[layout.num_tokens]``.
-        label_ids: labels of the rows of this forward, row by row; int32.
+        label_ids: labels of the rows, row by row in the order of the layout; int32.
         label_lens: labels a row; int32 ``[layout.num_rows]``.
-        hold_prefix: keep the K/V of the prefix, a later forward of the request needs it.
-        normalised: what to read, see `PackedRows`.
+        normalised: what to read, see `PackedRows`. If any piece wants log-probs, all get them:
+            they also serve where logits are asked for, of which only differences matter.
+        hold: one entry per group: keep the K/V of its prefix for a later forward.
+        shares: one entry per piece, in the order in which the pieces were given.
     """
 
     layout: ForwardLayout
     token_ids: Int32Array
     label_ids: Int32Array
     label_lens: Int32Array
-    hold_prefix: bool
-    normalised: bool = True
+    normalised: bool
+    hold: tuple[bool, ...]
+    shares: tuple[Share, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.label_lens)
 
 
-def plan_forwards(rows: PackedRows, max_tokens: int) -> list[ForwardPlan]:
-    """Plan the forwards of a request; every token is computed exactly once.
+def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
+    """Lay out at least one piece; pieces that compute the same prefix become one group.
 
-    A prefix over the budget is computed in chunks first. Rows stay whole and in order, and
-    as many as fit share a forward; the prefix's K/V is held from one forward to the next.
-
-    Args:
-        max_tokens: budget of one forward, in tokens, >= 1.
-
-    Raises:
-        PackingError: a suffix is longer than the budget; such a request must not come here.
+    Takes about 40 us for 8 pieces of 50 rows: nothing here runs row by row.
     """
-    longest = int(rows.suffix_lens.max())
-    if longest > max_tokens:
-        raise PackingError(f"a suffix of {longest} tokens exceeds the budget of {max_tokens}")
-    # Where each row's suffix begins in the flat tokens, and where the last one ends.
-    starts = rows.prefix_len + np.concatenate(([0], np.cumsum(rows.suffix_lens, dtype=np.int64)))
-    steps = list(_steps(rows, starts, max_tokens))
-    return [_plan(rows, starts, *step, hold=step is not steps[-1]) for step in steps]
+    groups: dict[object, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        key = number if piece.prefix_key is None else piece.prefix_key
+        groups.setdefault(key, []).append(number)
+    placed = [number for members in groups.values() for number in members]
+    tokens: list[Int32Array] = []
+    for members in groups.values():
+        tokens.append(pieces[members[0]].prefix_ids)
+        tokens += [pieces[number].suffix_ids for number in members]
+    return ForwardPlan(
+        layout=ForwardLayout(
+            tuple(_span([pieces[number] for number in members]) for members in groups.values())
+        ),
+        token_ids=np.concatenate(tokens),
+        label_ids=np.concatenate([pieces[number].label_ids for number in placed]),
+        label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
+        normalised=any(piece.normalised for piece in pieces),
+        hold=tuple(any(pieces[number].hold for number in members) for members in groups.values()),
+        shares=_shares(pieces, list(groups.values())),
+    )
 
 
-def _steps(
-    rows: PackedRows, starts: NDArray[np.int64], max_tokens: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield ``(held, fresh, first row, last row)`` of each forward."""
-    held, prefix = 0, rows.prefix_len
-    while prefix - held > max_tokens:
-        yield held, max_tokens, 0, 0
-        held += max_tokens
-    first = 0
-    while first < rows.num_rows:
-        fresh = prefix - held
-        last = int(np.searchsorted(starts, starts[first] + max_tokens - fresh, side="right")) - 1
-        yield held, fresh, first, last
-        held, first = prefix, last
+def _span(members: list[Piece]) -> GroupSpan:
+    first = members[0].span
+    if len(members) == 1:
+        return first
+    lens = np.concatenate([member.span.suffix_lens for member in members])
+    return GroupSpan(held=first.held, fresh=first.fresh, suffix_lens=lens)
 
 
-def _plan(
-    rows: PackedRows,
-    starts: NDArray[np.int64],
-    held: int,
-    fresh: int,
-    first: int,
-    last: int,
-    *,
-    hold: bool,
-) -> ForwardPlan:
-    suffixes = rows.tokens[starts[first] : starts[last]]
-    token_ids = np.concatenate((rows.tokens[held : held + fresh], suffixes))
-    label_ids, label_lens = rows.labels_of(first, last)
-    span = GroupSpan(held=held, fresh=fresh, suffix_lens=rows.suffix_lens[first:last])
-    layout = ForwardLayout((span,))
-    return ForwardPlan(layout, token_ids, label_ids, label_lens, hold, rows.normalised)
+def _shares(pieces: Sequence[Piece], groups: list[list[int]]) -> tuple[Share, ...]:
+    shares: dict[int, Share] = {}
+    start = 0
+    for group, members in enumerate(groups):
+        for number in members:
+            piece = pieces[number]
+            is_first = number == members[0]
+            stop = start + len(piece.label_ids)
+            tokens = piece.num_tokens if is_first else len(piece.suffix_ids)
+            shares[number] = Share(group, slice(start, stop), tokens)
+            start = stop
+    return tuple(shares[number] for number in range(len(pieces)))

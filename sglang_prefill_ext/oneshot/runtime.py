@@ -1,8 +1,8 @@
 """The packed path of one scheduler: takes jobs, launches forwards, answers.
 
 The runtime knows neither torch nor SGLang; it drives an `Executor` and hands results to a
-callback. Every decision depends only on the jobs and their order, never on a clock or on the
-device, so tensor-parallel ranks that receive the same jobs launch the same forwards.
+callback. Every decision depends only on the calls and their order, never on a clock or on the
+device, so tensor-parallel ranks that receive the same calls launch the same forwards.
 """
 
 from __future__ import annotations
@@ -11,37 +11,23 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+from sglang_prefill_ext.oneshot.admission import load_of, retry_after_s
+from sglang_prefill_ext.oneshot.budget import UNLIMITED
+from sglang_prefill_ext.oneshot.coalesce import choose_jobs
+from sglang_prefill_ext.oneshot.distinct import distinct_rows
+from sglang_prefill_ext.oneshot.flight import Completion, Executor, Flight, Passenger
 from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
-from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forwards
+from sglang_prefill_ext.oneshot.order import order_key
+from sglang_prefill_ext.oneshot.planner import Share, plan_forward
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.queue import JobQueue
+from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
+from sglang_prefill_ext.wire.packed import PackedRows, values_to_bytes
 
 logger = logging.getLogger(__name__)
-
-
-class Completion(Protocol):
-    """A launched forward. On a GPU it runs on after `Executor.launch` has returned."""
-
-    held: Any
-    """Handle on the K/V of the prefix, for the job's next forward; None if not asked for."""
-
-    def wait(self) -> Float32Array:
-        """Block until the forward is done; return its label values, float32, row by row."""
-        ...
-
-
-class Executor(Protocol):
-    """Launches forwards in the order of the calls."""
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether `launch` returns before the forward is done; the same on every rank."""
-        ...
-
-    def launch(self, plan: ForwardPlan, held: Any) -> Completion: ...
 
 
 class PackedRuntime:
@@ -50,24 +36,26 @@ class PackedRuntime:
     Args:
         executor: runs forwards; None declines every job with `declined_reason`.
         answer: called exactly once a job with its result.
-        max_forward_tokens: token budget of one forward.
+        policy: which jobs are taken, and when.
     """
 
     def __init__(
         self,
         executor: Executor | None,
         answer: Callable[[Job, JobResult], None],
+        policy: SchedulingPolicy,
         *,
-        max_forward_tokens: int,
         declined_reason: str = "",
     ) -> None:
         self.stats = RuntimeStats()
         self.declined_reason = declined_reason
         self._executor = executor
         self._answer = answer
-        self._max_forward_tokens = max_forward_tokens
-        self._queue = JobQueue()
-        self._in_flight: deque[tuple[Job, ForwardPlan, Completion]] = deque()
+        self._policy = policy
+        self._queue = JobQueue(order_key(policy.order, policy.ageing))
+        self._in_flight: deque[Flight] = deque()
+        self._num_jobs = 0
+        self._collect_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -85,47 +73,100 @@ class PackedRuntime:
 
     @property
     def waiting_tokens(self) -> int:
-        return self._queue.waiting_tokens
+        return self._queue.load.tokens
 
-    def submit(self, rid: str, rows: PackedRows, reply_to: Any) -> None:
-        """Queue a request; it is answered later, also if it cannot be run."""
-        job = Job(rid, rows, (), time.monotonic(), reply_to)
+    @property
+    def next_tokens(self) -> int:
+        """Tokens of the piece that the next forward computes in any case; 0 if none waits."""
+        jobs = choose_jobs(self._queue, self._policy.budget, launch_tokens=0)
+        return jobs[0].piece.num_tokens if jobs else 0
+
+    def submit(
+        self,
+        rid: str,
+        rows: PackedRows,
+        reply_to: Any,
+        *,
+        priority: int = 0,
+        deadline_ms: float | None = None,
+        namespace: str = "",
+    ) -> None:
+        """Queue a request; it is answered later, also if it cannot be run.
+
+        Args:
+            priority, deadline_ms: see `Job`.
+            namespace: requests of different namespaces never share a prefix.
+        """
+        job = Job(
+            rid,
+            rows,
+            number=self._num_jobs,
+            mark=self.stats.tokens_computed,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            arrival_s=time.monotonic(),
+            reply_to=reply_to,
+        )
+        self._num_jobs += 1
         if self._executor is None:
             self._end(job, JobStatus.DECLINED, self.declined_reason)
             return
+        refusal = self._policy.limits.refusal(self._queue.load, load_of(rows))
+        if refusal:
+            self._end(job, JobStatus.REJECTED, refusal)
+            return
         try:
-            job.plans = plan_forwards(rows, self._max_forward_tokens)
+            kept, job.value_places = distinct_rows(rows)
+            job.pieces = split_request(kept, self._policy.budget, namespace)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)
             self._end(job, JobStatus.FAILED, str(error))
             return
         self._queue.push(job)
 
-    def step(self) -> bool:
+    def step(self, *, launch: bool = True, join_tokens: int = UNLIMITED) -> bool:
         """Launch the next forward and answer what the forwards before it completed.
 
         Where forwards run asynchronously, results are collected one step later, so that the
         device computes one forward while the host prepares the next.
 
+        Args:
+            launch: False only collects.
+            join_tokens: jobs join the first one only up to so many tokens.
+
         Returns:
             Whether a forward was launched or collected.
         """
-        launched = self._launch_next()
+        launched = launch and self._launch_next(join_tokens)
         overlap = launched and self._executor is not None and self._executor.asynchronous
         collected = False
         while len(self._in_flight) > (1 if overlap else 0):
-            self._collect(*self._in_flight.popleft())
+            self._collect(self._in_flight.popleft())
             collected = True
         return launched or collected
+
+    def expire(self, now_ms: float, tokens_per_s: float) -> list[str]:
+        """End queued jobs that cannot meet their deadlines any more; return their ids.
+
+        The one decision that hangs on a clock: one rank reads it, all get the same numbers.
+
+        Args:
+            now_ms: Unix time in ms.
+            tokens_per_s: see `JobQueue.late`.
+        """
+        late = self._queue.late(now_ms, tokens_per_s)
+        for job in late:
+            self._end(job, JobStatus.EXPIRED, "The deadline of the request cannot be met any more.")
+        return [job.rid for job in late]
 
     def restart_waiting(self) -> None:
         """Make queued jobs start over, unless a forward of theirs is in flight.
 
         What a job holds of its earlier forwards belongs to the weights of that time.
         """
-        flying = {id(job) for job, _, _ in self._in_flight}
-        for job in self._queue.select(lambda job: id(job) not in flying):
-            job.restart()
+        job = self._queue.begun
+        if job is not None and all(job is not flying for flying in self._flying()):
+            self._requeue(job)
 
     def abort(self, rid_prefix: str, *, everything: bool = False) -> None:
         """End jobs whose id starts with `rid_prefix`; forwards in flight are let finish."""
@@ -133,45 +174,78 @@ class PackedRuntime:
         def wanted(job: Job) -> bool:
             return everything or job.rid.startswith(rid_prefix)
 
-        flying = [job for job, _, _ in self._in_flight if wanted(job)]
-        for job in self._queue.select(wanted) + flying:
+        for job in self._queue.select(wanted) + [job for job in self._flying() if wanted(job)]:
             self._end(job, JobStatus.ABORTED, "The request was aborted.")
 
-    def _launch_next(self) -> bool:
-        job = self._queue.head()
-        if job is None:
+    def _flying(self) -> list[Job]:
+        return [rider.job for flight in self._in_flight for rider in flight.passengers]
+
+    def _launch_next(self, join_tokens: int) -> bool:
+        policy = self._policy
+        jobs = choose_jobs(self._queue, policy.budget, policy.launch_tokens, join_tokens)
+        if not jobs:
             return False
         assert self._executor is not None, "jobs are declined without an executor"
-        if job.start_s is None:
-            job.start_s = time.monotonic()
-        plan = job.plans[job.next_plan]
+        start_s = time.monotonic()
+        plan = plan_forward([job.piece for job in jobs])
+        held: list[Any] = [None] * len(plan.hold)
+        for job, share in zip(jobs, plan.shares, strict=True):
+            job.start_s = job.start_s or start_s
+            held[share.group] = job.held
         try:
-            completion = self._executor.launch(plan, job.held)
+            completion = self._executor.launch(plan, held)
         except Exception as error:
-            self._fail(job, error)
+            self._fail(jobs, error, shared=len(jobs) > 1)
             return True
-        job.next_plan += 1
-        job.held = completion.held
-        if job.launched:
-            self._queue.drop(job)
-        self._in_flight.append((job, plan, completion))
-        self.stats.record_forward(plan.layout.num_tokens, plan.layout.num_rows)
+        passengers = []
+        for job, share in zip(jobs, plan.shares, strict=True):
+            passengers.append(Passenger(job, job.attempt, share))
+            self._advance(job, share, completion)
+        self._in_flight.append(Flight(passengers, plan.num_tokens, completion, start_s))
+        self.stats.record_forward(plan.num_tokens, plan.num_rows)
         return True
 
-    def _collect(self, job: Job, plan: ForwardPlan, completion: Completion) -> None:
-        try:
-            values = completion.wait()
-        except Exception as error:
-            self._fail(job, error)
-            return
-        job.values.append(values)
-        if len(job.values) == len(job.plans) and not job.ended:
-            self._end(job, JobStatus.OK)
+    def _advance(self, job: Job, share: Share, completion: Completion) -> None:
+        self._queue.drop(job)
+        job.held = completion.held[share.group] if job.piece.hold else None
+        job.next_piece += 1
+        job.forwards += 1
+        job.tokens_computed += share.num_tokens
+        if not job.launched:
+            self._queue.push(job)
 
-    def _fail(self, job: Job, error: Exception) -> None:
-        logger.exception("The packed forward of request %s failed", job.rid)
-        if not job.ended:
-            self._end(job, JobStatus.FAILED, f"{type(error).__name__}: {error}")
+    def _collect(self, flight: Flight) -> None:
+        try:
+            values = flight.completion.wait()
+        except Exception as error:
+            jobs = [rider.job for rider in flight.passengers if rider.aboard]
+            self._fail(jobs, error, shared=len(flight.passengers) > 1)
+            return
+        now = time.monotonic()
+        self.stats.record_pace(flight.num_tokens, now - max(flight.launch_s, self._collect_s))
+        self._collect_s = now
+        for rider in flight.passengers:
+            if not rider.aboard:
+                continue
+            rider.job.values.append(values[rider.share.values])
+            if rider.job.completed:
+                self._end(rider.job, JobStatus.OK)
+
+    def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
+        """End the job of a failed forward; if it was shared, let each job run alone instead."""
+        logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
+        self.stats.retried_forwards += shared
+        for job in jobs:
+            if shared:
+                job.alone = True
+                self._requeue(job)
+            else:
+                self._end(job, JobStatus.FAILED, f"{type(error).__name__}: {error}")
+
+    def _requeue(self, job: Job) -> None:
+        self._queue.drop(job)
+        job.restart()
+        self._queue.push(job)
 
     def _end(self, job: Job, status: JobStatus, message: str = "") -> None:
         if job.ended:
@@ -179,21 +253,21 @@ class PackedRuntime:
         job.ended = True
         job.held = None
         self._queue.drop(job)
-        self.stats.record_end(status, job.rows)
-        self._answer(job, _result(job, status, message))
+        self.stats.record_end(status, job.rows.num_prompt_tokens - job.tokens_computed)
+        self._answer(job, self._result(job, status, message))
 
-
-def _result(job: Job, status: JobStatus, message: str) -> JobResult:
-    now = time.monotonic()
-    start = now if job.start_s is None else job.start_s
-    values = b"".join(map(values_to_bytes, job.values)) if status is JobStatus.OK else b""
-    return JobResult(
-        rid=job.rid,
-        status=status,
-        message=message,
-        values=values,
-        forwards=job.next_plan,
-        tokens_computed=sum(plan.layout.num_tokens for plan in job.plans[: job.next_plan]),
-        queue_ms=(start - job.arrival_s) * 1e3,
-        compute_ms=(now - start) * 1e3,
-    )
+    def _result(self, job: Job, status: JobStatus, message: str) -> JobResult:
+        now = time.monotonic()
+        start = now if job.start_s is None else job.start_s
+        wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
+        return JobResult(
+            rid=job.rid,
+            status=status,
+            message=message,
+            values=values_to_bytes(job.answer()) if status is JobStatus.OK else b"",
+            forwards=job.forwards,
+            tokens_computed=job.tokens_computed,
+            queue_ms=(start - job.arrival_s) * 1e3,
+            compute_ms=(now - start) * 1e3,
+            retry_after_s=wait_s if status is JobStatus.REJECTED else 0.0,
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from sglang_prefill_ext.wire.packed import PackedRows
+_RATE_MEMORY_S = 5.0
+"""Busy seconds after which a forward counts half in the measured rate."""
 
 
 @dataclass(slots=True)
@@ -13,27 +14,46 @@ class RuntimeStats:
 
     Attributes:
         forwards: packed forwards launched.
+        retried_forwards: forwards of several requests that failed and were split up.
         rows: rows whose read-out was computed.
         tokens_computed: tokens that went through the model.
         tokens_saved: tokens that separate prompts would have added, of answered requests.
+        tokens_per_s: how fast recent forwards were; 0 before the first one.
         requests: requests by how they ended.
     """
 
     forwards: int = 0
+    retried_forwards: int = 0
     rows: int = 0
     tokens_computed: int = 0
     tokens_saved: int = 0
+    tokens_per_s: float = 0.0
     requests: dict[str, int] = field(default_factory=dict)
+    _recent_tokens: float = 0.0
+    _recent_s: float = 0.0
 
     def record_forward(self, tokens: int, rows: int) -> None:
         self.forwards += 1
         self.tokens_computed += tokens
         self.rows += rows
 
-    def record_end(self, status: str, rows: PackedRows) -> None:
+    def record_pace(self, tokens: int, seconds: float) -> None:
+        """Count a forward that kept the device busy for so long."""
+        kept = 0.5 ** (seconds / _RATE_MEMORY_S)
+        self._recent_tokens = self._recent_tokens * kept + tokens
+        self._recent_s = self._recent_s * kept + seconds
+        if self._recent_s > 0:
+            self.tokens_per_s = self._recent_tokens / self._recent_s
+
+    def record_end(self, status: str, tokens_saved: int) -> None:
+        """Count a request; `tokens_saved` is ignored unless it was answered."""
         self.requests[str(status)] = self.requests.get(str(status), 0) + 1
         if status == "ok":
-            self.tokens_saved += rows.num_prompt_tokens - len(rows.tokens)
+            self.tokens_saved += tokens_saved
 
     def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+        """Return the totals, ready for JSON."""
+        totals = asdict(self)
+        for name in ("tokens_per_s", "_recent_tokens", "_recent_s"):
+            del totals[name]
+        return totals

@@ -34,8 +34,10 @@ from sglang_prefill_ext.compat.capability import declined_reason  # noqa: E402
 from sglang_prefill_ext.compat.model import SglangModel  # noqa: E402
 from sglang_prefill_ext.frontend.labels import pack_labels  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
+from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.oneshot.executor import PackedExecutor  # noqa: E402
-from sglang_prefill_ext.oneshot.planner import plan_forwards  # noqa: E402
+from sglang_prefill_ext.oneshot.planner import plan_forward  # noqa: E402
+from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 
 VOCABULARY = 8_000
@@ -85,14 +87,14 @@ def load_runner(directory: str) -> tuple[Any, Any]:
 
 def packed(runner: Any, rows: PackedRows, max_tokens: int) -> dict[str, Any]:
     executor = PackedExecutor(SglangModel(runner, None), readout_bytes=READOUT_BYTES)
-    plans = plan_forwards(rows, max_tokens)
+    pieces = split_request(rows, ForwardBudget(max_tokens))
     values: list[float] = []
     held = None
-    for plan in plans:
-        completion = executor.launch(plan, held)
-        held = completion.held
+    for piece in pieces:
+        completion = executor.launch(plan_forward([piece]), [held])
+        (held,) = completion.held
         values += completion.wait().tolist()
-    return {"forwards": len(plans), "values": values}
+    return {"forwards": len(pieces), "values": values}
 
 
 def prompts(rows: PackedRows) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.client import Client, Json, score_body
 from tests.integration.load import steady_load
-from tests.integration.parity import assert_same_answer
+from tests.integration.parity import assert_same_answer, assert_same_answers
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ def test_generations_are_the_same_beside_packed_requests(
     with steady_load(client, BODY) as answers:
         beside = list(pool.map(client.generate, PROMPTS, [NEW_TOKENS] * len(PROMPTS)))
     assert beside == alone
-    assert all(answer == wanted for answer in answers)
+    assert_same_answers(answers, [wanted] * len(answers))
 
 
 def test_packed_requests_are_answered_while_a_generation_runs(client: Client) -> None:

@@ -1,23 +1,32 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+import json
+from dataclasses import FrozenInstanceError, asdict, fields
+from enum import StrEnum
 from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig, config_from_mapping, flag_name
+from sglang_prefill_ext.config import Order, PrefillOnlyConfig, config_from_mapping, flag_name
 from sglang_prefill_ext.errors import ConfigError
 
-KNOBS = [knob.name for knob in fields(PrefillOnlyConfig)]
+CHOICES = {
+    knob.name: list(type(knob.default))
+    for knob in fields(PrefillOnlyConfig)
+    if isinstance(knob.default, StrEnum)
+}
+NUMBERS = [knob.name for knob in fields(PrefillOnlyConfig) if knob.name not in CHOICES]
+KNOBS = [*NUMBERS, *CHOICES]
 
 
 def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
     for knob in fields(PrefillOnlyConfig):
-        assert getattr(PrefillOnlyConfig(), knob.name) >= 1
+        value = getattr(PrefillOnlyConfig(), knob.name)
+        assert value in CHOICES[knob.name] if knob.name in CHOICES else value >= 1
         assert knob.metadata["help"].endswith(".")
 
 
-@pytest.mark.parametrize("knob", KNOBS)
+@pytest.mark.parametrize("knob", NUMBERS)
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", None])
 def test_a_knob_out_of_range_is_refused_by_flag_value_and_default(knob: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -28,9 +37,26 @@ def test_a_knob_out_of_range_is_refused_by_flag_value_and_default(knob: str, val
     assert str(getattr(PrefillOnlyConfig(), knob)) in message
 
 
-@pytest.mark.parametrize("knob", KNOBS)
+@pytest.mark.parametrize("knob", NUMBERS)
 def test_one_is_enough(knob: str) -> None:
     assert getattr(PrefillOnlyConfig(**{knob: 1}), knob) == 1
+
+
+@pytest.mark.parametrize("knob", CHOICES)
+def test_a_knob_takes_the_words_of_its_choices_and_no_other(knob: str) -> None:
+    for choice in CHOICES[knob]:
+        given: dict[str, Any] = {knob: str(choice)}
+        assert getattr(PrefillOnlyConfig(**given), knob) is choice
+    with pytest.raises(ConfigError, match=f"{flag_name(knob)} must be one of .*, got 'lifo'"):
+        PrefillOnlyConfig(**{knob: "lifo"})  # type: ignore[arg-type]
+
+
+def test_the_orders() -> None:
+    assert list(Order) == ["srpt", "fcfs", "priority", "deadline"]
+
+
+def test_a_choice_is_shown_as_its_word() -> None:
+    assert json.dumps(asdict(PrefillOnlyConfig(order=Order.FCFS))).count('"order": "fcfs"') == 1
 
 
 def test_the_configuration_cannot_be_changed() -> None:

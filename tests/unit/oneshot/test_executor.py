@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import Attend, HeldPrefix, OutputHead, PackedExecutor
-from sglang_prefill_ext.oneshot.planner import plan_forwards
+from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.oneshot.split import Piece, split_request
+from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
@@ -104,15 +107,19 @@ def _row_by_row(request: PlainRequest) -> list[float]:
     return values
 
 
+def _plans(rows: PackedRows, budget: int) -> list[ForwardPlan]:
+    return [plan_forward([piece]) for piece in split_request(rows, ForwardBudget(budget))]
+
+
 def _packed(
     model: TinyModel, request: PlainRequest, budget: int, readout_rows: int
 ) -> tuple[list[float], list[HeldPrefix | None]]:
     executor = PackedExecutor(model, readout_bytes=readout_rows * VOCAB * 4)
     held: HeldPrefix | None = None
     handles, values = [], []
-    for plan in plan_forwards(request.pack(), budget):
-        completion = executor.launch(plan, held)
-        held = completion.held
+    for plan in _plans(request.pack(), budget):
+        completion = executor.launch(plan, [held])
+        (held,) = completion.held
         handles.append(held)
         values += completion.wait().tolist()
     return values, handles
@@ -127,6 +134,36 @@ def test_values_equal_those_of_every_row_on_its_own(
     assert values == pytest.approx(_row_by_row(request), abs=1e-5)
     assert sum(model.logit_rows) == len(request.suffixes)
     assert max(model.logit_rows) <= readout_rows
+
+
+@given(st.lists(plain_requests(), min_size=2, max_size=4), st.integers(5, 40), st.data())
+def test_requests_in_company_get_the_values_that_they_get_alone(
+    requests: list[PlainRequest], budget: int, data: st.DataObject
+) -> None:
+    """Forwards of random pieces, each of the next piece of some requests."""
+    executor = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4)
+    first = requests[0].prefix
+    requests = [
+        replace(each, prefix=first) if data.draw(st.booleans()) else each for each in requests
+    ]
+    waiting = [split_request(each.pack(), ForwardBudget(budget)) for each in requests]
+    held: list[HeldPrefix | None] = [None] * len(requests)
+    values: list[list[float]] = [[] for _ in requests]
+    while any(waiting):
+        open_ones = [number for number, pieces in enumerate(waiting) if pieces]
+        chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
+        pieces: list[Piece] = [waiting[number].pop(0) for number in chosen]
+        plan = plan_forward(pieces)
+        before: list[HeldPrefix | None] = [None] * len(plan.hold)
+        for number, share in zip(chosen, plan.shares, strict=True):
+            before[share.group] = held[number]
+        completion = executor.launch(plan, before)
+        computed = completion.wait().tolist()
+        for number, piece, share in zip(chosen, pieces, plan.shares, strict=True):
+            held[number] = completion.held[share.group] if piece.hold else None
+            values[number] += computed[share.values]
+    for each, answer in zip(requests, values, strict=True):
+        assert answer == pytest.approx(_row_by_row(each), abs=1e-5)
 
 
 class SplitHeadModel(TinyModel):
@@ -144,9 +181,9 @@ def test_labels_alone_are_read_without_the_vocabulary(
     executor = PackedExecutor(model, readout_bytes=VOCAB * 4)
     model.logit_rows.clear()
     held, values = None, []
-    for plan in plan_forwards(replace(request.pack(), normalised=False), budget):
-        completion = executor.launch(plan, held)
-        held = completion.held
+    for plan in _plans(replace(request.pack(), normalised=False), budget):
+        completion = executor.launch(plan, [held])
+        (held,) = completion.held
         values += completion.wait().tolist()
     expected = iter(_row_by_row(request))
     for labels in request.labels:
@@ -177,8 +214,8 @@ def test_held_keys_and_values_do_not_pin_the_forward_they_came_from() -> None:
     _, handles = _packed(TinyModel(), LONG, budget=12, readout_rows=4)
     (held,) = [held for held in handles if held is not None]
     for key, value in held.layers.values():
-        assert key.untyped_storage().nbytes() == 10 * KV_HEADS * HEAD_DIM * 4
-        assert value.untyped_storage().nbytes() == 10 * KV_HEADS * VALUE_DIM * 4
+        assert key.untyped_storage().nbytes() == 8 * KV_HEADS * HEAD_DIM * 4
+        assert value.untyped_storage().nbytes() == 8 * KV_HEADS * VALUE_DIM * 4
 
 
 def test_row_lengths_count_the_prefix_to_the_first_row() -> None:
@@ -193,8 +230,8 @@ def test_row_lengths_count_the_prefix_to_the_first_row() -> None:
 def test_little_memory_still_reads_one_row_at_a_time() -> None:
     model = TinyModel()
     executor = PackedExecutor(model, readout_bytes=1)
-    (plan,) = plan_forwards(LONG.pack(), 100)
-    executor.launch(plan, None)
+    (plan,) = _plans(LONG.pack(), 100)
+    executor.launch(plan, [None])
     assert model.logit_rows == [1, 1, 1]
 
 
@@ -223,17 +260,19 @@ def test_forwards_are_launched_on_the_models_stream(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(model, "stream", Stream)
     monkeypatch.setattr(model, "logits", noted_logits)
-    (plan,) = plan_forwards(LONG.pack(), 100)
-    PackedExecutor(model, readout_bytes=1 << 20).launch(plan, None)
+    (plan,) = _plans(LONG.pack(), 100)
+    PackedExecutor(model, readout_bytes=1 << 20).launch(plan, [None])
     assert events == ["enter", "logits", "exit"]
 
 
 def test_a_failing_forward_raises_and_the_next_one_works() -> None:
     model = TinyModel()
     executor = PackedExecutor(model, readout_bytes=1 << 20)
-    (plan,) = plan_forwards(LONG.pack(), 100)
+    (plan,) = _plans(LONG.pack(), 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "head", torch.empty(HIDDEN + 1, VOCAB))
         with pytest.raises(RuntimeError):
-            executor.launch(plan, None)
-    assert executor.launch(plan, None).wait().tolist() == pytest.approx(_row_by_row(LONG), abs=1e-5)
+            executor.launch(plan, [None])
+    assert executor.launch(plan, [None]).wait().tolist() == pytest.approx(
+        _row_by_row(LONG), abs=1e-5
+    )

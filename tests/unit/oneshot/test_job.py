@@ -2,32 +2,61 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
-from sglang_prefill_ext.oneshot.planner import plan_forwards
+from sglang_prefill_ext.oneshot.admission import load_of
+from sglang_prefill_ext.oneshot.job import JobResult, JobStatus
+from tests.unit.oneshot.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 
 @given(plain_requests(), st.integers(5, 20), st.data())
-def test_waiting_tokens_are_those_of_the_forwards_not_launched(
-    request: PlainRequest, budget: int, data: st.DataObject
+def test_remaining_tokens_are_those_of_the_pieces_not_launched(
+    plain: PlainRequest, budget: int, data: st.DataObject
 ) -> None:
-    rows = request.pack()
-    job = Job("r", rows, plan_forwards(rows, budget), arrival_s=0.0)
-    assert job.waiting_tokens == request.num_tokens
-    job.next_plan = data.draw(st.integers(0, len(job.plans)))
-    done = sum(len(plan.token_ids) for plan in job.plans[: job.next_plan])
-    assert job.waiting_tokens == request.num_tokens - done
-    assert job.launched == (job.next_plan == len(job.plans))
-    assert job.launched == (job.waiting_tokens == 0)
+    job = job_of(plain, budget)
+    assert job.remaining_tokens == plain.num_tokens
+    job.next_piece = data.draw(st.integers(0, len(job.pieces)))
+    done = sum(piece.num_tokens for piece in job.pieces[: job.next_piece])
+    assert job.remaining_tokens == job.load.tokens == plain.num_tokens - done
+    assert job.launched == (job.next_piece == len(job.pieces)) == (job.remaining_tokens == 0)
+    assert job.divided == (len(job.pieces) > 1)
+    if not job.launched:
+        assert job.piece is job.pieces[job.next_piece]
+
+
+def test_rows_and_bytes_wait_until_the_last_piece() -> None:
+    job = job_of(request([1, 2, 3], [4], [5]), budget=4)
+    job.next_piece = 1
+    arrived = load_of(job.rows)
+    assert (job.load.rows, job.load.bytes) == (arrived.rows, arrived.bytes)
+
+
+def test_a_restart_forgets_all_but_what_was_spent() -> None:
+    job = job_of(request([1, 2, 3], [4], [5]), budget=4)
+    job.next_piece, job.held, job.tokens_computed, job.forwards = 1, object(), 4, 1
+    job.values.append(np.zeros(1, dtype=np.float32))
+    job.restart()
+    assert (job.next_piece, job.held, job.values, job.attempt) == (0, None, [], 1)
+    assert (job.tokens_computed, job.forwards) == (4, 1)
+
+
+def test_the_answer_joins_the_pieces_and_repeats_what_was_left_out() -> None:
+    job = job_of(request([1, 2, 3], [4], [5]), budget=4)
+    job.values += [np.array([0.5], dtype=np.float32)]
+    assert not job.completed
+    job.values += [np.array([0.25], dtype=np.float32)]
+    assert job.completed
+    assert job.answer().tolist() == [0.5, 0.25]
+    job.value_places = np.array([1, 0, 1])
+    assert job.answer().tolist() == [0.25, 0.5, 0.25]
 
 
 def test_jobs_are_told_apart_by_identity() -> None:
-    rows = PlainRequest([], [[1]], [[2]], shared_labels=True).pack()
-    first, second = (Job("r", rows, (), arrival_s=0.0) for _ in range(2))
-    assert first != second
+    plain = request()
+    assert job_of(plain) != job_of(plain)
 
 
 def test_a_result_without_values_is_empty() -> None:
@@ -36,4 +65,5 @@ def test_a_result_without_values_is_empty() -> None:
 
 
 def test_a_status_travels_as_its_word() -> None:
-    assert json.dumps([*JobStatus]) == '["ok", "aborted", "declined", "failed"]'
+    words = ["ok", "aborted", "declined", "failed", "rejected", "expired"]
+    assert json.dumps([*JobStatus]) == json.dumps(words)

@@ -1,122 +1,114 @@
+"""Joined forwards against the pieces that they were made of."""
+
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.oneshot.layout import GroupSpan
-from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forwards
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.oneshot.split import Piece, split_request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
-MAX_SUFFIX = 5
-REQUESTS = plain_requests(max_prefix=20, max_suffix=MAX_SUFFIX)
-BUDGETS = st.integers(MAX_SUFFIX, 40)
+
+@st.composite
+def piece_lists(draw: st.DrawFn) -> list[Piece]:
+    """Any piece of a few requests, whose prefixes are often equal."""
+    pieces = []
+    for request in draw(st.lists(plain_requests(), min_size=1, max_size=6)):
+        prefix = draw(st.sampled_from([[], [1, 2], [1, 2, 3], request.prefix]))
+        rows = replace(replace(request, prefix=prefix).pack(), normalised=draw(st.booleans()))
+        budget = ForwardBudget(draw(st.integers(5, 60)))
+        namespace = draw(st.sampled_from(["", "other"]))
+        pieces.append(draw(st.sampled_from(split_request(rows, budget, namespace))))
+    return pieces
 
 
-def _span(plan: ForwardPlan) -> GroupSpan:
-    (span,) = plan.layout.groups
-    return span
+def _computed(plan: ForwardPlan) -> list[tuple[int, list[int], list[int], list[int]]]:
+    """``(held, fresh prefix, suffix, labels)`` of every value's row, one entry a row and group."""
+    tokens, labels = plan.token_ids.tolist(), plan.label_ids.tolist()
+    label_lens = iter(plan.label_lens.tolist())
+    rows, at, label_at = [], 0, 0
+    for span in plan.layout.groups:
+        prefix = tokens[at : at + span.fresh]
+        at += span.fresh
+        for length in span.suffix_lens.tolist():
+            count = next(label_lens)
+            row_labels = labels[label_at : label_at + count]
+            rows.append((span.held, prefix, tokens[at : at + length], row_labels))
+            at, label_at = at + length, label_at + count
+    assert at == len(tokens)
+    assert label_at == len(labels)
+    return rows
 
 
-def _parts(plan: ForwardPlan) -> tuple[list[int], list[list[int]]]:
-    """Cut a forward's tokens into its part of the prefix and its suffixes."""
-    span, tokens = _span(plan), plan.token_ids.tolist()
-    ends = list(accumulate(span.suffix_lens.tolist(), initial=span.fresh))
-    assert len(tokens) == ends[-1] == plan.layout.num_tokens
-    return tokens[: span.fresh], [tokens[a:b] for a, b in pairwise(ends)]
-
-
-@given(REQUESTS, BUDGETS)
-def test_every_token_is_computed_once_and_in_order(request: PlainRequest, budget: int) -> None:
-    prefix: list[int] = []
-    suffixes: list[list[int]] = []
-    for plan in plan_forwards(request.pack(), budget):
-        assert _span(plan).held == len(prefix)
-        fresh, rows = _parts(plan)
-        prefix += fresh
-        suffixes += rows
-    assert prefix == request.prefix
-    assert suffixes == request.suffixes
-
-
-@given(REQUESTS, BUDGETS)
-def test_no_row_is_computed_before_its_prefix(request: PlainRequest, budget: int) -> None:
-    for plan in plan_forwards(request.pack(), budget):
-        if plan.layout.num_rows:
-            assert _span(plan).held + _span(plan).fresh == len(request.prefix)
-
-
-@given(REQUESTS, BUDGETS)
-def test_forwards_are_as_full_as_the_budget_allows(request: PlainRequest, budget: int) -> None:
-    plans = plan_forwards(request.pack(), budget)
-    rows_done = 0
-    for plan in plans[:-1]:
-        rows_done += plan.layout.num_rows
-        prefix_left = len(request.prefix) - _span(plan).held - _span(plan).fresh
-        next_part = 1 if prefix_left else len(request.suffixes[rows_done])
-        assert 0 < plan.layout.num_tokens <= budget < plan.layout.num_tokens + next_part
-    assert 0 < plans[-1].layout.num_tokens <= budget
-
-
-@given(REQUESTS, BUDGETS)
-def test_the_prefix_is_held_until_the_last_forward(request: PlainRequest, budget: int) -> None:
-    plans = plan_forwards(request.pack(), budget)
-    assert [plan.hold_prefix for plan in plans] == [True] * (len(plans) - 1) + [False]
-
-
-@given(REQUESTS, BUDGETS)
-def test_the_labels_of_all_forwards_are_the_requests(request: PlainRequest, budget: int) -> None:
-    labels: list[list[int]] = []
-    for plan in plan_forwards(request.pack(), budget):
-        flat, lens = plan.label_ids.tolist(), plan.label_lens.tolist()
-        assert len(lens) == plan.layout.num_rows
-        ends = list(accumulate(lens, initial=0))
-        assert ends[-1] == len(flat)
-        labels += [flat[a:b] for a, b in pairwise(ends)]
-    assert labels == request.labels
-
-
-@given(REQUESTS, BUDGETS)
-def test_all_forwards_read_what_the_request_wants(request: PlainRequest, budget: int) -> None:
-    for normalised in (False, True):
-        rows = replace(request.pack(), normalised=normalised)
-        assert {plan.normalised for plan in plan_forwards(rows, budget)} == {normalised}
-
-
-@given(REQUESTS)
-def test_a_request_within_the_budget_is_one_forward(request: PlainRequest) -> None:
-    assert len(plan_forwards(request.pack(), request.num_tokens)) == 1
-
-
-def test_a_long_prefix_is_computed_in_chunks() -> None:
-    request = PlainRequest(list(range(10)), [[50], [51, 52], [53]], [[1]] * 3, shared_labels=True)
-    spans = [_span(plan) for plan in plan_forwards(request.pack(), 4)]
-    assert [(span.held, span.fresh, span.suffix_lens.tolist()) for span in spans] == [
-        (0, 4, []),
-        (4, 4, []),
-        (8, 2, [1]),
-        (10, 0, [2, 1]),
+@given(piece_lists())
+def test_every_piece_finds_its_rows_and_labels_in_its_share(pieces: list[Piece]) -> None:
+    plan = plan_forward(pieces)
+    asked = [
+        (held, prefix, suffix, label)
+        for held, prefix, suffix, labels in _computed(plan)
+        for label in labels
     ]
+    for piece, share in zip(pieces, plan.shares, strict=True):
+        own = plan_forward([piece])
+        expected = [
+            (held, prefix, suffix, label)
+            for held, prefix, suffix, labels in _computed(own)
+            for label in labels
+        ]
+        assert asked[share.values] == expected
 
 
-def test_a_prefix_that_fills_the_budget_is_a_forward_of_its_own() -> None:
-    request = PlainRequest([1, 2, 3, 4], [[5], [6]], [[1]] * 2, shared_labels=True)
-    spans = [_span(plan) for plan in plan_forwards(request.pack(), 4)]
-    assert [(span.held, span.fresh, len(span.suffix_lens)) for span in spans] == [
-        (0, 4, 0),
-        (4, 0, 2),
-    ]
+@given(piece_lists())
+def test_shares_cover_the_values_once(pieces: list[Piece]) -> None:
+    plan = plan_forward(pieces)
+    ends = sorted((share.values.start, share.values.stop) for share in plan.shares)
+    assert ends[0][0] == 0
+    assert ends[-1][1] == len(plan.label_ids)
+    assert all(before[1] == after[0] for before, after in pairwise(ends))
 
 
-@given(REQUESTS, st.integers(1, MAX_SUFFIX))
-def test_a_suffix_over_the_budget_is_refused(request: PlainRequest, budget: int) -> None:
-    longest = max(map(len, request.suffixes))
-    if longest <= budget:
-        assert plan_forwards(request.pack(), budget)
-        return
-    with pytest.raises(PackingError, match=f"{longest} tokens .* budget of {budget}"):
-        plan_forwards(request.pack(), budget)
+@given(piece_lists())
+def test_an_equal_prefix_is_computed_once(pieces: list[Piece]) -> None:
+    plan = plan_forward(pieces)
+    shared = {piece.prefix_key for piece in pieces if piece.prefix_key is not None}
+    unshared = [piece for piece in pieces if piece.prefix_key is None]
+    assert len(plan.layout.groups) == len(shared) + len(unshared)
+    prefixes = {piece.prefix_key: piece.span.fresh for piece in pieces if piece.prefix_key}
+    expected = (
+        sum(prefixes.values())
+        + sum(piece.span.fresh for piece in unshared)
+        + sum(len(piece.suffix_ids) for piece in pieces)
+    )
+    assert plan.num_tokens == plan.layout.num_tokens == expected
+    assert sum(share.num_tokens for share in plan.shares) == expected
+
+
+@given(piece_lists())
+def test_groups_keep_what_any_of_their_pieces_needs(pieces: list[Piece]) -> None:
+    plan = plan_forward(pieces)
+    needed = [False] * len(plan.layout.groups)
+    for piece, share in zip(pieces, plan.shares, strict=True):
+        span = plan.layout.groups[share.group]
+        assert (span.held, span.fresh) == (piece.span.held, piece.span.fresh)
+        needed[share.group] |= piece.hold
+    assert plan.hold == tuple(needed)
+    assert plan.normalised == any(piece.normalised for piece in pieces)
+    assert plan.num_rows == plan.layout.num_rows == sum(piece.num_rows for piece in pieces)
+
+
+def test_requests_with_one_query_become_one_group() -> None:
+    first = PlainRequest([1, 2], [[3], [4]], [[7]] * 2, shared_labels=True)
+    second = PlainRequest([9], [[3]], [[8]], shared_labels=True)
+    third = PlainRequest([1, 2], [[5, 6]], [[7, 8]], shared_labels=True)
+    pieces = [split_request(each.pack(), ForwardBudget(50))[0] for each in (first, second, third)]
+    plan = plan_forward(pieces)
+    assert plan.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 9, 3]
+    assert plan.label_ids.tolist() == [7, 7, 7, 8, 8]
+    assert [share.group for share in plan.shares] == [0, 1, 0]
+    assert [share.values for share in plan.shares] == [slice(0, 2), slice(4, 5), slice(2, 4)]
+    assert [share.num_tokens for share in plan.shares] == [4, 2, 2]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -13,15 +14,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.oneshot import runtime as runtime_module
+from sglang_prefill_ext.oneshot.admission import QueueLimits
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array, values_from_bytes
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
-BUDGET = 6
+BUDGET = 12
+COMMON_PREFIX = [1, 2, 3]
 REQUESTS = plain_requests(max_prefix=15, max_suffix=BUDGET + 1, max_rows=5)
+FITTING = plain_requests(max_prefix=0, max_suffix=3, max_rows=3).map(
+    lambda request: replace(request, prefix=COMMON_PREFIX)
+)
+"""Requests of one piece that share their prefix."""
+
+POLICY = SchedulingPolicy(
+    budget=ForwardBudget(BUDGET),
+    order=Order.FCFS,
+    ageing=1,
+    launch_tokens=10**6,
+    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+)
+POLICIES = st.builds(
+    lambda order, ageing, launch: replace(POLICY, order=order, ageing=ageing, launch_tokens=launch),
+    st.sampled_from(Order),
+    st.integers(1, 20),
+    st.sampled_from([0, 3, POLICY.launch_tokens]),
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,7 +58,11 @@ def _no_log() -> Iterator[None]:
 
 def _mark(tokens: list[int], job: int) -> list[int]:
     """Give the tokens of a job a range of their own, so that its forwards are recognised."""
-    return [job * VOCAB + token for token in tokens]
+    return [(job + 1) * VOCAB + token for token in tokens]
+
+
+def _owners(tokens: list[int]) -> list[int]:
+    return sorted({token // VOCAB - 1 for token in tokens} - {-1})
 
 
 def _value(prompt: list[int], label: int) -> float:
@@ -53,10 +81,14 @@ class StubHeld:
 
 class StubCompletion:
     def __init__(
-        self, executor: StubExecutor, owner: int, values: list[float], held: StubHeld | None
+        self,
+        executor: StubExecutor,
+        owners: list[int],
+        values: list[float],
+        held: Sequence[StubHeld | None],
     ) -> None:
         self.held = held
-        self._executor, self._owner, self._values = executor, owner, values
+        self._executor, self._owners, self._values = executor, owners, values
         self._number = len(executor.launches)
 
     def wait(self) -> Float32Array:
@@ -64,63 +96,70 @@ class StubCompletion:
         assert executor.in_flight[0] is self, "forwards are collected in order, each once"
         executor.in_flight.pop(0)
         if self._number in executor.failing_waits:
-            executor.failed_jobs.add(self._owner)
+            executor.failures.append(self._owners)
             raise RuntimeError("device lost")
         return np.array(self._values, dtype=np.float32)
 
 
 @dataclass
 class StubExecutor:
-    """Computes `_value` of every row; launches and waits of given numbers (from 1) fail."""
+    """Computes `_value` of every row; launches and waits of given numbers (from 1) fail.
+
+    So does every launch with a token of the job `guilty`.
+    """
 
     asynchronous: bool
     failing_launches: frozenset[int] = frozenset()
     failing_waits: frozenset[int] = frozenset()
+    guilty: int | None = None
     launches: list[list[int]] = field(default_factory=list)
+    """Jobs of every forward."""
     launched_of: Counter[int] = field(default_factory=Counter)
-    tokens_of: Counter[int] = field(default_factory=Counter)
-    failed_jobs: set[int] = field(default_factory=set)
+    num_tokens: list[int] = field(default_factory=list)
+    failures: list[list[int]] = field(default_factory=list)
     in_flight: list[StubCompletion] = field(default_factory=list)
     all_held: WeakSet[StubHeld] = field(default_factory=WeakSet)
 
-    def launch(self, plan: ForwardPlan, held: StubHeld | None) -> StubCompletion:
+    def launch(self, plan: ForwardPlan, held: Sequence[StubHeld | None]) -> StubCompletion:
         tokens = plan.token_ids.tolist()
-        self.launches.append(tokens)
-        owner = tokens[0] // VOCAB
-        if len(self.launches) in self.failing_launches:
-            self.failed_jobs.add(owner)
+        owners = _owners(tokens)
+        self.launches.append(owners)
+        if len(self.launches) in self.failing_launches or self.guilty in owners:
+            self.failures.append(owners)
             raise MemoryError("out of memory")
-        self.launched_of[owner] += 1
-        self.tokens_of[owner] += len(tokens)
-        (span,) = plan.layout.groups
-        prefix = self._prefix_before(held, span.held, owner) + tokens[: span.fresh]
-        kept = None
-        if plan.hold_prefix:
-            kept = StubHeld(prefix)
-            self.all_held.add(kept)
-        completion = StubCompletion(self, owner, _values_of(plan, prefix), kept)
+        self.launched_of.update(owners)
+        self.num_tokens.append(len(tokens))
+        values, kept = _run(plan, held)
+        self.all_held.update(handle for handle in kept if handle is not None)
+        completion = StubCompletion(self, owners, values, kept)
         self.in_flight.append(completion)
         return completion
 
-    def _prefix_before(self, held: StubHeld | None, length: int, owner: int) -> list[int]:
-        first = self.launched_of[owner] == 1
-        assert (held is None) == first, "only the first forward of a job starts without K/V"
-        if held is None:
-            return []
-        assert not held.used, "a handle belongs to the next forward of the job"
-        held.used = True
-        assert len(held.prefix) == length
-        return held.prefix
+
+def _run(
+    plan: ForwardPlan, held: Sequence[StubHeld | None]
+) -> tuple[list[float], list[StubHeld | None]]:
+    tokens, at, values, kept = plan.token_ids.tolist(), 0, list[float](), list[StubHeld | None]()
+    labels, counts = iter(plan.label_ids.tolist()), iter(plan.label_lens.tolist())
+    for span, before, hold in zip(plan.layout.groups, held, plan.hold, strict=True):
+        prefix = _prefix_before(before, span.held) + tokens[at : at + span.fresh]
+        kept.append(StubHeld(prefix) if hold else None)
+        at += span.fresh
+        for length in span.suffix_lens.tolist():
+            prompt = prefix + tokens[at : at + length]
+            values += [_value(prompt, next(labels)) for _ in range(next(counts))]
+            at += length
+    return values, kept
 
 
-def _values_of(plan: ForwardPlan, prefix: list[int]) -> list[float]:
-    (span,) = plan.layout.groups
-    labels, values, at = iter(plan.label_ids.tolist()), [], span.fresh
-    for length, count in zip(span.suffix_lens.tolist(), plan.label_lens.tolist(), strict=True):
-        prompt = prefix + plan.token_ids[at : at + length].tolist()
-        values += [_value(prompt, next(labels)) for _ in range(count)]
-        at += length
-    return values
+def _prefix_before(held: StubHeld | None, length: int) -> list[int]:
+    if held is None:
+        assert length == 0
+        return []
+    assert not held.used, "a handle belongs to the next forward of the job"
+    held.used = True
+    assert len(held.prefix) == length > 0
+    return held.prefix
 
 
 @dataclass
@@ -128,12 +167,13 @@ class Simulation:
     """A runtime under test, with what it must have done by now."""
 
     executor: StubExecutor
+    policy: SchedulingPolicy = POLICY
     requests: list[PlainRequest] = field(default_factory=list)
     results: dict[int, JobResult] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.runtime = PackedRuntime(self.executor, self._on_answer, max_forward_tokens=BUDGET)
+        self.runtime = PackedRuntime(self.executor, self._on_answer, self.policy)
 
     def _on_answer(self, job: Job, result: JobResult) -> None:
         number = int(result.rid.removeprefix("job-"))
@@ -145,23 +185,28 @@ class Simulation:
     def unanswered(self) -> set[int]:
         return set(range(len(self.requests))) - set(self.results)
 
-    def submit(self, request: PlainRequest) -> None:
+    def submit(self, request: PlainRequest, **options: Any) -> None:
         number = len(self.requests)
+        is_common = request.prefix == COMMON_PREFIX
         request = PlainRequest(
-            _mark(request.prefix, number),
+            COMMON_PREFIX if is_common else _mark(request.prefix, number),
             [_mark(suffix, number) for suffix in request.suffixes],
             request.labels,
             request.shared_labels,
         )
         self.requests.append(request)
-        self.runtime.submit(f"job-{number}", request.pack(), number)
+        self.runtime.submit(f"job-{number}", request.pack(), number, **options)
 
-    def step(self) -> None:
+    def step(self, launch: bool = True) -> None:
         launches, in_flight = len(self.executor.launches), len(self.executor.in_flight)
-        waiting = self.runtime.waiting_jobs
-        progressed = self.runtime.step()
+        launched_before = self.executor.launched_of.copy()
+        waiting, least = self.runtime.waiting_jobs, self.runtime.next_tokens
+        assert bool(least) == bool(waiting)
+        progressed = self.runtime.step(launch=launch)
         launched = len(self.executor.launches) - launches
-        assert launched == (1 if waiting else 0)
+        assert launched == (1 if waiting and launch else 0)
+        if launched and self.executor.launched_of != launched_before:
+            assert self.executor.num_tokens[-1] >= least
         assert progressed == bool(launched or in_flight)
         assert len(self.executor.in_flight) <= (1 if self.executor.asynchronous else 0)
 
@@ -176,11 +221,9 @@ class Simulation:
 
     def check(self) -> None:
         assert self.runtime.busy == bool(self.runtime.waiting_jobs or self.executor.in_flight)
+        assert self.runtime.in_flight == len(self.executor.in_flight)
         assert not self.unanswered or self.runtime.busy
-        todo = [
-            self.requests[job].num_tokens - self.executor.tokens_of[job] for job in self.unanswered
-        ]
-        assert self.runtime.waiting_tokens == sum(todo)
+        assert bool(self.runtime.waiting_tokens) == bool(self.runtime.waiting_jobs)
 
     def finish(self) -> None:
         for _ in range(1000):
@@ -193,12 +236,10 @@ class Simulation:
         assert not self.executor.in_flight
         assert not self.executor.all_held, "no K/V outlives its request"
 
-    def expected_status(self, number: int) -> JobStatus:
+    def may_have_failed(self, number: int) -> bool:
+        """Whether the job cannot be planned, or a forward with it alone failed."""
         too_long = max(map(len, self.requests[number].suffixes)) > BUDGET
-        if number in self.aborted:
-            return JobStatus.ABORTED
-        failed = too_long or number in self.executor.failed_jobs
-        return JobStatus.FAILED if failed else JobStatus.OK
+        return too_long or [number] in self.executor.failures
 
     def expected_values(self, number: int) -> list[float]:
         request = self.requests[number]
@@ -211,10 +252,10 @@ Call: TypeAlias = tuple[str, Any]
 CALLS: st.SearchStrategy[list[Call]] = st.lists(
     st.one_of(
         st.tuples(st.just("submit"), REQUESTS),
-        st.tuples(st.just("step"), st.none()),
-        st.tuples(st.just("step"), st.none()),
-        st.tuples(st.just("abort"), st.integers(0, 4)),
-        st.tuples(st.just("abort"), st.none()),
+        st.tuples(st.just("submit"), FITTING),
+        st.tuples(st.just("step"), st.booleans()),
+        st.tuples(st.just("abort"), st.none() | st.integers(0, 4)),
+        st.tuples(st.just("restart"), st.none()),
     ),
     max_size=25,
 )
@@ -227,11 +268,11 @@ EXECUTORS = st.builds(
 )
 
 
-def _run(executor: StubExecutor, calls: list[Call]) -> Simulation:
-    simulation = Simulation(executor)
+def _simulate(executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]) -> Simulation:
+    simulation = Simulation(executor, policy)
     for name, argument in calls:
-        if name == "step":
-            simulation.step()
+        if name == "restart":
+            simulation.runtime.restart_waiting()
         else:
             getattr(simulation, name)(argument)
         simulation.check()
@@ -239,54 +280,89 @@ def _run(executor: StubExecutor, calls: list[Call]) -> Simulation:
     return simulation
 
 
-@given(EXECUTORS, CALLS)
+@given(EXECUTORS, POLICIES, CALLS)
 def test_every_job_is_answered_once_with_its_own_values(
-    executor: StubExecutor, calls: list[Call]
+    executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]
 ) -> None:
-    simulation = _run(executor, calls)
+    simulation = _simulate(executor, policy, calls)
     assert len(simulation.results) == len(simulation.requests)
     for number, result in simulation.results.items():
-        assert result.status == simulation.expected_status(number)
-        assert result.forwards == executor.launched_of[number]
-        assert result.tokens_computed == executor.tokens_of[number]
+        assert (result.status is JobStatus.ABORTED) == (number in simulation.aborted)
+        assert result.forwards == executor.launched_of[number] or number in simulation.aborted
         assert min(result.queue_ms, result.compute_ms) >= 0
         if result.status is JobStatus.OK:
             values = values_from_bytes(result.values).tolist()
             assert values == simulation.expected_values(number)
-            assert result.tokens_computed == simulation.requests[number].num_tokens
         else:
             assert result.values == b""
             assert result.message
 
 
-@given(EXECUTORS, CALLS)
-def test_jobs_are_served_in_order_of_arrival(executor: StubExecutor, calls: list[Call]) -> None:
-    _run(executor, calls)
-    owners = [tokens[0] // VOCAB for tokens in executor.launches]
+@given(EXECUTORS, POLICIES, CALLS)
+def test_a_job_fails_only_of_what_it_does_alone(
+    executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]
+) -> None:
+    simulation = _simulate(executor, policy, calls)
+    for number, result in simulation.results.items():
+        if result.status is JobStatus.FAILED:
+            assert simulation.may_have_failed(number)
+        elif number not in simulation.aborted and not executor.asynchronous:
+            assert not simulation.may_have_failed(number)
+
+
+@given(st.booleans(), POLICIES, st.lists(REQUESTS | FITTING, min_size=1), st.data())
+def test_one_bad_job_does_not_take_others_along(
+    asynchronous: bool, policy: SchedulingPolicy, requests: list[PlainRequest], data: st.DataObject
+) -> None:
+    executor = StubExecutor(asynchronous, guilty=data.draw(st.sampled_from(range(len(requests)))))
+    simulation = Simulation(executor, policy)
+    for request in requests:
+        simulation.submit(request)
+    simulation.finish()
+    for number, result in simulation.results.items():
+        too_long = max(map(len, requests[number].suffixes)) > BUDGET
+        assert (result.status is JobStatus.FAILED) == (number == executor.guilty or too_long)
+
+
+@given(st.booleans(), CALLS)
+def test_first_come_first_served_is_in_order_of_arrival(
+    asynchronous: bool, calls: list[Call]
+) -> None:
+    executor = StubExecutor(asynchronous)
+    _simulate(executor, POLICY, calls)
+    owners = [owner for forward in executor.launches for owner in forward]
     assert owners == sorted(owners)
 
 
-@given(EXECUTORS, CALLS)
+@given(EXECUTORS, POLICIES, CALLS)
 def test_two_ranks_that_get_the_same_calls_launch_the_same_forwards(
-    executor: StubExecutor, calls: list[Call]
+    executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]
 ) -> None:
     other = StubExecutor(executor.asynchronous, executor.failing_launches, executor.failing_waits)
-    first, second = _run(executor, calls), _run(other, calls)
+    first, second = _simulate(executor, policy, calls), _simulate(other, policy, calls)
     assert executor.launches == other.launches
     assert list(first.results) == list(second.results)
 
 
-@given(EXECUTORS, CALLS)
-def test_the_counters_add_up(executor: StubExecutor, calls: list[Call]) -> None:
-    simulation = _run(executor, calls)
-    stats = simulation.runtime.stats
-    assert stats.forwards == executor.launched_of.total()
-    assert stats.tokens_computed == executor.tokens_of.total()
-    assert stats.requests == Counter(str(result.status) for result in simulation.results.values())
+@given(EXECUTORS, POLICIES, CALLS)
+def test_the_counters_add_up(
+    executor: StubExecutor, policy: SchedulingPolicy, calls: list[Call]
+) -> None:
+    simulation = _simulate(executor, policy, calls)
+    stats, results = simulation.runtime.stats, simulation.results.values()
+    assert stats.forwards == len(executor.num_tokens)
+    assert stats.tokens_computed == sum(executor.num_tokens)
+    assert max(executor.num_tokens, default=0) <= BUDGET
+    assert stats.requests == Counter(str(result.status) for result in results)
+    if not simulation.aborted:
+        assert stats.tokens_computed == sum(result.tokens_computed for result in results)
 
 
-REQUEST = PlainRequest([1, 2, 3, 4], [[5, 6], [7, 8], [9]], [[1]] * 3, shared_labels=True)
+REQUEST = PlainRequest([1, 2, 3, 4, 5, 6, 7], [[5, 6], [7, 8], [9] * 5], [[1]] * 3, True)
 """Takes two forwards."""
+
+SMALL = PlainRequest(COMMON_PREFIX, [[5], [6]], [[1]] * 2, shared_labels=True)
+"""Takes a part of a forward."""
 
 
 def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
@@ -294,7 +370,7 @@ def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
     runtime = PackedRuntime(
         None,
         lambda job, result: results.append(result),
-        max_forward_tokens=BUDGET,
+        POLICY,
         declined_reason="linear_attention",
     )
     runtime.submit("a", REQUEST.pack(), None)
@@ -316,6 +392,37 @@ def test_a_gpu_computes_one_forward_while_the_next_is_prepared() -> None:
     assert simulation.results[0].status is JobStatus.OK
 
 
+def test_waiting_requests_share_a_forward_and_the_prefix() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False))
+    for _ in range(4):
+        simulation.submit(SMALL)
+    simulation.step()
+    assert simulation.executor.launches == [[0, 1, 2, 3]]
+    assert simulation.executor.num_tokens == [3 + 4 * 2]
+    assert [result.tokens_computed for result in simulation.results.values()] == [5, 2, 2, 2]
+    assert simulation.runtime.stats.tokens_saved == 4 * 8 - 11
+
+
+def test_a_step_may_take_fewer() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False))
+    for _ in range(4):
+        simulation.submit(SMALL)
+    simulation.runtime.step(join_tokens=7)
+    assert simulation.executor.launches == [[0, 1]]
+    simulation.runtime.step(join_tokens=0)
+    assert simulation.executor.launches == [[0, 1], [2]]
+
+
+def test_repeated_rows_are_computed_once() -> None:
+    request = PlainRequest([1, 2], [[5], [6], [5]], [[1], [2], [3]], shared_labels=False)
+    simulation = Simulation(StubExecutor(asynchronous=False))
+    simulation.submit(request)
+    simulation.finish()
+    assert simulation.executor.num_tokens == [4]
+    values = values_from_bytes(simulation.results[0].values).tolist()
+    assert values == simulation.expected_values(0)
+
+
 def test_a_failed_launch_spares_the_forward_of_another_job_in_flight() -> None:
     simulation = Simulation(StubExecutor(asynchronous=True, failing_launches=frozenset({3})))
     simulation.submit(REQUEST)
@@ -323,6 +430,49 @@ def test_a_failed_launch_spares_the_forward_of_another_job_in_flight() -> None:
     simulation.finish()
     assert [simulation.results[number].status for number in range(2)] == ["ok", "failed"]
     assert simulation.results[1].message == "MemoryError: out of memory"
+
+
+def test_of_a_failed_shared_forward_each_job_runs_alone_once() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False, guilty=1))
+    for _ in range(3):
+        simulation.submit(SMALL)
+    simulation.finish()
+    assert simulation.executor.launches == [[0, 1, 2], [0], [1], [2]]
+    assert [result.status for result in simulation.results.values()] == ["ok", "failed", "ok"]
+    assert simulation.runtime.stats.retried_forwards == 1
+
+
+def test_what_a_job_launched_before_it_started_over_is_ignored() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=True, failing_waits=frozenset({1})))
+    simulation.submit(SMALL)
+    simulation.submit(PlainRequest([1] * 3, [[2] * 4, [3] * 6], [[1]] * 2, True))
+    simulation.finish()
+    # The second forward was in flight when the first one failed and both jobs started over.
+    assert simulation.executor.launches == [[0, 1], [1], [0], [1], [1]]
+    for number, result in simulation.results.items():
+        assert values_from_bytes(result.values).tolist() == simulation.expected_values(number)
+
+
+def test_a_job_whose_company_left_in_flight_is_not_blamed() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=True, failing_waits=frozenset({1})))
+    simulation.submit(SMALL)
+    simulation.submit(SMALL)
+    simulation.step()
+    simulation.abort(0)
+    simulation.finish()
+    assert simulation.executor.launches == [[0, 1], [1]]
+    assert [simulation.results[number].status for number in range(2)] == ["aborted", "ok"]
+
+
+def test_k_v_of_one_prefix_is_held_at_a_time() -> None:
+    policy = replace(POLICY, order=Order.PRIORITY)
+    simulation = Simulation(StubExecutor(asynchronous=False), policy)
+    simulation.submit(REQUEST)
+    simulation.step()
+    simulation.submit(REQUEST, priority=1)
+    simulation.submit(SMALL, priority=2)
+    simulation.finish()
+    assert simulation.executor.launches == [[0], [0, 2], [1], [1]]
 
 
 def test_an_abort_reaches_all_jobs_whose_id_starts_alike() -> None:
@@ -343,3 +493,46 @@ def test_waiting_jobs_start_over_on_demand() -> None:
     assert simulation.runtime.waiting_tokens == REQUEST.num_tokens
     assert simulation.runtime.in_flight == 0
     assert not simulation.results
+
+
+def test_a_full_queue_rejects_at_once_and_says_when_to_come_again() -> None:
+    limits = QueueLimits(tokens=20, rows=10, bytes=10**6)
+    simulation = Simulation(StubExecutor(asynchronous=False), replace(POLICY, limits=limits))
+    simulation.runtime.stats.record_pace(tokens=320, seconds=10.0)
+    simulation.submit(REQUEST)
+    simulation.submit(SMALL)
+    assert simulation.results[1].status is JobStatus.REJECTED
+    assert "21 tokens would wait, the limit is 20" in simulation.results[1].message
+    assert simulation.results[1].retry_after_s == REQUEST.num_tokens / 32
+    simulation.finish()
+    simulation.submit(SMALL)
+    simulation.finish()
+    assert [simulation.results[number].status for number in (0, 2)] == ["ok", "ok"]
+    assert simulation.results[2].retry_after_s == 0
+
+
+def test_a_job_that_would_be_late_is_refused_while_it_waits() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False), replace(POLICY, launch_tokens=0))
+    for deadline_ms in (1_000.0, 1_600.0, None):
+        simulation.submit(SMALL, deadline_ms=deadline_ms)
+    runtime = simulation.runtime
+    assert runtime.expire(0.0, tokens_per_s=math.inf) == []
+    assert runtime.expire(600.0, tokens_per_s=10.0) == ["job-0"]  # 5 tokens take 0.5 s
+    assert simulation.results[0].status is JobStatus.EXPIRED
+    simulation.step()
+    assert runtime.expire(5_000.0, tokens_per_s=math.inf) == []  # it is answered already
+    simulation.finish()
+    assert [simulation.results[number].status for number in (1, 2)] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [(Order.FCFS, [0, 1, 2]), (Order.PRIORITY, [2, 0, 1]), (Order.DEADLINE, [1, 0, 2])],
+)
+def test_the_order_decides_who_is_next(order: Order, expected: list[int]) -> None:
+    policy = replace(POLICY, order=order, launch_tokens=0)
+    simulation = Simulation(StubExecutor(asynchronous=False), policy)
+    for options in ({}, {"deadline_ms": 1e3}, {"priority": 1}):
+        simulation.submit(SMALL, **options)
+    simulation.finish()
+    assert [owner for (owner,) in simulation.executor.launches] == expected

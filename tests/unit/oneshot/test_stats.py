@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
-from tests.unit.wire.strategies import PlainRequest
-
-ROWS = PlainRequest([1, 2, 3], [[4], [5, 6], [7]], [[8]] * 3, shared_labels=True).pack()
 
 
 def test_forwards_add_up() -> None:
@@ -19,16 +18,34 @@ def test_forwards_add_up() -> None:
 def test_only_answered_requests_save_tokens() -> None:
     stats = RuntimeStats()
     for status in (JobStatus.OK, JobStatus.OK, JobStatus.FAILED, JobStatus.ABORTED):
-        stats.record_end(status, ROWS)
-    assert stats.tokens_saved == 2 * 2 * 3  # twice: two of three rows did without the prefix
+        stats.record_end(status, 6)
+    assert stats.tokens_saved == 12
     assert stats.requests == {"ok": 2, "failed": 1, "aborted": 1}
+
+
+def test_the_pace_is_that_of_recent_forwards() -> None:
+    stats = RuntimeStats()
+    assert stats.tokens_per_s == 0
+    stats.record_pace(tokens=300, seconds=1.0)
+    stats.record_pace(tokens=100, seconds=1.0)
+    assert stats.tokens_per_s == pytest.approx(200, rel=0.1)
+    for _ in range(100):
+        stats.record_pace(tokens=50, seconds=1.0)
+    assert stats.tokens_per_s == pytest.approx(50, rel=0.01)
+
+
+def test_a_forward_too_short_to_be_timed_leaves_the_pace_alone() -> None:
+    stats = RuntimeStats()
+    stats.record_pace(tokens=10, seconds=0.0)
+    assert stats.tokens_per_s == 0
 
 
 def test_the_report_is_json() -> None:
     stats = RuntimeStats()
-    stats.record_end(JobStatus.DECLINED, ROWS)
+    stats.record_end(JobStatus.DECLINED, 0)
     assert json.loads(json.dumps(stats.as_dict())) == {
         "forwards": 0,
+        "retried_forwards": 0,
         "rows": 0,
         "tokens_computed": 0,
         "tokens_saved": 0,

@@ -1,0 +1,43 @@
+"""What a scheduler was told about queueing and about the size of forwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_prefill_ext.config import Order, PrefillOnlyConfig
+from sglang_prefill_ext.oneshot.admission import QueueLimits
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingPolicy:
+    """Everything that decides which jobs are taken and when; the same on every rank.
+
+    Attributes:
+        budget: of one forward.
+        order: of waiting jobs.
+        ageing: see `order_key`.
+        launch_tokens: see `choose_jobs`.
+        limits: of the queue.
+    """
+
+    budget: ForwardBudget
+    order: Order
+    ageing: int
+    launch_tokens: int
+    limits: QueueLimits
+
+
+def policy_of(config: PrefillOnlyConfig) -> SchedulingPolicy:
+    """Return what the flags ask for; forwards are limited in tokens only."""
+    return SchedulingPolicy(
+        budget=ForwardBudget(config.max_forward_tokens),
+        order=config.order,
+        ageing=config.ageing,
+        launch_tokens=config.launch_tokens,
+        limits=QueueLimits(
+            tokens=config.max_queued_tokens,
+            rows=config.max_queued_rows,
+            bytes=config.max_queued_mib << 20,
+        ),
+    )

@@ -1,0 +1,66 @@
+"""Which prefixes are worth keeping in the prefix cache. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+from sglang_prefill_ext.config import PrefixCaching
+from sglang_prefill_ext.wire.packed import Int32Array
+
+BLOCK_TOKENS = 16
+"""Prefixes are recognised again in whole blocks of so many tokens."""
+
+REMEMBERED_BLOCKS = 1 << 16
+"""Blocks that are remembered at most; the longest unseen are forgotten first (about 10 MB)."""
+
+
+class PrefixPolicy:
+    """Says how many tokens of a prefix to commit.
+
+    A cached prefix displaces others and costs a write per layer, so by default only what came
+    before is kept: a query that is asked once leaves nothing behind. A block is recognised by a
+    digest of all tokens up to its end, so that requests that differ later share what is equal.
+    It depends on the requests and their order alone: tensor-parallel ranks decide alike.
+
+    Args:
+        caching: never, repeated (what was seen before) or always.
+        page_tokens: page size of the KV pool; only whole pages can be committed.
+    """
+
+    def __init__(self, caching: PrefixCaching, page_tokens: int) -> None:
+        self._caching = caching
+        self._page_tokens = page_tokens
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def tokens_to_commit(self, prefix: Int32Array) -> int:
+        """Remember a prefix; return how many of its first tokens belong into the cache.
+
+        Returns:
+            A multiple of the page size, at most ``len(prefix)``; 0 keeps nothing.
+        """
+        match self._caching:
+            case PrefixCaching.NEVER:
+                return 0
+            case PrefixCaching.ALWAYS:
+                return self._whole_pages(len(prefix))
+            case PrefixCaching.REPEATED:
+                return self._whole_pages(self._tokens_seen(prefix))
+
+    def _whole_pages(self, tokens: int) -> int:
+        return tokens // self._page_tokens * self._page_tokens
+
+    def _tokens_seen(self, prefix: Int32Array) -> int:
+        """Tokens of `prefix` in blocks that came before; remembers all of them."""
+        digest = hashlib.blake2b(digest_size=16)
+        seen = 0
+        for stop in range(BLOCK_TOKENS, len(prefix) + 1, BLOCK_TOKENS):
+            digest.update(prefix[stop - BLOCK_TOKENS : stop].tobytes())
+            key = digest.digest()
+            if key in self._seen:
+                seen = stop
+                self._seen.move_to_end(key)
+            self._seen[key] = None
+        while len(self._seen) > REMEMBERED_BLOCKS:
+            self._seen.popitem(last=False)
+        return seen

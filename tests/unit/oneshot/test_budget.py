@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+
+SMALL = st.integers(0, 5)
+
+
+@st.composite
+def budgets(draw: st.DrawFn) -> ForwardBudget:
+    per_token, per_row = draw(SMALL), draw(SMALL)
+    least = max(1, per_token + per_row)
+    return ForwardBudget(draw(st.integers(1, 30)), draw(st.integers(least, 90)), per_token, per_row)
+
+
+@given(budgets())
+def test_the_longest_chunk_and_row_fit_and_one_token_more_does_not(budget: ForwardBudget) -> None:
+    for longest, rows in ((budget.longest_chunk, 0), (budget.longest_row, 1)):
+        assert budget.fits(longest, rows)
+        assert not budget.fits(longest + 1, rows)
+
+
+@given(budgets(), st.integers(0, 40), st.integers(0, 40))
+def test_what_fits_is_within_both_limits(budget: ForwardBudget, tokens: int, rows: int) -> None:
+    memory = budget.bytes_per_token * tokens + budget.bytes_per_row * rows
+    assert budget.num_bytes(tokens, rows) == memory
+    assert budget.fits(tokens, rows) == (tokens <= budget.max_tokens and memory <= budget.max_bytes)
+
+
+def test_memory_is_unlimited_unless_given() -> None:
+    assert ForwardBudget(8).fits(8, 10**9)
+    assert not ForwardBudget(8).fits(9, 1)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [(0, 10, 1, 1), (5, 3, 2, 2), (5, 10, -1, 1), (5, 10, 1, -1)],
+)
+def test_a_budget_without_room_for_a_token_is_refused(limits: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ConfigError, match=f"max_tokens={limits[0]}, max_bytes={limits[1]} "):
+        ForwardBudget(*limits)

@@ -1,0 +1,118 @@
+"""Which jobs share a forward, against the rules one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.coalesce import choose_jobs
+from sglang_prefill_ext.oneshot.job import Job
+from sglang_prefill_ext.oneshot.planner import plan_forward
+from sglang_prefill_ext.oneshot.queue import JobQueue
+from tests.unit.oneshot.jobs import job_of, request
+from tests.unit.wire.strategies import PlainRequest, plain_requests
+
+BUDGET = ForwardBudget(12, max_bytes=60, bytes_per_token=3, bytes_per_row=5)
+ALWAYS = 10**9
+"""Launches so costly that every job joins that fits."""
+
+
+def _queue(*jobs: Job) -> JobQueue:
+    queue = JobQueue(lambda job: ())
+    for job in jobs:
+        queue.push(job)
+    return queue
+
+
+def _chosen(*jobs: Job, budget: int = 100, launch: int = ALWAYS, join: int = 100) -> list[int]:
+    """Places of the chosen jobs among those given."""
+    chosen = choose_jobs(_queue(*jobs), ForwardBudget(budget), launch, join)
+    return [jobs.index(job) for job in chosen]
+
+
+def _jobs(*lengths: int) -> list[Job]:
+    """Jobs of one row each, without a prefix in common."""
+    return [job_of(request([], range(length))) for length in lengths]
+
+
+@given(
+    st.lists(plain_requests(max_prefix=15, max_suffix=5, max_rows=4), max_size=8),
+    st.lists(st.sampled_from([[], [1, 2, 3]]), min_size=8, max_size=8),
+    st.sampled_from([0, 2, 30, ALWAYS]),
+    st.integers(0, 14),
+)
+def test_the_choice_is_the_front_of_the_queue_and_fits(
+    requests: list[PlainRequest], prefixes: list[list[int]], launch: int, join: int
+) -> None:
+    jobs = [
+        job_of(PlainRequest(prefix, one.suffixes, one.labels, one.shared_labels), budget=9)
+        for one, prefix in zip(requests, prefixes, strict=False)
+    ]
+    queue = _queue(*jobs)
+    chosen = choose_jobs(queue, BUDGET, launch, join)
+    assert chosen == jobs[: len(chosen)]
+    assert bool(chosen) == bool(jobs)
+    if len(chosen) > 1:
+        plan = plan_forward([job.piece for job in chosen])
+        assert plan.num_tokens <= join
+        assert BUDGET.fits(plan.num_tokens, plan.num_rows)
+    if launch == 0:
+        assert len(chosen) <= 1
+    assert list(queue) == jobs, "choosing changes nothing"
+
+
+def test_jobs_join_up_to_the_first_that_does_not_fit() -> None:
+    assert _chosen(*_jobs(4, 4, 4, 1), budget=11) == [0, 1]
+    assert _chosen(*_jobs(4, 4, 3, 1), budget=11) == [0, 1, 2]
+    assert _chosen(*_jobs(4, 4, 4, 1), join=8) == [0, 1]
+    assert _chosen(*_jobs(9, 1), join=3) == [0]
+
+
+def test_rows_take_memory() -> None:
+    budget = ForwardBudget(100, max_bytes=40, bytes_per_token=1, bytes_per_row=10)
+    queue = _queue(*_jobs(2, 2, 2, 2))
+    assert len(choose_jobs(queue, budget, ALWAYS)) == 3
+
+
+def test_a_shared_prefix_counts_once() -> None:
+    jobs = [job_of(request([1, 2, 3, 4], [5], [6])) for _ in range(4)]
+    assert _chosen(*jobs, budget=10) == [0, 1, 2]
+    other = [job_of(request([1, 2, 3, 4], [5], [6]), namespace=str(n)) for n in range(4)]
+    assert _chosen(*other, budget=12) == [0, 1]
+
+
+def test_a_job_joins_while_that_costs_the_others_less_than_a_launch() -> None:
+    # The second job makes one other wait 5 tokens, and spares three jobs a launch.
+    assert _chosen(*_jobs(1, 5, 9, 9), launch=2, join=6) == [0, 1]
+    assert _chosen(*_jobs(1, 5, 9, 9), launch=1, join=6) == [0]
+    # The longer the queue, the larger the forwards.
+    assert len(_chosen(*_jobs(*[4] * 4), launch=4)) == 3
+    assert len(_chosen(*_jobs(*[4] * 12), launch=4)) == 7
+
+
+def test_a_job_that_runs_alone_lets_none_join_and_joins_none() -> None:
+    jobs = _jobs(1, 1, 1)
+    jobs[1].alone = True
+    assert _chosen(*jobs) == [0]
+    assert _chosen(*jobs[1:]) == [0]
+
+
+def test_none_joins_a_forward_that_leaves_its_job_unfinished() -> None:
+    jobs = [job_of(request(range(number)), budget=8) for number in (1, 11, 1)]
+    assert _chosen(*jobs) == [0, 1]
+    jobs[1].next_piece = 1
+    assert _chosen(*jobs) == [0, 1, 2]
+
+
+def test_a_second_divided_job_waits_until_the_first_is_finished() -> None:
+    jobs = [job_of(request(range(number)), budget=8) for number in (2, 12, 11, 2)]
+    jobs[2].next_piece = 1
+    assert _chosen(*jobs) == [0, 2]
+    assert _chosen(*jobs[1:]) == [1]
+
+
+def test_after_the_last_piece_of_one_divided_job_the_next_may_start() -> None:
+    jobs = [job_of(request(range(number)), budget=8) for number in (11, 12, 2)]
+    jobs[0].next_piece = 1
+    assert _chosen(*jobs) == [0, 1]
