@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,12 +74,29 @@ def main(
             text=text,
             extension_args=() if self_check else EXTENSION_ARGS,
         )
-        runs = measure(preset or (PRESETS[:1] if quick else PRESETS), plan, console)
+        with terminable():
+            runs = measure(preset or (PRESETS[:1] if quick else PRESETS), plan, console)
     except PrefillExtError as error:
         console.print(f"[red]No figures:[/] {error}", highlight=False)
         raise typer.Exit(1) from error
     show(runs, console)
     save(runs, plan, name, context, console)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM unwind as SIGINT does: the server has a process group of its own and would
+    outlive this process. Exits with the status that a shell gives a terminated process."""
+
+    def leave(number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server is being stopped already
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def measure(presets: list[str], plan: Plan, console: Console) -> list[ModelRun]:

@@ -1,5 +1,6 @@
-"""What is changed in SGLang: one table, its guard, applying it, and `doctor`.
+"""What is changed and used of SGLang: the tables, their guard, applying them, and `doctor`.
 
-`table` is the only list of changes, `guard` compares it with the installed release, `engine` is
-the only code that changes anything, `doctor` and `docs` show the table to people.
+`table` is the only list of changes and `uses` that of what hooks use as it is, `guard` compares
+both with the installed release, `engine` is the only code that changes anything, `doctor` and
+`docs` show the tables to people.
 """

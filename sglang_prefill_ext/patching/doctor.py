@@ -1,4 +1,4 @@
-"""Check the whole patch table against the installed SGLang and show the result.
+"""Check what is changed and used of SGLang against the installed one and show the result.
 
 Imports SGLang, which takes seconds; starts nothing and needs no GPU.
 """
@@ -20,8 +20,9 @@ from rich.table import Column, Table
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import guard
-from sglang_prefill_ext.patching.spec import Mismatch, Patch
+from sglang_prefill_ext.patching.spec import Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
+from sglang_prefill_ext.patching.uses import USES
 
 _DISTRIBUTIONS = ("sglang-prefill-ext", "sglang", "torch", "triton")
 _STYLES = {"ok": "green", "drift": "yellow", "mismatch": "bold red"}
@@ -35,9 +36,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One patch, and how the installed SGLang differs from what it expects."""
+    """One patch or use, and how the installed SGLang differs from what it expects."""
 
-    patch: Patch
+    checked: Patch | Use
     mismatches: tuple[Mismatch, ...]
 
     @property
@@ -45,6 +46,15 @@ class Entry:
         if any(mismatch.blocking for mismatch in self.mismatches):
             return Status.MISMATCH
         return Status.DRIFT if self.mismatches else Status.OK
+
+    def to_json(self) -> dict[str, Any]:
+        checked = self.checked
+        what: dict[str, Any] = {"id": checked.id, "target": checked.target, "group": checked.group}
+        if isinstance(checked, Patch):
+            what["kind"] = checked.kind
+        else:
+            what["used_by"] = checked.used_by
+        return {**what, "status": self.status}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,12 @@ class Report:
 
     versions: dict[str, str | None]
     version_mismatches: tuple[Mismatch, ...]
-    entries: tuple[Entry, ...]
+    patches: tuple[Entry, ...]
+    uses: tuple[Entry, ...]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return self.patches + self.uses
 
     @property
     def ok(self) -> bool:
@@ -75,44 +90,34 @@ class Report:
             "ok": self.ok,
             "supported_sglang": SUPPORTED_SGLANG,
             "versions": self.versions,
-            "patches": [
-                {
-                    "id": entry.patch.id,
-                    "target": entry.patch.target,
-                    "kind": entry.patch.kind,
-                    "group": entry.patch.group,
-                    "status": entry.status,
-                }
-                for entry in self.entries
-            ],
+            "patches": [entry.to_json() for entry in self.patches],
+            "uses": [entry.to_json() for entry in self.uses],
             "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
         }
 
 
-def diagnose(patches: Sequence[Patch] = PATCHES) -> Report:
-    """Check the version and every patch; changes nothing."""
+def diagnose(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> Report:
+    """Check the version, every patch and every use; changes nothing."""
     versions = {name: guard.installed_version(name) for name in _DISTRIBUTIONS}
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         # What SGLang's modules say while they are imported is not part of the report.
         warnings.simplefilter("ignore")
-        entries = tuple(Entry(patch, tuple(guard.check(patch))) for patch in patches)
+        patched = tuple(Entry(patch, tuple(guard.check(patch))) for patch in patches)
+        used = tuple(Entry(use, tuple(guard.check_use(use))) for use in uses)
     return Report(
         versions={"python": platform.python_version(), **versions},
         version_mismatches=tuple(guard.check_version(versions["sglang"])),
-        entries=entries,
+        patches=patched,
+        uses=used,
     )
 
 
 def render(report: Report, console: Console) -> None:
-    """Print the versions, one line for each patch, and every mismatch in full."""
+    """Print the versions, one line for each patch and use, and every mismatch in full."""
     versions = ", ".join(f"{k} {v or 'not installed'}" for k, v in report.versions.items())
     console.print(versions, f"supported SGLang: {SUPPORTED_SGLANG}", sep="\n", markup=False)
-    table = Table("patch", "status", "kind", "group", Column("target", overflow="fold"))
-    for entry in report.entries:
-        patch, style = entry.patch, _STYLES[entry.status]
-        status = f"[{style}]{entry.status}[/]"
-        table.add_row(patch.id, status, patch.kind, patch.group, patch.target)
-    console.print(table)
+    console.print(_table("patch", "kind", report.patches))
+    console.print(_table("used, not changed", "used by", report.uses))
     for mismatch in report.mismatches:
         # Never wrapped or shortened: these lines are searched for and pasted into reports.
         console.print(str(mismatch), markup=False, highlight=False, soft_wrap=True)
@@ -122,6 +127,16 @@ def render(report: Report, console: Console) -> None:
         style=_STYLES[Status.OK if report.ok else Status.MISMATCH],
         highlight=False,
     )
+
+
+def _table(title: str, detail: str, entries: Sequence[Entry]) -> Table:
+    table = Table(title, "status", detail, "group", Column("target", overflow="fold"))
+    for entry in entries:
+        checked, style = entry.checked, _STYLES[entry.status]
+        what = checked.kind if isinstance(checked, Patch) else "\n".join(checked.used_by)
+        status = f"[{style}]{entry.status}[/]"
+        table.add_row(checked.id, status, what, checked.group, checked.target)
+    return table
 
 
 def main(json_output: bool) -> int:

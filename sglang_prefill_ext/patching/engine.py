@@ -11,8 +11,9 @@ from typing import Any
 
 from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching import guard, reach
-from sglang_prefill_ext.patching.spec import Aspect, Group, Kind, Mismatch, Patch
+from sglang_prefill_ext.patching.spec import Aspect, Group, Kind, Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
+from sglang_prefill_ext.patching.uses import USES
 
 logger = logging.getLogger(__name__)
 
@@ -50,22 +51,27 @@ class _Applied:
 _applied: dict[str, _Applied] = {}
 
 
-def apply(groups: Collection[Group], patches: Sequence[Patch] = PATCHES) -> None:
+def apply(
+    groups: Collection[Group],
+    patches: Sequence[Patch] = PATCHES,
+    uses: Sequence[Use] = USES,
+) -> None:
     """Apply the patches of `groups` that this process does not have yet.
 
-    The version is checked only beyond `Group.FLAGS`: options that nobody uses must not keep an
-    unsupported SGLang from starting.
+    What their hooks use unchanged is checked with them. The version is checked only beyond
+    `Group.FLAGS`: options that nobody uses must not keep an unsupported SGLang from starting.
 
     Raises:
-        UnsupportedSGLangError: something differs from the table; the message lists each
+        UnsupportedSGLangError: something differs from the tables; the message lists each
             difference and its remedy, and nothing was changed.
     """
     pending = [p for p in patches if p.group in groups and p.id not in _applied and _wanted(p)]
-    mismatches = guard.check_all(pending)
-    if any(patch.group is not Group.FLAGS for patch in pending):
+    needing = {patch.group for patch in pending}
+    mismatches = guard.check_all(pending, [use for use in uses if use.group in needing])
+    if needing - {Group.FLAGS}:
         mismatches += guard.check_version(guard.installed_version())
     _refuse(mismatches)
-    drifted = {mismatch.patch_id for mismatch in mismatches}
+    drifted = {mismatch.id for mismatch in mismatches}
     try:
         for patch in pending:
             _install(patch, drift=patch.id in drifted)

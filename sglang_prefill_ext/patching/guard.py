@@ -1,8 +1,9 @@
-"""Compare the patch table with the installed SGLang, before anything is changed.
+"""Compare what is changed and used of SGLang with the installed one, before anything is changed.
 
 Two tiers. A hook beside its target (BEFORE, AFTER, AROUND, ATTRIBUTE) needs the target's
 signature and the names it relies on; a changed body is reported, not refused. A hook in place
 of its target (REPLACE) also needs a body that was verified, because it stands for that body.
+What hooks use as it is needs its signature, or the members that they read.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from packaging.specifiers import SpecifierSet
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching.source import (
     fingerprint,
+    missing_members,
     names_in,
     signature_text,
     source_of,
     underlying,
 )
-from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Patch
+from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Patch, Use
 
 OTHER_RELEASE = (
     f'install a supported release (pip install "sglang{SUPPORTED_SGLANG}") '
@@ -63,8 +65,18 @@ def check(patch: Patch) -> list[Mismatch]:
     return [*_check_target(patch), *_check_hook(patch)]
 
 
-def check_all(patches: Iterable[Patch]) -> list[Mismatch]:
-    return [mismatch for patch in patches for mismatch in check(patch)]
+def check_use(use: Use) -> list[Mismatch]:
+    """Compare one thing that hooks use with the installed SGLang; imports its module.
+
+    Returns:
+        At most one difference; it is blocking.
+    """
+    return list(_check_use(use))
+
+
+def check_all(patches: Iterable[Patch], uses: Iterable[Use]) -> list[Mismatch]:
+    changed = [mismatch for patch in patches for mismatch in check(patch)]
+    return [*changed, *(mismatch for use in uses for mismatch in check_use(use))]
 
 
 def load_owner(patch: Patch) -> type:
@@ -94,8 +106,7 @@ def _check_target(patch: Patch) -> Iterator[Mismatch]:
         owner = load_owner(patch)
     except Exception as error:
         # An import of SGLang can fail in any way; each of them ends the same way here.
-        found = f"{type(error).__name__}: {error}"
-        yield _differs(patch, Aspect.TARGET, f"{patch.owner} can be imported", found)
+        yield _differs(patch, Aspect.TARGET, f"{patch.owner} can be imported", _told(error))
         return
     if patch.attribute not in vars(owner):
         inherited = hasattr(owner, patch.attribute)
@@ -133,14 +144,32 @@ def _body_differs(patch: Patch, found: str) -> Mismatch:
     )
 
 
+def _check_use(use: Use) -> Iterator[Mismatch]:
+    owner, _, name = use.target.rpartition(".")
+    try:
+        found = underlying(inspect.getattr_static(pkgutil.resolve_name(owner), name))
+    except Exception as error:
+        yield _differs(use, Aspect.TARGET, f"{use.target} can be imported", _told(error))
+        return
+    if use.members and isinstance(found, type):
+        if missing := missing_members(found, use.members):
+            lacks = "lacks " + ", ".join(missing)
+            yield _differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
+    elif use.signature and inspect.isfunction(found):
+        if (signature := signature_text(found)) != use.signature:
+            yield _differs(use, Aspect.SIGNATURE, use.signature, signature)
+    else:
+        expected = "a class" if use.members else "a function"
+        yield _differs(use, Aspect.TARGET, expected, type(found).__name__)
+
+
 def _check_hook(patch: Patch) -> Iterator[Mismatch]:
     try:
         hook = pkgutil.resolve_name(patch.hook)
     except Exception as error:
         # Hooks import SGLang too, so that a moved name of either side shows here.
-        found = f"{type(error).__name__}: {error}"
         remedy = _REINSTALL if _is_ours(getattr(error, "name", None)) else OTHER_RELEASE
-        yield _differs(patch, Aspect.HOOK, f"{patch.hook} can be imported", found, remedy)
+        yield _differs(patch, Aspect.HOOK, f"{patch.hook} can be imported", _told(error), remedy)
         return
     if not callable(hook):
         found = type(hook).__name__
@@ -151,7 +180,11 @@ def _is_ours(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "sglang_prefill_ext"
 
 
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _differs(
-    patch: Patch, aspect: Aspect, expected: str, found: str, remedy: str = OTHER_RELEASE
+    checked: Patch | Use, aspect: Aspect, expected: str, found: str, remedy: str = OTHER_RELEASE
 ) -> Mismatch:
-    return Mismatch(patch.id, patch.target, aspect, expected, found, remedy)
+    return Mismatch(checked.id, checked.target, aspect, expected, found, remedy)

@@ -1,4 +1,4 @@
-"""Read a Python function the way the guard compares it: signature, names, fingerprint."""
+"""Read Python functions and classes the way the guard compares them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import io
 import textwrap
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -48,6 +48,28 @@ def names_in(source: str) -> frozenset[str]:
         return frozenset()
     found = (ast.unparse(n) for n in ast.walk(tree) if isinstance(n, (ast.Name, ast.Attribute)))
     return frozenset(found)
+
+
+def missing_members(owner: type, names: Iterable[str]) -> list[str]:
+    """The names that neither the class nor a base defines, declares or assigns to ``self``."""
+    missing = [name for name in names if not hasattr(owner, name)]
+    for base in owner.__mro__:
+        if not missing:  # reading the source of a class is slow
+            break
+        known = inspect.get_annotations(base).keys() | _assigned_to_self(source_of(base))
+        missing = [name for name in missing if name not in known]
+    return missing
+
+
+def _assigned_to_self(source: str) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
 
 
 def fingerprint(source: str) -> str:

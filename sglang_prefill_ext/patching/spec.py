@@ -1,4 +1,4 @@
-"""What one change to SGLang is, as data."""
+"""What one change to SGLang is, and what a hook uses of it unchanged, as data."""
 
 from __future__ import annotations
 
@@ -79,13 +79,39 @@ class Patch:
         return self.target.rpartition(".")[2]
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A function or class of SGLang that hooks use as it is.
+
+    Attributes:
+        id: short name for reports, e.g. ``"U11"``.
+        target: ``"package.module.function"``, ``"package.module.Class.method"`` or
+            ``"package.module.Class"``; methods may be inherited.
+        group: the patches whose hooks need it.
+        used_by: our modules, without the package's name, e.g. ``"compat.model"``.
+        why: what it is used for, in a few words.
+        signature: of a function or method, as in `Patch`; empty for a class.
+        members: of a class: names that it or a base defines, declares, or assigns to ``self``
+            in any method; empty for a function.
+    """
+
+    id: str
+    target: str
+    group: Group
+    used_by: tuple[str, ...]
+    why: str
+    signature: str = ""
+    members: tuple[str, ...] = ()
+
+
 class Aspect(StrEnum):
-    """In what respect the installed SGLang differs from a patch."""
+    """In what respect the installed SGLang differs from a patch or a use."""
 
     VERSION = "version"
     TARGET = "target"
     SIGNATURE = "signature"
     NAMES = "names relied on"
+    MEMBERS = "members"
     BODY = "body"
     HOOK = "hook"
     APPLICATION = "application"
@@ -97,12 +123,12 @@ class Mismatch:
     """One difference, in the words that an operator reads.
 
     Attributes:
-        patch_id: `Patch.id`, or ``"all"`` for the version.
+        id: `Patch.id` or `Use.id`; ``"all"`` for the version.
         blocking: False for a changed body under a hook that does not replace it. The hook is
             still valid as far as can be told, but nobody has verified that release.
     """
 
-    patch_id: str
+    id: str
     target: str
     aspect: Aspect
     expected: str
@@ -112,7 +138,7 @@ class Mismatch:
 
     def __str__(self) -> str:
         return (
-            f"{self.patch_id} {self.target}: {self.aspect} differs\n"
+            f"{self.id} {self.target}: {self.aspect} differs\n"
             f"    expected: {self.expected}\n"
             f"    found:    {self.found}\n"
             f"    remedy:   {self.remedy}"

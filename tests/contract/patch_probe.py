@@ -46,6 +46,15 @@ def other_body(self: Any, for_health_check: bool = False, ignore_waiting: bool =
     return self.running_batch.is_empty() and not ignore_waiting
 
 
+def other_logits(self: Any, hidden_states: Any) -> Any:
+    """In place of `LogitsProcessor._get_logits`, which is used and not changed."""
+    return self, hidden_states
+
+
+class OtherLock:
+    """In place of `RWLock`, of which a member is used."""
+
+
 def attributes() -> dict[str, object]:
     owners = {patch.id: pkgutil.resolve_name(patch.owner) for patch in PATCHES}
     return {patch.id: vars(owners[patch.id])[patch.attribute] for patch in PATCHES}
@@ -113,11 +122,8 @@ def with_everything() -> dict[str, Any]:
     }
 
 
-def on_a_changed_sglang() -> dict[str, Any]:
-    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
-    scheduler.get_next_batch_to_run = other_parameters
-    scheduler.abort_request = other_names
-    scheduler.is_fully_idle = other_body
+def refused() -> dict[str, Any]:
+    """Why applying everything was refused, empty if it was not, and what it changed."""
     before = attributes()
     try:
         engine.apply(ENGINE_GROUPS)
@@ -125,9 +131,27 @@ def on_a_changed_sglang() -> dict[str, Any]:
     except UnsupportedSGLangError as error:
         refusal = str(error)
     changed = [key for key, value in attributes().items() if value is not before[key]]
+    return {"refusal": refusal, "changed": changed}
+
+
+def on_changed_uses() -> dict[str, Any]:
+    processor = importlib.import_module("sglang.srt.layers.logits_processor").LogitsProcessor
+    locks = importlib.import_module("sglang.srt.utils.aio_rwlock")
+    stock = processor._get_logits, locks.RWLock
+    processor._get_logits, locks.RWLock = other_logits, OtherLock
+    try:
+        return {**refused(), "json": run_doctor(json_output=True)}
+    finally:
+        processor._get_logits, locks.RWLock = stock
+
+
+def on_a_changed_sglang() -> dict[str, Any]:
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler").Scheduler
+    scheduler.get_next_batch_to_run = other_parameters
+    scheduler.abort_request = other_names
+    scheduler.is_fully_idle = other_body
     return {
-        "refusal": refusal,
-        "changed": changed,
+        **refused(),
         "text": run_doctor(json_output=False),
         "json": run_doctor(json_output=True),
     }
@@ -138,6 +162,7 @@ def main() -> None:
         "flags": with_flags_only(),
         "stock": run_doctor(json_output=True),
         "everything": with_everything(),
+        "changed_uses": on_changed_uses(),
         "changed": on_a_changed_sglang(),
     }
     sys.stdout.write("\n" + json.dumps(report) + "\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,6 @@ from sglang_prefill_ext.patching.table import PATCHES
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sglang_prefill_ext"
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
-
-
-@pytest.fixture(scope="session")
-def probe() -> dict[str, Any]:
-    """What `patch_probe` saw on the installed SGLang."""
-    script = Path(__file__).with_name("patch_probe.py")
-    run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return report
 
 
 # The table itself

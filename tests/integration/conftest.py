@@ -10,13 +10,13 @@ import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.client import Client
+from tests.integration.own_server import client_of
 from tests.integration.reference import Reference
 
 
 @pytest.fixture(scope="session")
 def client(server: LocalServer) -> Iterator[Client]:
-    client = Client(server.base_url)
-    with client.http:
+    with client_of(server) as client:
         yield client
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from sglang_prefill_ext.local_server import LocalServer, server_env
 from tests.integration.client import Client
@@ -18,15 +19,27 @@ TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 _PROCESS_TIMEOUT_S = 600.0
 
 
+class Serving(NamedTuple):
+    server: LocalServer
+    client: Client
+
+
+@contextmanager
+def client_of(server: LocalServer) -> Iterator[Client]:
+    """A client of a running server; its connections are closed on leaving."""
+    client = Client(server.base_url)
+    with client.http:
+        yield client
+
+
 @contextmanager
 def serving(
     model: Path, name: str, *flags: str, env: Mapping[str, str] | None = None
-) -> Iterator[Client]:
-    """A client of a server of one's own; its log is ``.cache/logs/<name>.log``."""
-    with LocalServer(model, flags, env=env, log_path=LOGS / f"{name}.log") as server:
-        client = Client(server.base_url)
-        with client.http:
-            yield client
+) -> Iterator[Serving]:
+    """A server of one's own and its client; the log is ``.cache/logs/<name>.log``."""
+    log = LOGS / f"{name}.log"
+    with LocalServer(model, flags, env=env, log_path=log) as server, client_of(server) as client:
+        yield Serving(server, client)
 
 
 def run_python(

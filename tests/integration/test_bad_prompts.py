@@ -18,6 +18,7 @@ def message_of(answer: Json) -> str:
     return text
 
 
+@pytest.mark.patch("P22")
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [

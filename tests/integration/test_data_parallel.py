@@ -24,8 +24,8 @@ def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
     flags = ("--enable-prefill-only", "--dp-size", "2")
     budget = ("--prefill-only-max-forward-tokens", "1024")
     model = model_dir("micro")
-    with serving(model, "data_parallel", *flags, *budget, env=TWO_RANKS) as client:
-        yield client
+    with serving(model, "data_parallel", *flags, *budget, env=TWO_RANKS) as running:
+        yield running.client
 
 
 def ended(client: Client) -> list[Counter[str]]:
@@ -47,6 +47,7 @@ def test_status_lists_both_replicas(client: Client) -> None:
         }
 
 
+@pytest.mark.patch("P30")
 def test_each_request_runs_on_one_replica(client: Client) -> None:
     bodies = [score_body(seed, 20 + seed, [1 + seed % 5] * 30) for seed in range(32)]
     before = ended(client)
@@ -64,6 +65,7 @@ def test_a_request_over_the_budget(client: Client) -> None:
     assert_same_answer(client.score(body), client.score(body, stock=True))
 
 
+@pytest.mark.patch("P14")
 def test_loads_count_packed_work(client: Client) -> None:
     def waiting() -> list[Json]:
         answer = client.http.get("/v1/loads", params={"include": "core"}).json()

@@ -10,10 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_prefill_ext.local_server import LocalServer, free_port
+from sglang_prefill_ext.local_server import free_port
 from tests.integration import native_grpc
 from tests.integration.client import Client, score_body, wait_until
-from tests.integration.own_server import LOGS
+from tests.integration.generation import assert_generation_is_undisturbed
+from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_paths_agree, assert_same_answer
 from tests.integration.processes import scheduler_pid, stopped
 
@@ -21,7 +22,6 @@ pytestmark = pytest.mark.timeout(900)
 
 LONG = {"prefix": 1000, "suffixes": [250] * 80}
 """Many forwards of the budget below: seconds of work, interruptible between two forwards."""
-PROMPT = [5, 6, 7, 8]
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +30,16 @@ def grpc_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def normal_server(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[LocalServer]:
+def running(model_dir: Callable[[str], Path], grpc_port: int) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--disable-overlap-schedule", "--grpc-port", str(grpc_port))
     budget = ("--prefill-only-max-forward-tokens", "1024")
-    log = LOGS / "normal_loop.log"
-    with LocalServer(model_dir("micro"), [*flags, *budget], log_path=log) as server:
-        yield server
+    with serving(model_dir("micro"), "normal_loop", *flags, *budget) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def client(normal_server: LocalServer) -> Iterator[Client]:
-    client = Client(normal_server.base_url)
-    with client.http:
-        yield client
+def client(running: Serving) -> Client:
+    return running.client
 
 
 def test_the_loop_is_the_normal_one(client: Client) -> None:
@@ -58,17 +55,8 @@ def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]
 
 
 def test_generation_beside_scoring(client: Client) -> None:
-    alone = client.generate(PROMPT, 100)
-    memory = client.memory()
     bodies = [score_body(seed, 200, [20] * 20) for seed in range(20)]
-    with client.counting() as moved, ThreadPoolExecutor(5) as pool:
-        beside = pool.submit(client.generate, PROMPT, 100)
-        answers = list(pool.map(client.score, bodies))
-        assert beside.result() == alone
-    assert moved["scheduler.requests.ok"] == len(bodies)
-    for body, answer in zip(bodies[:5], answers[:5], strict=True):
-        assert_same_answer(answer, client.score(body, stock=True))
-    assert client.memory() == memory
+    assert_generation_is_undisturbed(client, bodies, new_tokens=100)
 
 
 def test_flush_waits_for_packed_work(client: Client) -> None:
@@ -93,9 +81,9 @@ def test_abort_ends_queued_work(client: Client) -> None:
     assert moved["frontend.requests.aborted"] == statuses.count(503)
 
 
-def test_a_client_that_leaves_ends_its_work(normal_server: LocalServer, client: Client) -> None:
+def test_a_client_that_leaves_ends_its_work(running: Serving, client: Client) -> None:
     with client.counting() as moved:
-        with stopped(scheduler_pid(normal_server)):
+        with stopped(scheduler_pid(running.server)):
             with pytest.raises(httpx.ReadTimeout):
                 client.http.post("/v1/score", json=score_body(2, **LONG), timeout=0.3)
             time.sleep(3)  # the front end looks once a second whether clients are there

@@ -77,10 +77,10 @@ def recordings(model_dir: Callable[[str], Path]) -> tuple[Recording, Recording]:
     """Answers of a server with the plugin installed, and of one that never loads it."""
     model = model_dir("micro")
     name = ("--served-model-name", "default")
-    with serving(model, "flag_off", *name, env=SAME_ORDER) as client:
-        off = record(client)
-    with serving(model, "without_plugin", *name, env=SAME_ORDER | WITHOUT_US) as client:
-        return off, record(client)
+    with serving(model, "flag_off", *name, env=SAME_ORDER) as running:
+        off = record(running.client)
+    with serving(model, "without_plugin", *name, env=SAME_ORDER | WITHOUT_US) as running:
+        return off, record(running.client)
 
 
 def test_the_other_server_lacks_only_our_plugin() -> None:

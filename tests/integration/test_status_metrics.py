@@ -30,6 +30,7 @@ FALLBACKS: dict[str, tuple[Json, str]] = {
 }
 
 
+@pytest.mark.patch("P10", "P20")
 def test_what_runs_is_shown(client: Client) -> None:
     status = client.status()
     assert status["enabled"] is True
@@ -54,6 +55,7 @@ def test_every_patch_of_a_process_is_applied(client: Client) -> None:
         assert all(patch["applied"] and patch["drift"] is False for patch in patches)
 
 
+@pytest.mark.patch("P11", "P21")
 def test_a_packed_request_is_one_request_everywhere(client: Client) -> None:
     with client.counting() as moved:
         client.score(BODY)

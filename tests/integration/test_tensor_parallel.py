@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.client import Client, score_body
+from tests.integration.generation import assert_generation_is_undisturbed
 from tests.integration.own_server import TWO_RANKS, serving
 from tests.integration.parity import assert_paths_agree, assert_same_answer
 
 pytestmark = pytest.mark.timeout(900)
 
 MAX_FORWARD_TOKENS = 256
-PROMPT = [5, 6, 7, 8]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
     flags = ("--enable-prefill-only", "--tp-size", "2")
     budget = ("--prefill-only-max-forward-tokens", str(MAX_FORWARD_TOKENS))
     model = model_dir("micro")
-    with serving(model, "tensor_parallel", *flags, *budget, env=TWO_RANKS) as client:
-        yield client
+    with serving(model, "tensor_parallel", *flags, *budget, env=TWO_RANKS) as running:
+        yield running.client
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,5 @@ def test_concurrent_requests(client: Client) -> None:
 
 
 def test_generation_beside_scoring(client: Client) -> None:
-    alone = client.generate(PROMPT, 40)
-    memory = client.memory()
     bodies = [score_body(seed, 100, [20] * 10) for seed in range(12)]
-    with client.counting() as moved, ThreadPoolExecutor(4) as pool:
-        beside = pool.submit(client.generate, PROMPT, 40)
-        list(pool.map(client.score, bodies))
-        assert beside.result() == alone
-    assert moved["scheduler.requests.ok"] == len(bodies)
-    assert client.memory() == memory
-    assert client.generate(PROMPT, 40) == alone
+    assert_generation_is_undisturbed(client, bodies, new_tokens=40)

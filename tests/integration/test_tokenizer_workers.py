@@ -22,8 +22,8 @@ SLOW_IMPORTS = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
 def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
     flags = ("--enable-prefill-only", "--tokenizer-worker-num", "2")
     model = model_dir("micro")
-    with serving(model, "tokenizer_workers", *flags, env=SLOW_IMPORTS) as client:
-        yield client
+    with serving(model, "tokenizer_workers", *flags, env=SLOW_IMPORTS) as running:
+        yield running.client
 
 
 def on_new_connection(client: Client, body: Json) -> Json:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +22,30 @@ from bench.workloads import ClosedLoop, OpenLoop, Shape
 from tests.unit.bench.results import result
 
 SHAPE = Shape(60, 2, 50)
+ROOT = Path(__file__).parents[3]
+
+# The command with a server that never answers; it writes the server's process id to a file.
+NEVER_READY = """
+import sys
+from pathlib import Path
+import typer
+from bench import __main__ as command, session
+from sglang_prefill_ext.local_server import LocalServer
+
+pid_file = Path(sys.argv.pop(1))
+
+class Server(LocalServer):
+    def start(self):
+        self.command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        super().start()
+        pid_file.with_suffix(".new").write_text(str(self.pid))
+        pid_file.with_suffix(".new").rename(pid_file)
+
+session.LocalServer = Server
+session.make_cases = lambda model, plan: []
+command.make_model = lambda preset, directory: directory
+typer.run(command.main)
+"""
 
 
 @pytest.fixture
@@ -92,3 +122,38 @@ def test_a_wrong_option_is_explained(app: typer.Typer) -> None:
     ran = CliRunner().invoke(app, ["--shape", "60"])
     assert ran.exit_code == 1
     assert "write <query>+<item>x<items>" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_the_server_too(tmp_path: Path, number: int, status: int) -> None:
+    pid_file, temporary = tmp_path / "pid", tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-c", NEVER_READY, str(pid_file), "--quick"]
+    env = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as bench:
+        wait_until(pid_file.exists)
+        server = int(pid_file.read_text())
+        os.kill(server, 0)  # it runs
+        bench.send_signal(number)
+        assert bench.wait(30.0) == status
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_signal_is_as_before_afterwards(
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ModelRun, "run", measured)
+    assert CliRunner().invoke(app, ["--preset", "micro"]).exit_code == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def wait_until(done: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

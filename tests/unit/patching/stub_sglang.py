@@ -1,4 +1,4 @@
-"""A stand-in for SGLang: its source, hooks for it, and a patch that fits it."""
+"""A stand-in for SGLang: its source, hooks for it, and a patch and uses that fit it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from sglang_prefill_ext.patching.source import fingerprint, source_of
-from sglang_prefill_ext.patching.spec import Group, Kind, Patch
+from sglang_prefill_ext.patching.spec import Group, Kind, Patch, Use
 
 MODULE = "sglang.managers"
 OWNER = f"{MODULE}.Scheduler"
@@ -19,7 +19,10 @@ class Message:
 
 
 class Base:
+    depth: int
+
     def inherited(self):
+        self.visits = 1
         return "inherited"
 
 
@@ -48,6 +51,10 @@ class Scheduler(Base):
 
     async def score(self, item):
         return ["stock", item]
+
+
+def wait(timeout_s, *, quietly=False):
+    return timeout_s, quietly
 '''
 
 
@@ -97,6 +104,26 @@ def step_patch(**changes: Any) -> Patch:
         "remove_when": ("sglang.seam",),
     }
     return Patch(**(fields | changes))
+
+
+def scheduler_use(**changes: Any) -> Use:
+    """A use that fits the stub's `Scheduler`, except for `changes`."""
+    fields: dict[str, Any] = {
+        "id": "T51",
+        "target": OWNER,
+        "group": Group.SCHEDULER,
+        "used_by": ("compat.tests",),
+        "why": "a test",
+        "members": ("step", "queue"),
+    }
+    return Use(**(fields | changes))
+
+
+def wait_use(**changes: Any) -> Use:
+    """A use that fits the stub's function `wait`, except for `changes`."""
+    signature = "(timeout_s, *, quietly=False)"
+    fields = {"id": "T52", "target": f"{MODULE}.wait", "members": (), "signature": signature}
+    return scheduler_use(**(fields | changes))
 
 
 def known_body(upstream: ModuleType) -> dict[str, str]:

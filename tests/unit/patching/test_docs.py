@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from sglang_prefill_ext.patching.docs import markdown
-from tests.unit.patching.stub_sglang import HOOKS, step_patch
+from tests.unit.patching.stub_sglang import HOOKS, scheduler_use, step_patch, wait_use
 
 
 def test_every_fact_of_a_patch_is_written_down() -> None:
@@ -12,7 +12,7 @@ def test_every_fact_of_a_patch_is_written_down() -> None:
         remove_when=("sglang.steps.register",),
         only_if_imported=True,
     )
-    text = markdown([patch])
+    text = markdown([patch], [])
     for fact in (
         "## T1",
         "Nothing would step.",
@@ -29,12 +29,21 @@ def test_every_fact_of_a_patch_is_written_down() -> None:
 
 
 def test_a_fact_that_a_patch_lacks_is_left_out() -> None:
-    text = markdown([step_patch(relies_on=())])
+    text = markdown([step_patch(relies_on=())], [])
     assert "relies on" not in text
     assert "verified bodies" not in text
 
 
 def test_the_overview_has_a_line_for_each_patch() -> None:
-    text = markdown([step_patch(), step_patch(id="T2")])
+    text = markdown([step_patch(), step_patch(id="T2")], [])
     assert text.count("| `sglang.managers.Scheduler.step` | around | scheduler |") == 2
     assert text.endswith("\n")
+
+
+def test_every_use_has_a_line() -> None:
+    text = markdown([], [scheduler_use(), wait_use(used_by=("compat.a", "compat.b"))])
+    assert text.splitlines()[-2:] == [
+        "| T51 | `sglang.managers.Scheduler`: `step`, `queue` | `compat.tests` | a test |",
+        "| T52 | `sglang.managers.wait(timeout_s, *, quietly=False)` | `compat.a`, `compat.b` "
+        "| a test |",
+    ]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -11,8 +12,8 @@ from rich.console import Console
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import doctor, guard
 from sglang_prefill_ext.patching.doctor import Status
-from sglang_prefill_ext.patching.spec import Patch
-from tests.unit.patching.stub_sglang import known_body, step_patch
+from sglang_prefill_ext.patching.spec import Patch, Use
+from tests.unit.patching.stub_sglang import OWNER, known_body, scheduler_use, step_patch, wait_use
 
 DRIFTED = step_patch(id="T2", fingerprints={"0.5.22": "0" * 64})
 WRONG = step_patch(id="T3", signature="(self)")
@@ -23,6 +24,11 @@ def _version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "installed_version", lambda name="sglang": "0.5.23")
 
 
+def diagnose(patches: Sequence[Patch], uses: Sequence[Use] = ()) -> doctor.Report:
+    """`doctor.diagnose`, whose default are the uses of the real SGLang."""
+    return doctor.diagnose(patches, uses)
+
+
 def text_of(report: doctor.Report, width: int = 60) -> str:
     output = io.StringIO()
     doctor.render(report, Console(file=output, width=width))
@@ -31,42 +37,54 @@ def text_of(report: doctor.Report, width: int = 60) -> str:
 
 def test_each_patch_has_its_status(upstream: ModuleType) -> None:
     fits = step_patch(fingerprints=known_body(upstream))
-    report = doctor.diagnose([fits, DRIFTED, WRONG])
-    assert [e.status for e in report.entries] == [Status.OK, Status.DRIFT, Status.MISMATCH]
+    report = diagnose([fits, DRIFTED, WRONG])
+    assert [e.status for e in report.patches] == [Status.OK, Status.DRIFT, Status.MISMATCH]
     assert not report.ok
 
 
 def test_drift_alone_is_not_a_failure(upstream: ModuleType) -> None:
-    report = doctor.diagnose([DRIFTED])
+    report = diagnose([DRIFTED])
     assert report.ok
     assert "body differs" in text_of(report)
     assert "would start" in text_of(report)
 
 
 def test_a_mismatch_is_shown_in_full_however_narrow_the_terminal(upstream: ModuleType) -> None:
-    report = doctor.diagnose([WRONG])
+    report = diagnose([WRONG])
     (mismatch,) = report.mismatches
     assert str(mismatch) in text_of(report)
     assert "would refuse to start" in text_of(report)
+
+
+def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
+    report = diagnose([], [scheduler_use(), wait_use(signature="()")])
+    assert [entry.status for entry in report.uses] == [Status.OK, Status.MISMATCH]
+    assert not report.ok
+    for word in ("used, not changed", "T51", "compat.tests", "T52", "would refuse to start"):
+        assert word in text_of(report, width=120)
+    assert str(report.mismatches[0]) in text_of(report)
 
 
 def test_an_unsupported_version_is_a_failure(
     upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "installed_version", lambda name="sglang": "0.7.0")
-    report = doctor.diagnose([step_patch()])
+    report = diagnose([step_patch()])
     assert not report.ok
     assert "found:    0.7.0" in text_of(report)
 
 
 def test_json_says_the_same(upstream: ModuleType) -> None:
-    report = json.loads(json.dumps(doctor.diagnose([WRONG]).to_json()))
+    report = json.loads(json.dumps(diagnose([WRONG], [scheduler_use()]).to_json()))
     assert report["ok"] is False
     assert report["supported_sglang"] == SUPPORTED_SGLANG
     assert report["versions"]["sglang"] == "0.5.23"
-    assert [(p["id"], p["status"]) for p in report["patches"]] == [("T3", "mismatch")]
+    (patch,) = report["patches"]
+    assert (patch["id"], patch["kind"], patch["status"]) == ("T3", "around", "mismatch")
+    used = {"id": "T51", "target": OWNER, "group": "scheduler", "used_by": ["compat.tests"]}
+    assert report["uses"] == [used | {"status": "ok"}]
     (mismatch,) = report["mismatches"]
-    assert mismatch["patch_id"] == "T3"
+    assert mismatch["id"] == "T3"
     assert mismatch["aspect"] == "signature"
     assert mismatch["expected"] == "(self)"
     assert mismatch["found"] == "(self, batch, last=None)"
@@ -83,7 +101,7 @@ def test_exit_status_and_output(
     status: int,
     json_output: bool,
 ) -> None:
-    report = doctor.diagnose([patch])
+    report = diagnose([patch])
     monkeypatch.setattr(doctor, "diagnose", lambda: report)
     assert doctor.main(json_output) == status
     printed: Any = capsys.readouterr().out

@@ -8,8 +8,17 @@ import pytest
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import guard
-from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch
-from tests.unit.patching.stub_sglang import HOOKS, OWNER, UPSTREAM, known_body, step_patch
+from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Use
+from tests.unit.patching.stub_sglang import (
+    HOOKS,
+    MODULE,
+    OWNER,
+    UPSTREAM,
+    known_body,
+    scheduler_use,
+    step_patch,
+    wait_use,
+)
 
 
 def only(mismatches: list[Mismatch], aspect: Aspect) -> Mismatch:
@@ -112,6 +121,59 @@ def test_a_target_wrapped_by_someone_else_is_still_read(
     registry.register(f"{OWNER}.step", lambda result, *_args: result)
     registry.apply_hooks()
     assert guard.check(step_patch(fingerprints=known)) == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        scheduler_use(members=("message_class", "queue", "inherited", "visits", "depth")),
+        wait_use(),
+        wait_use(target=f"{OWNER}.create", signature="(cls, name)"),
+        wait_use(target=f"{OWNER}.parse", signature="(text)"),
+        wait_use(target=f"{OWNER}.inherited", signature="(self)"),
+    ],
+    ids=["class", "function", "class-method", "static-method", "inherited-method"],
+)
+def test_a_use_that_fits_has_no_mismatch(upstream: ModuleType, use: Use) -> None:
+    assert guard.check_use(use) == []
+
+
+def test_a_missing_member_is_named(upstream: ModuleType) -> None:
+    use = scheduler_use(members=("queue", "waiting", "step", "sleeping"))
+    mismatch = only(guard.check_use(use), Aspect.MEMBERS)
+    assert (mismatch.id, mismatch.target) == ("T51", OWNER)
+    assert mismatch.expected == "queue, waiting, step, sleeping"
+    assert mismatch.found == "lacks waiting, sleeping"
+    assert mismatch.blocking
+
+
+def test_a_changed_signature_of_a_use_names_both(upstream: ModuleType) -> None:
+    mismatch = only(guard.check_use(wait_use(signature="(timeout_s)")), Aspect.SIGNATURE)
+    assert mismatch.expected == "(timeout_s)"
+    assert mismatch.found == "(timeout_s, *, quietly=False)"
+    assert mismatch.blocking
+
+
+@pytest.mark.parametrize(
+    ("use", "found"),
+    [
+        (wait_use(target="sglang.nowhere.wait"), "AttributeError"),
+        (wait_use(target=f"{MODULE}.leap"), "leap"),
+        (wait_use(target=OWNER), "type"),
+        (scheduler_use(target=f"{MODULE}.wait"), "function"),
+    ],
+    ids=["no-module", "no-attribute", "no-function", "no-class"],
+)
+def test_a_use_whose_target_is_gone(upstream: ModuleType, use: Use, found: str) -> None:
+    mismatch = only(guard.check_use(use), Aspect.TARGET)
+    assert found in mismatch.found
+    assert mismatch.blocking
+
+
+def test_a_use_that_someone_wrapped_is_still_read(upstream: ModuleType, registry: Any) -> None:
+    registry.register(f"{MODULE}.wait", lambda result, *_args: result)
+    registry.apply_hooks()
+    assert guard.check_use(wait_use()) == []
 
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.23.post1", "0.5.23+cu129"])

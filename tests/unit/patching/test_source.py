@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.patching.source import (
     fingerprint,
+    missing_members,
     names_in,
     signature_text,
     source_of,
@@ -59,6 +60,44 @@ def test_text_that_is_no_statement_has_no_names(fragment: str) -> None:
 
 def test_a_builtin_has_no_source() -> None:
     assert source_of(len) == ""
+
+
+class Slots:
+    __slots__ = ("slot",)
+
+
+class Base(Slots):
+    declared: int
+
+    def fill(self) -> None:
+        self.in_base = 1
+
+
+class Child(Base):
+    constant = 1
+
+    def __init__(self, other: Any) -> None:
+        self.first, self.second = 1, 2
+        self.typed: int = 3
+        self.read = self.never_assigned  # type: ignore[attr-defined]
+        other.foreign = 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["slot", "declared", "in_base", "fill", "constant", "first", "second", "typed", "read"],
+)
+def test_a_member_may_be_defined_declared_or_assigned(name: str) -> None:
+    assert missing_members(Child, [name]) == []
+
+
+def test_members_that_are_only_read_or_belong_to_others_are_missing() -> None:
+    names = ["never_assigned", "first", "foreign", "other"]
+    assert missing_members(Child, names) == ["never_assigned", "foreign", "other"]
+
+
+def test_a_class_without_source_has_what_it_defines() -> None:
+    assert missing_members(int, ["real", "unreal"]) == ["unreal"]
 
 
 noise = st.sampled_from(["", "   ", "\t", "    # a comment", "# another"])

@@ -1,0 +1,179 @@
+"""What packed forwards use of SGLang's models and layers; a part of `uses.USES`."""
+
+from __future__ import annotations
+
+from sglang_prefill_ext.patching.spec import Group, Use
+
+_EXECUTOR = "sglang.srt.model_executor"
+_LAYERS = "sglang.srt.layers"
+_LOGITS = f"{_LAYERS}.logits_processor"
+_RESIDUAL = f"{_LAYERS}.layer_boundary.residual.stream.ResidualStream"
+_MODEL_FORWARD = (
+    "(self, input_ids, positions, forward_batch, input_embeds=None, pp_proxy_tensors=None)"
+)
+_MODELS = ("llama.LlamaModel", "qwen2.Qwen2Model", "qwen3.Qwen3Model", "qwen3_moe.Qwen3MoeModel")
+
+MODEL_USES = (
+    Use(
+        id="U30",
+        target="sglang.srt.managers.tp_worker.TpModelWorker",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks", "compat.capability", "compat.radix"),
+        why="the way to the model runner",
+        members=("model_runner",),
+    ),
+    Use(
+        id="U31",
+        target=f"{_EXECUTOR}.model_runner.ModelRunner",
+        group=Group.SCHEDULER,
+        used_by=("compat.model", "compat.radix"),
+        why="model, device, pool and stock attention backend",
+        members=("model", "attn_backend", "device", "model_config", "token_to_kv_pool", "dtype"),
+    ),
+    Use(
+        id="U32",
+        target="sglang.srt.configs.model_config.ModelConfig",
+        group=Group.SCHEDULER,
+        used_by=("compat.model", "compat.frontend_hooks"),
+        why="which token ids and labels are valid",
+        members=("vocab_size", "hf_text_config"),
+    ),
+    Use(
+        id="U33",
+        target=f"{_EXECUTOR}.forward_batch_info.ForwardBatch",
+        group=Group.SCHEDULER,
+        used_by=("compat.model", "compat.attention_backend"),
+        why="the batch of a packed forward",
+        members=(
+            *"forward_mode batch_size input_ids positions req_pool_indices seq_lens".split(),
+            *"seq_lens_sum out_cache_loc extend_num_tokens extend_seq_lens".split(),
+            *"extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu".split(),
+            *"capture_hidden_mode global_num_token_non_padded_cpu is_prefill_only".split(),
+            "residual_stream",
+        ),
+    ),
+    Use(
+        id="U34",
+        target=f"{_EXECUTOR}.forward_batch_info.CaptureHiddenMode",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="a packed forward captures no hidden states",
+        members=("NULL",),
+    ),
+    Use(
+        id="U35",
+        target=f"{_EXECUTOR}.forward_context.ForwardContext",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="carries our attention backend",
+        members=("attn_backend",),
+    ),
+    Use(
+        id="U36",
+        target=f"{_EXECUTOR}.forward_context.forward_context",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="puts it in force for one forward",
+        signature="(ctx, *, forward_batch=None)",
+    ),
+    Use(
+        id="U37",
+        target="sglang.srt.runtime_context.get_model",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="the configuration that MoE layers read",
+        signature="()",
+    ),
+    Use(
+        id="U38",
+        target="sglang.srt.runtime_context._ConfigBag.override",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="sets it for one forward, as the model runner does",
+        signature="(self, **kwargs)",
+    ),
+    Use(
+        id="U39",
+        target=f"{_LAYERS}.attention.base_attn_backend.AttentionBackend.forward_extend",
+        group=Group.SCHEDULER,
+        used_by=("compat.attention_backend",),
+        why="what our attention backend overrides",
+        signature="(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs)",
+    ),
+    Use(
+        id="U40",
+        target=f"{_LAYERS}.radix_attention.RadixAttention",
+        group=Group.SCHEDULER,
+        used_by=("compat.attention_backend", "compat.capability"),
+        why="shape and kind of a layer's attention",
+        members=(
+            *"layer_id tp_q_head_num tp_k_head_num tp_v_head_num qk_head_dim".split(),
+            *"v_head_dim scaling sliding_window_size logit_cap is_cross_attention".split(),
+            *"attn_type use_irope xai_temperature_len".split(),
+        ),
+    ),
+    Use(
+        id="U41",
+        target=_RESIDUAL,
+        group=Group.SCHEDULER,
+        used_by=("compat.attention_backend",),
+        why="the last layer goes on with the read positions alone",
+        members=("residual",),
+    ),
+    Use(
+        id="U42",
+        target=f"{_RESIDUAL}.write",
+        group=Group.SCHEDULER,
+        used_by=("compat.attention_backend",),
+        why="takes their residuals",
+        signature="(self, residual)",
+    ),
+    Use(
+        id="U43",
+        target=f"{_LOGITS}.LogitsProcessor",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="whether logits are a plain product",
+        members=(
+            *"logit_scale final_logit_softcapping use_fp32_lm_head".split(),
+            *"use_fp32_lm_head_output rl_on_policy_target".split(),
+            "do_tensor_parallel_all_gather",
+        ),
+    ),
+    Use(
+        id="U44",
+        target=f"{_LOGITS}.LogitsProcessor._get_logits",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="logits of the read positions",
+        signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
+        "use_logits_buffer=True)",
+    ),
+    Use(
+        id="U45",
+        target=f"{_LOGITS}.LogitsMetadata",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="what it asks about a forward",
+        members=("forward_mode",),
+    ),
+    Use(
+        id="U46",
+        target=f"{_LOGITS}.should_apply_lm_head_quant_method",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="whether the output head is quantised",
+        signature="(lm_head, quant_method)",
+    ),
+    *(
+        Use(
+            id=f"U{number}",
+            target=f"sglang.srt.models.{model}.forward",
+            group=Group.SCHEDULER,
+            used_by=("compat.model",),
+            why="the layers of a packed architecture",
+            signature=_MODEL_FORWARD,
+        )
+        for number, model in enumerate(_MODELS, start=50)
+    ),
+)

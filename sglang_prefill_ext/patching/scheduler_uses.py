@@ -1,0 +1,113 @@
+"""What hooks use of SGLang's scheduler and its messages; a part of `uses.USES`."""
+
+from __future__ import annotations
+
+from sglang_prefill_ext.patching.spec import Group, Use
+
+_MANAGERS = "sglang.srt.managers"
+_COMPONENTS = f"{_MANAGERS}.scheduler_components"
+_IO = f"{_MANAGERS}.io_struct"
+_SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
+
+SCHEDULER_USES = (
+    Use(
+        id="U10",
+        target=_SCHEDULER,
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks", "compat.capability", "compat.radix"),
+        why="dispatch, watchdog, answers, model, pools",
+        members=(
+            *"server_args _request_dispatcher forward_ct ipc_channels tp_worker".split(),
+            *"enable_overlap forward_stream_ctx enable_lora is_generation tree_cache".split(),
+            *"token_to_kv_pool_allocator req_to_token_pool enable_hierarchical_cache".split(),
+        ),
+    ),
+    Use(
+        id="U11",
+        target=f"{_SCHEDULER}.maybe_send_health_check_signal",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks",),
+        why="health checks while packed work runs",
+        signature="(self)",
+    ),
+    Use(
+        id="U12",
+        target="sglang.utils.TypeBasedDispatcher",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks", "compat.frontend_hooks", "compat.dp_hooks"),
+        why="registers handlers of our messages",
+        members=("_mapping",),
+    ),
+    Use(
+        id="U13",
+        target=f"{_COMPONENTS}.ipc_channels.SchedulerIpcChannels",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks",),
+        why="the way of answers past the detokenizer",
+        members=("send_to_tokenizer",),
+    ),
+    Use(
+        id="U14",
+        target=f"{_COMPONENTS}.output_sender.SenderWrapper.send_output",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks",),
+        why="answers the front-end process that asked",
+        signature="(self, output, recv_obj=None)",
+    ),
+    Use(
+        id="U15",
+        target="sglang.srt.runtime_context.get_parallel",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks", "compat.frontend_link"),
+        why="rank and number of replicas",
+        signature="()",
+    ),
+    Use(
+        id="U16",
+        target="sglang.srt.runtime_context.SpawnRanks",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks",),
+        why="the rank of this replica",
+        members=("dp_rank",),
+    ),
+    Use(
+        id="U17",
+        target=f"{_IO}.BaseReq",
+        group=Group.SCHEDULER,
+        used_by=("compat.messages", "compat.scheduler_hooks", "compat.frontend_link"),
+        why="the base of our messages",
+        members=("rid",),
+    ),
+    Use(
+        id="U18",
+        target=f"{_IO}.hook_custom_types",
+        group=Group.SCHEDULER,
+        used_by=("compat.messages",),
+        why="lets msgpack decode our messages",
+        signature="(*new_types)",
+    ),
+    Use(
+        id="U19",
+        target="sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks",),
+        why="the memory report of the status",
+        members=("evictable_size", "protected_size"),
+    ),
+    Use(
+        id="U20",
+        target="sglang.srt.mem_cache.allocator.BaseTokenToKVPoolAllocator",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks", "compat.radix"),
+        why="the memory report; slots of a new prefix",
+        members=("available_size", "alloc", "free", "evict_to_free_tokens"),
+    ),
+    Use(
+        id="U21",
+        target="sglang.srt.mem_cache.memory_pool.ReqToTokenPool",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks",),
+        why="the memory report of the status",
+        members=("available_size",),
+    ),
+)

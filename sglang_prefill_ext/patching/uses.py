@@ -1,0 +1,176 @@
+"""The one list of what hooks use of SGLang as it is. Pure data: importing it imports nothing."""
+
+from __future__ import annotations
+
+from sglang_prefill_ext.patching.model_uses import MODEL_USES
+from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
+from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
+from sglang_prefill_ext.patching.spec import Group, Use
+
+_DP_CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
+_IO = "sglang.srt.managers.io_struct"
+_TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+_FLAG_USES = (
+    Use(
+        id="U01",
+        target="sglang.srt.plugins.load_plugins",
+        group=Group.FLAGS,
+        used_by=("compat.activation",),
+        why="child processes in which SGLang loads no plugins",
+        signature="()",
+    ),
+    Use(
+        id="U02",
+        target="sglang.srt.plugins.hook_registry.HookRegistry._apply_target",
+        group=Group.FLAGS,
+        used_by=("compat.registry",),
+        why="applies one hook at once",
+        signature="(cls, target, hooks)",
+    ),
+    Use(
+        id="U03",
+        target="sglang.srt.plugins.hook_registry.HookSource",
+        group=Group.FLAGS,
+        used_by=("compat.registry",),
+        why="names this plugin in SGLang's messages",
+        members=("plugin_name", "dist_name"),
+    ),
+    Use(
+        id="U04",
+        target="sglang.srt.arg_groups.model_override_base.resolving_view",
+        group=Group.FLAGS,
+        used_by=("compat.flags",),
+        why="arguments as far as SGLang has resolved them",
+        signature="(server_args)",
+    ),
+    Use(
+        id="U05",
+        target="sglang.srt.runtime_context.attn_dp_enabled_of",
+        group=Group.FLAGS,
+        used_by=("compat.flags",),
+        why="a combination to refuse",
+        signature="(cfg)",
+    ),
+    Use(
+        id="U06",
+        target="sglang.srt.server_args.ServerArgs",
+        group=Group.FLAGS,
+        used_by=("compat.flags", "compat.frontend_hooks"),
+        why="the other combinations to refuse",
+        members=(
+            *"pp_size nnodes disaggregation_mode enable_pdmux smg_grpc_mode grpc_mode".split(),
+            "enable_mis",
+        ),
+    ),
+)
+
+_FRONTEND_USES = (
+    Use(
+        id="U60",
+        target=_TOKENIZER_MANAGER,
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_hooks", "compat.frontend_link"),
+        why="limits, tokenizer, pauses, weight updates",
+        members=(
+            *"server_args tokenizer model_config metrics_collector enable_metrics".split(),
+            *"is_generation mm_processor _result_dispatcher is_pause is_pause_cond".split(),
+            *"model_update_lock context_len num_reserved_tokens max_req_input_len".split(),
+        ),
+    ),
+    Use(
+        id="U61",
+        target=f"{_TOKENIZER_MANAGER}._dispatch_to_scheduler",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_link",),
+        why="sends packed requests and aborts",
+        signature="(self, obj)",
+    ),
+    Use(
+        id="U62",
+        target=f"{_TOKENIZER_MANAGER}.auto_create_handle_loop",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_link",),
+        why="starts the task that receives answers",
+        signature="(self)",
+    ),
+    Use(
+        id="U63",
+        target="sglang.srt.utils.aio_rwlock.RWLock",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_link",),
+        why="keeps weight updates away from requests under way",
+        members=("reader_lock",),
+    ),
+    Use(
+        id="U64",
+        target=f"{_IO}.AbortReq",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_link", "compat.scheduler_hooks"),
+        why="ends the work of a client that left",
+        members=("rid", "abort_all"),
+    ),
+    Use(
+        id="U65",
+        target=f"{_IO}.GenerateReqInput",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_hooks",),
+        why="the prompt to validate",
+        members=("input_ids", "input_embeds", "session_params", "contains_mm_input"),
+    ),
+    Use(
+        id="U66",
+        target="sglang.srt.managers.tokenizer_manager_score_mixin.ScoreResult",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_hooks",),
+        why="the answer to a scoring call",
+        members=("scores", "prompt_tokens", "token_logprobs"),
+    ),
+    Use(
+        id="U67",
+        target="sglang.srt.observability.metrics_collector.TokenizerMetricsCollector",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_hooks",),
+        why="labels of our metrics",
+        members=("labels",),
+    ),
+    Use(
+        id="U68",
+        target="sglang.srt.runtime_context.num_dp_ranks_of",
+        group=Group.FRONTEND,
+        used_by=("compat.frontend_link",),
+        why="how many replicas answer a status request",
+        signature="(cfg)",
+    ),
+)
+
+_DP_USES = (
+    Use(
+        id="U90",
+        target=_DP_CONTROLLER,
+        group=Group.DP_CONTROLLER,
+        used_by=("compat.dp_hooks",),
+        why="balances packed requests like stock ones",
+        members=(
+            *"server_args _request_dispatcher dispatching".split(),
+            "refresh_load_budget_on_dispatch",
+        ),
+    ),
+    Use(
+        id="U91",
+        target=f"{_DP_CONTROLLER}.refresh_load_budget",
+        group=Group.DP_CONTROLLER,
+        used_by=("compat.dp_hooks",),
+        why="fresh loads before a replica is chosen",
+        signature="(self)",
+    ),
+)
+
+USES: tuple[Use, ...] = (
+    *_FLAG_USES,
+    *SCHEDULER_USES,
+    *MODEL_USES,
+    *_FRONTEND_USES,
+    *PREFIX_USES,
+    *_DP_USES,
+)

@@ -1,0 +1,27 @@
+"""Generation while packed requests are served."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.integration.client import Client, Json
+from tests.integration.parity import assert_same_answer
+
+PROMPT = [5, 6, 7, 8]
+_WORKERS = 5
+_COMPARED = 5
+
+
+def assert_generation_is_undisturbed(client: Client, bodies: list[Json], new_tokens: int) -> None:
+    """Generate beside scoring: the same tokens as alone, right scores, and no slot lost."""
+    alone = client.generate(PROMPT, new_tokens)
+    memory = client.memory()
+    with client.counting() as moved, ThreadPoolExecutor(_WORKERS) as pool:
+        beside = pool.submit(client.generate, PROMPT, new_tokens)
+        answers = list(pool.map(client.score, bodies))
+        assert beside.result() == alone
+    assert moved["scheduler.requests.ok"] == len(bodies)
+    for body, answer in list(zip(bodies, answers, strict=True))[:_COMPARED]:
+        assert_same_answer(answer, client.score(body, stock=True))
+    assert client.memory() == memory
+    assert client.generate(PROMPT, new_tokens) == alone
