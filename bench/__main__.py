@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 import tempfile
@@ -57,6 +58,11 @@ def main(
     self_check: Annotated[
         bool, typer.Option("--self-check", help="Stock against stock: the ratio must be about 1.")
     ] = False,
+    flags: Annotated[str, typer.Option(help="Further flags of the extension's server.")] = "",
+    against: Annotated[
+        str | None,
+        typer.Option(help="Flags of a second extension server that takes the place of stock."),
+    ] = None,
     name: Annotated[str, typer.Option(help="File name in bench/results.")] = "local",
 ) -> None:
     """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
@@ -72,7 +78,8 @@ def main(
             alternations=alternations,
             dtype=dtype,
             text=text,
-            extension_args=() if self_check else EXTENSION_ARGS,
+            extension_args=() if self_check else (*EXTENSION_ARGS, *shlex.split(flags)),
+            stock_args=() if against is None else (*EXTENSION_ARGS, *shlex.split(against)),
         )
         with terminable():
             runs = measure(preset or (PRESETS[:1] if quick else PRESETS), plan, console)

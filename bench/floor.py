@@ -1,9 +1,12 @@
-"""What the operation count would allow: arithmetic of the stock and the packed forward (pure).
+"""The least that a forward must do: operations and bytes of the stock and the packed one (pure).
 
 Counts multiplications and additions (two operations per multiply-add) of linear layers,
-attention and read-out, for a dense decoder whose every layer runs on every token. Norms,
-rotary embedding, softmax and all host work are left out, so a measured ratio may exceed the
-one counted here: the extension also removes work per row that is no arithmetic at all.
+attention and read-out of a dense decoder, and the bytes of weights, keys and values. Norms,
+rotary embedding, softmax, activations and all host work are left out, so a measured ratio may
+exceed the one counted here: the extension also removes work per row that is no arithmetic at all.
+
+``python -m bench.floor MODEL_DIR 60+2x50 --tflops 989 --gb-s 3350`` prints the time that a device
+of such peaks needs at least; a measured time divided by it says how much is left to gain.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from bench.workloads import Shape
+import typer
+
+from bench.workloads import LABEL_IDS, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +49,25 @@ class ModelShape:
         )
 
     @property
-    def token_operations(self) -> int:
-        """Of all linear layers for one token: QKV, output projection, gate, up and down."""
-        attention = (2 * self.heads + 2 * self.kv_heads) * self.head_dim * self.hidden
-        mlp = 3 * self.hidden * self.intermediate
-        return 2 * self.layers * (attention + mlp)
+    def kv_operations(self) -> int:
+        """Of one layer's key and value projections for one token."""
+        return 2 * 2 * self.kv_heads * self.head_dim * self.hidden
+
+    @property
+    def layer_operations(self) -> int:
+        """Of all linear layers of one layer for one token: QKV, output, gate, up and down."""
+        query_and_output = 2 * self.heads * self.head_dim * self.hidden
+        return self.kv_operations + 2 * (query_and_output + 3 * self.hidden * self.intermediate)
 
     @property
     def pair_operations(self) -> int:
-        """Of attention for one pair of query and key token: dot product and weighted sum."""
-        return 2 * self.layers * 2 * self.heads * self.head_dim
+        """Of one layer's attention for one pair of query and key token: dot product and sum."""
+        return 2 * 2 * self.heads * self.head_dim
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all layers; the output head is counted with the read-out."""
+        return self.layers * self.layer_operations // 2
 
     def readout_operations(self, columns: int) -> int:
         """Of the language-model head for one row and `columns` entries of the vocabulary."""
@@ -63,19 +77,18 @@ class ModelShape:
 def stock_operations(model: ModelShape, shape: Shape) -> int:
     """Of a forward over full rows, each with its own copy of the query, without a prefix cache.
 
-    Stock normalises over the whole vocabulary before it picks the labels.
+    Stock computes every layer for every token, and normalises over the whole vocabulary before it
+    picks the labels.
     """
-    row = (
-        shape.row_tokens * model.token_operations
-        + _causal_pairs(shape.row_tokens) * model.pair_operations
-        + model.readout_operations(model.vocabulary)
-    )
-    return shape.items * row
+    layer = shape.row_tokens * model.layer_operations
+    layer += _causal_pairs(shape.row_tokens) * model.pair_operations
+    return shape.items * (model.layers * layer + model.readout_operations(model.vocabulary))
 
 
 def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
     """The least of a packed forward: the prefix once, every row's rest, the labels' columns.
 
+    The last layer needs keys and values of all tokens, and all else at the rows' last tokens only.
     A softmax over the labels needs only their logits: what normalises over the vocabulary
     cancels out.
     """
@@ -83,11 +96,13 @@ def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
     suffix = shape.row_tokens - prefix
     tokens = prefix + shape.items * suffix
     pairs = _causal_pairs(prefix) + shape.items * (suffix * prefix + _causal_pairs(suffix))
-    return (
-        tokens * model.token_operations
-        + pairs * model.pair_operations
-        + shape.items * model.readout_operations(labels)
+    layer = tokens * model.layer_operations + pairs * model.pair_operations
+    last = (
+        tokens * model.kv_operations
+        + shape.items * (model.layer_operations - model.kv_operations)
+        + shape.items * shape.row_tokens * model.pair_operations
     )
+    return (model.layers - 1) * layer + last + shape.items * model.readout_operations(labels)
 
 
 def operation_ratio(model: ModelShape, shape: Shape, labels: int) -> float:
@@ -95,5 +110,51 @@ def operation_ratio(model: ModelShape, shape: Shape, labels: int) -> float:
     return stock_operations(model, shape) / packed_operations(model, shape, labels)
 
 
+def packed_bytes(model: ModelShape, shape: Shape, labels: int, number_bytes: int) -> int:
+    """The least traffic of a packed forward: weights once, K/V written and read once."""
+    tokens = shape.prefix_tokens + shape.items * (shape.row_tokens - shape.prefix_tokens)
+    keys_values = 2 * model.layers * 2 * model.kv_heads * model.head_dim * tokens
+    return number_bytes * (model.weights + keys_values + labels * model.hidden)
+
+
+def stock_bytes(model: ModelShape, shape: Shape, number_bytes: int) -> int:
+    """The same of stock's forward over all rows, with the whole output head."""
+    tokens = shape.items * shape.row_tokens
+    keys_values = 2 * model.layers * 2 * model.kv_heads * model.head_dim * tokens
+    return number_bytes * (model.weights + keys_values + model.vocabulary * model.hidden)
+
+
+def least_ms(operations: int, num_bytes: int, tflops: float, gb_per_s: float) -> float:
+    """Milliseconds that a device of these peaks needs at least: arithmetic and traffic overlap."""
+    return max(operations / (tflops * 1e9), num_bytes / (gb_per_s * 1e6))
+
+
 def _causal_pairs(tokens: int) -> int:
     return tokens * (tokens + 1) // 2
+
+
+def _print_floor(
+    model: Path,
+    shape: Annotated[str, typer.Argument(help="<query>+<item>x<items>")],
+    tflops: Annotated[float, typer.Option(help="Peak of the device; H100 SXM bf16: 989.")] = 989.0,
+    gb_s: Annotated[float, typer.Option(help="Peak bandwidth in GB/s; H100 SXM: 3350.")] = 3350.0,
+    labels: int = len(LABEL_IDS),
+    number_bytes: Annotated[int, typer.Option(help="Bytes of a weight: 2 for bf16.")] = 2,
+) -> None:
+    """Print the least time of one request's forward on a device, stock's and the packed one's."""
+    sizes, wanted = ModelShape.from_directory(model), Shape.parse(shape)
+    stock = (stock_operations(sizes, wanted), stock_bytes(sizes, wanted, number_bytes))
+    packed = (
+        packed_operations(sizes, wanted, labels),
+        packed_bytes(sizes, wanted, labels, number_bytes),
+    )
+    for name, (operations, traffic) in (("stock", stock), ("packed", packed)):
+        ms = least_ms(operations, traffic, tflops, gb_s)
+        print(
+            f"{name:6}  {operations / 1e9:10.2f} Gop  {traffic / 1e6:9.1f} MB  "
+            f"{ms:8.3f} ms  {wanted.items / ms * 1e3:10.0f} items/s"
+        )
+
+
+if __name__ == "__main__":
+    typer.run(_print_floor)

@@ -42,6 +42,7 @@ class Plan:
         seconds: least length of one measurement.
         alternations: how often each of the two servers is started, in turn.
         extension_args: what the second server gets beyond stock's flags.
+        stock_args: what the first one gets; empty unless two extension servers are compared.
         dtype: of the model in both servers; decides the gate's tolerance.
         text: send text instead of token ids.
         seed: of requests and arrivals.
@@ -55,6 +56,7 @@ class Plan:
     seconds: float
     alternations: int
     extension_args: tuple[str, ...]
+    stock_args: tuple[str, ...] = ()
     dtype: str = "float32"
     text: bool = False
     seed: int = 0
@@ -74,7 +76,7 @@ class Plan:
 
     def server_args(self, path: str) -> list[str]:
         """Flags of the stock or the extension server, beyond the launcher's own."""
-        extra = self.extension_args if path == EXTENSION else ()
+        extra = self.extension_args if path == EXTENSION else self.stock_args
         return ["--dtype", self.dtype, *BEST_STOCK_ARGS, *extra]
 
 
