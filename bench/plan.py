@@ -42,10 +42,10 @@ class Plan:
         seconds: least length of one measurement.
         alternations: how often each of the two servers is started, in turn.
         extension_args: what the second server gets beyond stock's flags.
-        stock_args: what the first one gets; empty unless two extension servers are compared.
         dtype: of the model in both servers; decides the gate's tolerance.
         text: send text instead of token ids.
         seed: of requests and arrivals.
+        stock_args: what the first one gets; empty unless two extension servers are compared.
 
     Raises:
         ConfigError: an unknown dtype, or a load relative to a closed loop that is not there.
@@ -56,10 +56,10 @@ class Plan:
     seconds: float
     alternations: int
     extension_args: tuple[str, ...]
-    stock_args: tuple[str, ...] = ()
     dtype: str = "float32"
     text: bool = False
     seed: int = 0
+    stock_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
