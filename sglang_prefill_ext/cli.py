@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import httpx
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from sglang_prefill_ext.errors import PrefillExtError
+from sglang_prefill_ext.errors import ConfigError, PrefillExtError, RequestError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,6 +47,43 @@ def make_model_command(
     with console.status(f"Making {preset} ...") as status:
         path = make_model(preset, directory, seed=seed, force=force, progress=status.update)
     console.print(f"[green]{preset}[/] is in {path}")
+
+
+@app.command()
+def explain(
+    request: Annotated[typer.FileText, typer.Argument(help="A /v1/score body, or - for stdin.")],
+    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:30000",
+) -> None:
+    """Run a scoring request on a server and show how it was served."""
+    facts = ask_for_explanation(url, request.read())
+    table = Table(show_header=False, box=box.SIMPLE)
+    for name, value in facts.items():
+        if value is not None:
+            shown = f"{value:,.1f}" if isinstance(value, float) else str(value)
+            table.add_row(name.replace("_", " "), shown)
+    Console().print(table)
+
+
+def ask_for_explanation(url: str, body: str) -> dict[str, Any]:
+    """Send a /v1/score body; return how it was served, by name.
+
+    Raises:
+        ConfigError: no server with the extension enabled answers at `url`.
+        RequestError: the server refused or failed; the message is the server's.
+    """
+    typed = {"content-type": "application/json"}
+    try:
+        reply = httpx.post(f"{url}/prefill_only/explain", content=body, headers=typed, timeout=600)
+    except httpx.HTTPError as error:
+        raise ConfigError(
+            f"--url {url} does not answer ({error}). Start a server there."
+        ) from error
+    if reply.status_code == 404:
+        raise ConfigError(f"--url {url} runs without --enable-prefill-only; add that flag there.")
+    if reply.status_code != 200:
+        raise RequestError(f"HTTP {reply.status_code}: {reply.json().get('message', reply.text)}")
+    facts: dict[str, Any] = reply.json()
+    return facts
 
 
 @app.command()

@@ -116,8 +116,8 @@ class PrefillOnlyConfig:
     decode_step_tokens: int = field(
         default=1024,
         metadata={
-            "help": "What a decode step costs, in tokens that a packed forward computes in the same "
-            "time."
+            "help": "What a decode step costs, in tokens that a packed forward computes in the "
+            "same time."
         },
     )
     decode_slowdown: int = field(
@@ -130,9 +130,7 @@ class PrefillOnlyConfig:
     )
     max_wait_steps: int = field(
         default=8,
-        metadata={
-            "help": "Decode steps after which waiting packed requests run in any case."
-        },
+        metadata={"help": "Decode steps after which waiting packed requests run in any case."},
     )
 
     def __post_init__(self) -> None:

@@ -10,6 +10,8 @@
     │   └── TooManyItemsError    more items than the configured limit      -> HTTP 400
     ├── RequestAbortedError      the client left, or an operator aborted   -> HTTP 503
     ├── PackedForwardError       the forward of this request failed        -> HTTP 500
+    ├── ServerBusyError          too much waits already                    -> HTTP 429
+    ├── DeadlineExceededError    the request could not be served in time   -> HTTP 504
     ├── ServerStartError         a local server did not start, or was not ready in time
     └── ModelSpecError           `make-model` was asked for something it cannot make
 
@@ -48,6 +50,16 @@ class RequestAbortedError(PrefillExtError):
 
 class PackedForwardError(PrefillExtError):
     """The packed forward of this request failed; other requests are not affected."""
+
+
+class ServerBusyError(PrefillExtError):
+    """Too much waits already; there will be room in about `retry_after_s` seconds, 0: unknown."""
+
+    retry_after_s: float = 0.0
+
+
+class DeadlineExceededError(PrefillExtError):
+    """The request waited until it could not be served in the time that the client gave it."""
 
 
 class ServerStartError(PrefillExtError):

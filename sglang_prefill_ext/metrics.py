@@ -1,8 +1,9 @@
-"""Counters of one front-end process, for the status page and for Prometheus."""
+"""Numbers of one front-end process or one scheduler, for the status page and for Prometheus."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -67,6 +68,60 @@ class FrontendMetrics:
         self.requests[path] += 1
         if self._exported:
             self._exported["requests"].labels(**self._labels, path=path).inc()
+
+
+_QUEUE = {
+    "requests": "Packed requests that wait.",
+    "tokens": "Tokens that wait to be computed.",
+    "rows": "Rows of the packed requests that wait.",
+    "bytes": "Memory of the packed requests that wait.",
+    "oldest_wait_s": "Seconds for which the oldest waiting packed request has been here.",
+}
+
+
+class SchedulerMetrics:
+    """The packed queue of one scheduler in Prometheus.
+
+    Args:
+        prometheus_labels: labels of SGLang's own metrics; None leaves Prometheus out.
+    """
+
+    def __init__(self, prometheus_labels: Mapping[str, Any] | None = None) -> None:
+        self._gauges: dict[str, Any] = {}
+        self._retried_forwards = 0
+        if prometheus_labels is None:
+            return
+        # Imported late, like the counters below.
+        from prometheus_client import Counter as PrometheusCounter
+        from prometheus_client import Gauge
+
+        names = tuple(prometheus_labels)
+        for name, text in _QUEUE.items():
+            full = f"sglang:prefill_only_queue_{name}"
+            gauge = Gauge(full, text, names, multiprocess_mode="mostrecent")
+            self._gauges[name] = gauge.labels(**prometheus_labels)
+        self._retried = PrometheusCounter(
+            "sglang:prefill_only_retried_forwards",
+            "Forwards of several requests that failed and were split up.",
+            names,
+        ).labels(**prometheus_labels)
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._gauges)
+
+    def update(self, queue: Mapping[str, float], retried_forwards: int) -> None:
+        """Show the queue as it is now.
+
+        Args:
+            queue: a number for each name of `_QUEUE`.
+            retried_forwards: in all since the start.
+        """
+        for name, gauge in self._gauges.items():
+            gauge.set(queue[name])
+        if self._gauges:
+            self._retried.inc(retried_forwards - self._retried_forwards)
+            self._retried_forwards = retried_forwards
 
 
 def _prometheus_counters(labels: tuple[str, ...]) -> dict[str, Any]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from fastapi import HTTPException
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 from sglang_prefill_ext.compat import http
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
+from sglang_prefill_ext.compat.http_errors import HTTP_ANSWERED, counted_as, with_status
 from sglang_prefill_ext.compat.messages import PackedScoreResult, PackedStatusResult
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError, RequestError
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall
-from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, StockPathTaken
+from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
+from sglang_prefill_ext.frontend.options import opted_out, options_of
+from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, Scored, StockPathTaken
 from sglang_prefill_ext.frontend.prompts import check_prompt
 from sglang_prefill_ext.metrics import FrontendMetrics
-
-OPT_OUT_HEADER = "x-prefill-only"
 
 _ATTRIBUTE = "_prefill_only_frontend"
 
@@ -47,35 +49,39 @@ async def score_request(
     """AROUND `TokenizerManagerScoreMixin.score_request`.
 
     Raises:
-        ValueError: the request is wrong (HTTP 400), as SGLang raises it.
-        HTTPException: 503 if the request was aborted, 500 if its forward failed.
+        RequestError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
     frontend: PackedFrontend | None = getattr(manager, _ATTRIBUTE, None)
     if frontend is None:
         return await original(manager, *args, **kwargs)
     call = ScoreCall(*args, **kwargs)
     try:
-        frontend.check_limits(call)
-        if _opted_out(call.request):
-            raise StockPathTaken("opted_out")
-        scored = await frontend.score(call)
+        scored = await _score(frontend, call)
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
+        http.note_explanation(call.request, partial(explain_stock, stock.reason))
         return await original(manager, *args, **kwargs)
     except RequestError:
         frontend.metrics.record_error("refused")
         raise
-    except RequestAbortedError as error:
-        frontend.metrics.record_error("aborted")
-        raise HTTPException(status_code=503, detail=str(error)) from error
-    except PackedForwardError as error:
-        frontend.metrics.record_error("failed")
-        raise HTTPException(status_code=500, detail=f"Packed forward: {error}") from error
+    except HTTP_ANSWERED as error:
+        frontend.metrics.record_error(counted_as(error))
+        raise with_status(error, call.request) from error
+    http.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,
         prompt_tokens=scored.prompt_tokens,
         token_logprobs=scored.token_logprobs,
     )
+
+
+async def _score(frontend: PackedFrontend, call: ScoreCall) -> Scored:
+    frontend.check_limits(call)
+    headers = getattr(call.request, "headers", None) or {}
+    if opted_out(headers):
+        raise StockPathTaken("opted_out")
+    return await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
 
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
@@ -103,11 +109,6 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
 def _embedding_rows(manager: Any) -> int:
     """Token ids must lie below; the output head may be larger."""
     return int(manager.model_config.hf_text_config.vocab_size)
-
-
-def _opted_out(request: Any) -> bool:
-    headers = getattr(request, "headers", None)
-    return headers is not None and headers.get(OPT_OUT_HEADER, "").lower() == "off"
 
 
 def _build_frontend(

@@ -13,6 +13,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.compat.messages import PackedScoreReq, PackedStatusReq, PackedStatusResult
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import PackedRows
 
 _STATUS_TIMEOUT_S = 5.0
@@ -37,8 +38,8 @@ class TokenizerManagerLink:
         async with manager.model_update_lock.reader_lock:
             yield
 
-    def send(self, rid: str, rows: PackedRows) -> None:
-        self._manager._dispatch_to_scheduler(PackedScoreReq.of(rid, rows))
+    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
+        self._manager._dispatch_to_scheduler(PackedScoreReq.of(rid, rows, options))
 
     def abort(self, rid: str) -> None:
         self._manager._dispatch_to_scheduler(AbortReq(rid=rid))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
+
+from fastapi import Depends, Request
+from sglang.srt.entrypoints.openai.protocol import ScoringRequest
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
@@ -14,10 +18,14 @@ from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend
 from sglang_prefill_ext.patching import engine
 
 STATUS_PATH = "/prefill_only/status"
+EXPLAIN_PATH = "/prefill_only/explain"
+
+# Entry of an ASGI scope that asks for an explanation, and holds it once the request was served.
+_EXPLANATION = "prefill_only_explanation"
 
 
 def add_routes(frontend: PackedFrontend, link: TokenizerManagerLink) -> None:
-    """Add the status route, if this process serves HTTP at all.
+    """Add our routes, if this process serves HTTP at all.
 
     The module is looked up, not imported: an offline `Engine` never loads it.
     """
@@ -30,6 +38,23 @@ def add_routes(frontend: PackedFrontend, link: TokenizerManagerLink) -> None:
         return await _status(frontend, link)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
+    like_score = [Depends(server.validate_json_request)]
+    app.add_api_route(EXPLAIN_PATH, _explain, methods=["POST"], dependencies=like_score)
+
+
+def note_explanation(request: Any, explanation: Callable[[], dict[str, Any]]) -> None:
+    """Keep how a request was served, if it asks for that."""
+    scope = getattr(request, "scope", {})
+    if _EXPLANATION in scope:
+        scope[_EXPLANATION] = explanation()
+
+
+async def _explain(request: ScoringRequest, raw_request: Request) -> Any:
+    """Score, and answer with how it was done; what SGLang refuses is refused in its words."""
+    raw_request.scope[_EXPLANATION] = None
+    serving = raw_request.app.state.openai_serving_score
+    response = await serving.handle_request(request, raw_request)
+    return raw_request.scope[_EXPLANATION] if response.status_code == 200 else response
 
 
 async def _status(frontend: PackedFrontend, link: TokenizerManagerLink) -> dict[str, Any]:

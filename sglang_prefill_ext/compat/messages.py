@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.job import JobResult
 from sglang_prefill_ext.wire.packed import PackedRows, from_bytes, values_from_bytes
 
@@ -24,9 +25,11 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     label_ids: bytes = b""
     label_lens: bytes = b""
     normalised: bool = True
+    priority: int = 0
+    deadline_ms: float | None = None
 
     @classmethod
-    def of(cls, rid: str, rows: PackedRows) -> PackedScoreReq:
+    def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedScoreReq:
         return cls(
             rid=rid,
             tokens=rows.tokens.tobytes(),
@@ -35,6 +38,8 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             label_ids=rows.label_ids.tobytes(),
             label_lens=rows.label_lens.tobytes(),
             normalised=rows.normalised,
+            priority=options.priority,
+            deadline_ms=options.deadline_ms,
         )
 
     def rows(self) -> PackedRows:
@@ -69,6 +74,7 @@ class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     tokens_computed: int = 0
     queue_ms: float = 0.0
     compute_ms: float = 0.0
+    retry_after_s: float = 0.0
 
     @classmethod
     def of(cls, result: JobResult) -> PackedScoreResult:
@@ -81,10 +87,18 @@ class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             tokens_computed=result.tokens_computed,
             queue_ms=result.queue_ms,
             compute_ms=result.compute_ms,
+            retry_after_s=result.retry_after_s,
         )
 
     def label_values(self) -> Any:
         return values_from_bytes(self.values)
+
+
+class PackedExpireReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """First rank to all ranks: end the requests that are late (see `PackedRuntime.expire`)."""
+
+    now_ms: float = 0.0
+    tokens_per_s: float = 0.0
 
 
 class PackedStatusReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]

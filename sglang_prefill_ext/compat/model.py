@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_head_quant_method
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
+from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
-from sglang_prefill_ext.oneshot.executor import Attend, OutputHead
+from sglang_prefill_ext.oneshot.model import Attend
 
 
 class SglangModel:
@@ -33,11 +36,23 @@ class SglangModel:
         self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
         self._has_plain_head = _is_plain_head(runner.model)
         self.device = torch.device(runner.device)
+        self.dtype: torch.dtype = runner.dtype
+        self.heads = head_shape(runner.model)
         self.vocab_size: int = runner.model_config.vocab_size
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
 
-    def stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._forward_stream is None else self._forward_stream
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        if self._forward_stream is None:
+            yield
+            return
+        waits = self.device.type == "cuda"
+        scheduling = torch.cuda.current_stream() if waits else None
+        with self._forward_stream:
+            if scheduling is not None:
+                # Slots of cached prefixes were looked up and allocated there.
+                torch.cuda.current_stream().wait_stream(scheduling)
+            yield
 
     def hidden_states(
         self,
@@ -65,15 +80,15 @@ class SglangModel:
         )
         return logits
 
-    def label_head(self, label_ids: Tensor) -> OutputHead | None:
-        if not self._has_plain_head:
-            return None
-        weight = self._model.lm_head.weight[label_ids.long()]
+    def head_weight(self) -> Tensor | None:
+        # Looked up each time: a weight update may put another tensor in its place.
+        return self._model.lm_head.weight[: self.vocab_size] if self._has_plain_head else None
 
-        def head(hidden: Tensor) -> Tensor:
-            return torch.matmul(hidden.to(weight.dtype), weight.T)
 
-        return head
+def head_shape(model: Any) -> HeadShape:
+    """The heads of the model's first attention layer; packed models have equal ones in all."""
+    layer = next(module for module in model.modules() if isinstance(module, RadixAttention))
+    return HeadShape(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
 
 
 def _is_plain_head(model: Any) -> bool:

@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from torch import Tensor
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.packed import Int32Array
 
@@ -25,43 +26,50 @@ class RadixTransaction:
         match = self._tree.match_prefix(MatchPrefixParams(key=key))
         self.cached = min(int(match.device_prefix_len), len(key))
         self._lock = self._tree.lock(match.last_device_node)
-        path = self._tree.path_device_indices(match.last_device_node)
-        self._cached_slots = path[: self.cached].to(torch.int64)
-        self._slots = self._allocate(commit_tokens - self.cached)
-        self.stored = 0 if self._slots is None else len(self._slots)
+        try:
+            path = self._tree.path_device_indices(match.last_device_node)
+            self._cached_slots: Tensor = path[: self.cached].to(torch.int64)
+            # Slots of the whole committed prefix; made here, so that `commit` cannot fail.
+            self._path = self._allocate(commit_tokens - self.cached)
+        except Exception:
+            self._tree.unlock(self._lock)
+            raise
+        self.stored = len(self._path) - self.cached
 
     def load(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self._pool.get_kv_buffer(layer)
         return keys[self._cached_slots], values[self._cached_slots]
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        where = KVWriteLoc(self._slots, physical=True)
+        where = KVWriteLoc(self._path[self.cached :], physical=True)
         self._pool.set_kv_buffer(None, where, k, v, layer_id_override=layer)
 
     def commit(self) -> None:
-        if self._slots is not None:
-            tokens = self._key.token_ids[: self.cached + self.stored]
-            value = torch.cat([self._cached_slots, self._slots])
+        if self.stored:
+            key = RadixKey(self._key.token_ids[: len(self._path)])
             # A duplicate that another request inserted meanwhile is freed by the tree.
-            self._tree.insert(
-                InsertParams(key=RadixKey(tokens), value=value, prev_prefix_len=self.cached)
-            )
-            self._slots = None
+            self._tree.insert(InsertParams(key=key, value=self._path, prev_prefix_len=self.cached))
         self._tree.unlock(self._lock)
 
     def rollback(self) -> None:
-        if self._slots is not None:
-            self._allocator.free(self._slots)
-            self._slots = None
+        if self.stored:
+            self._allocator.free(self._path[self.cached :])
         self._tree.unlock(self._lock)
 
-    def _allocate(self, tokens: int) -> Tensor | None:
-        """Slots for so many tokens, evicting what nobody uses; None if there is no room."""
+    def _allocate(self, tokens: int) -> Tensor:
+        """The cached slots and so many more, evicting what nobody uses; no more if there is no
+        room."""
         if tokens <= 0:
-            return None
+            return self._cached_slots
         self._allocator.evict_to_free_tokens(self._tree, tokens)
-        slots: Tensor | None = self._allocator.alloc(tokens)
-        return None if slots is None else slots.to(torch.int64, copy=True)
+        slots = self._allocator.alloc(tokens)
+        if slots is None:
+            return self._cached_slots
+        try:
+            return torch.cat([self._cached_slots, slots.to(torch.int64)])
+        except Exception:
+            self._allocator.free(slots)
+            raise
 
 
 class RadixPrefixCache:
@@ -82,15 +90,23 @@ class RadixPrefixCache:
         return RadixTransaction(self, key, self._policy.tokens_to_commit(prefix))
 
 
-def supports_prefix_cache(scheduler: Any) -> bool:
-    """Whether K/V of the packed path and of the KV pool are interchangeable here."""
-    tree = scheduler.tree_cache
-    pool = scheduler.tp_worker.model_runner.token_to_kv_pool
+def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig) -> RadixPrefixCache | None:
+    """The scheduler's cache; None where the packed path can neither read nor write it."""
+    if not _is_plain(scheduler):
+        return None
+    policy = PrefixPolicy(config.prefix_caching, page_tokens=scheduler.tree_cache.page_size)
+    return RadixPrefixCache(scheduler, policy)
+
+
+def _is_plain(scheduler: Any) -> bool:
+    """Whether the pool holds plain K/V in the model's precision, all of it on the device."""
+    tree, runner = scheduler.tree_cache, scheduler.tp_worker.model_runner
+    pool = runner.token_to_kv_pool
     return (
         type(tree) is UnifiedRadixCache
         and not tree.disable
-        and type(pool) is MHATokenToKVPool
-        and pool.dtype == scheduler.tp_worker.model_runner.dtype
+        and not tree.tree_core.is_eagle
         and not scheduler.enable_hierarchical_cache
-        and not scheduler.tree_cache.is_eagle
+        and type(pool) is MHATokenToKVPool
+        and pool.dtype == runner.dtype
     )

@@ -4,67 +4,107 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
-
-from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.messages import (
+    PackedExpireReq,
     PackedScoreReq,
     PackedScoreResult,
     PackedStatusReq,
     PackedStatusResult,
 )
 from sglang_prefill_ext.compat.model import SglangModel
+from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
+from sglang_prefill_ext.compat.radix import prefix_cache_of
+from sglang_prefill_ext.compat.scheduler_status import status_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.oneshot.job import Job, JobResult
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
-from sglang_prefill_ext.patching import engine
 
 logger = logging.getLogger(__name__)
 
-_ATTRIBUTE = "_prefill_only_runtime"
+_ATTRIBUTE = "_prefill_only"
 
-# A process runs one scheduler; its load report has no other way to reach it.
-_process_runtime: PackedRuntime | None = None
+# A process runs one scheduler; some of its parts have no other way to reach it.
+_process_work: PackedWork | None = None
 
 
 def attach_runtime(_result: None, scheduler: Any) -> None:
     """AFTER `Scheduler.init_request_dispatcher`: the model and the streams exist by then."""
-    global _process_runtime
+    global _process_work
     config = config_of(scheduler.server_args)
     if config is None:
         return
-    runtime = _process_runtime = _build_runtime(scheduler, config)
-    setattr(scheduler, _ATTRIBUTE, runtime)
+    runtime = _build_runtime(scheduler, config)
+    work = _process_work = packed_work(scheduler, runtime, config)
+    setattr(scheduler, _ATTRIBUTE, work)
 
     def on_request(message: PackedScoreReq) -> None:
-        runtime.submit(message.rid, message.rows(), message)
+        runtime.submit(
+            message.rid,
+            message.rows(),
+            message,
+            priority=message.priority,
+            deadline_ms=message.deadline_ms,
+        )
+
+    def on_expire(message: PackedExpireReq) -> None:
+        runtime.expire(message.now_ms, message.tokens_per_s)
+        work.show_queue()
 
     def on_status(message: PackedStatusReq) -> PackedStatusResult:
-        payload = json.dumps(_status(scheduler, runtime)).encode()
-        return PackedStatusResult(rid=message.rid, payload=payload)
+        status = status_of(scheduler, work, config)
+        return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
-    scheduler._request_dispatcher._mapping[PackedScoreReq] = on_request
-    scheduler._request_dispatcher._mapping[PackedStatusReq] = on_status
+    handlers = {
+        PackedScoreReq: on_request,
+        PackedExpireReq: on_expire,
+        PackedStatusReq: on_status,
+    }
+    scheduler._request_dispatcher._mapping.update(handlers)
 
 
 def step_then_next_batch(
-    original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
 ) -> Any:
     """AROUND `Scheduler.get_next_batch_to_run`: at most one packed forward an iteration.
 
-    Alternating with stock batches is what keeps either side from starving the other.
+    Alternating with stock batches is what keeps either side from starving the other; while
+    generations run, `IterationPolicy` decides in which iterations.
     """
-    runtime: PackedRuntime | None = getattr(scheduler, _ATTRIBUTE, None)
-    if runtime is not None and runtime.busy and runtime.step():
+    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    if work is None:
+        return original(scheduler, running_batch, last_batch)
+    computed_before = work.runtime.stats.tokens_computed
+    if work.runtime.busy and work.step(decoding=not running_batch.is_empty()):
         scheduler.forward_ct += 1  # the watchdog's sign of life
         scheduler.maybe_send_health_check_signal()
-    return original(scheduler, *args, **kwargs)
+    plan = original(scheduler, running_batch, last_batch)
+    work.record_iteration(computed_before, plan.batch_to_run)
+    return plan
+
+
+def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] | None:
+    """AFTER `SchedulerRequestReceiver._pull_raw_reqs`: have all ranks end what is late.
+
+    Only the first rank pulls anything. What it returns reaches every rank, itself included, so
+    that all end the same requests before the same iteration, those just pulled among them.
+    """
+    if _process_work is None or requests is None:
+        return None
+    now_ms = time.time() * 1e3
+    scoring = (message for message in requests if isinstance(message, PackedScoreReq))
+    arriving = (each.deadline_ms for each in scoring if each.deadline_ms is not None)
+    if not _process_work.is_late(now_ms, arriving):
+        return None
+    pace = _process_work.runtime.deadline_pace
+    return [*requests, PackedExpireReq(now_ms=now_ms, tokens_per_s=pace)]
 
 
 def is_fully_idle(
@@ -78,27 +118,28 @@ def is_fully_idle(
     While the engine is paused SGLang asks to ignore what only waits; weights may change then,
     so requests that have begun start over.
     """
-    runtime: PackedRuntime | None = getattr(scheduler, _ATTRIBUTE, None)
-    if runtime is not None:
+    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    if work is not None:
         if ignore_waiting:
-            runtime.restart_waiting()
-        if runtime.in_flight or (runtime.busy and not ignore_waiting):
+            work.runtime.restart_waiting()
+        if work.runtime.in_flight or (work.runtime.busy and not ignore_waiting):
             return False
     return original(scheduler, for_health_check, ignore_waiting)
 
 
 def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
     """AFTER `Scheduler.abort_request`."""
-    runtime: PackedRuntime | None = getattr(scheduler, _ATTRIBUTE, None)
-    if runtime is not None:
-        runtime.abort(recv_req.rid, everything=recv_req.abort_all)
+    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    if work is not None:
+        work.runtime.abort(recv_req.rid, everything=recv_req.abort_all)
+        work.show_queue()
 
 
 def add_packed_load(load: Any, _inquirer: Any) -> Any:
     """AFTER `SchedulerLoadInquirer.get_loads`: packed work counts in load balancing."""
-    if _process_runtime is not None and _process_runtime.busy:
-        load.num_waiting_reqs += _process_runtime.waiting_jobs
-        load.num_total_tokens += _process_runtime.waiting_tokens
+    if _process_work is not None and _process_work.runtime.busy:
+        load.num_waiting_reqs += _process_work.runtime.waiting_jobs
+        load.num_total_tokens += _process_work.runtime.waiting_tokens
     return load
 
 
@@ -115,6 +156,7 @@ def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> PackedRuntime:
         None if reason else _build_executor(scheduler, config),
         answer,
         policy_of(config),
+        cache=None if reason else prefix_cache_of(scheduler, config),
         declined_reason=reason,
     )
 
@@ -122,27 +164,8 @@ def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> PackedRuntime:
 def _build_executor(scheduler: Any, config: PrefillOnlyConfig) -> PackedExecutor:
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = SglangModel(scheduler.tp_worker.model_runner, stream)
-    return PackedExecutor(model, readout_bytes=config.readout_chunk_mib << 20)
-
-
-def _status(scheduler: Any, runtime: PackedRuntime) -> dict[str, Any]:
-    return {
-        "dp_rank": get_parallel().dp_rank or 0,
-        "packed": not runtime.declined_reason,
-        "declined_reason": runtime.declined_reason or None,
-        "queue": {"requests": runtime.waiting_jobs, "tokens": runtime.waiting_tokens},
-        "counters": runtime.stats.as_dict(),
-        "memory": _memory(scheduler),
-        "patches": [state.as_dict() for state in engine.states()],
-    }
-
-
-def _memory(scheduler: Any) -> dict[str, int]:
-    """Slots of the stock pools; packed work must leave them as they were."""
-    cache = scheduler.tree_cache
-    return {
-        "kv_slots_free": int(scheduler.token_to_kv_pool_allocator.available_size()),
-        "kv_slots_evictable": int(cache.evictable_size()),
-        "kv_slots_protected": int(cache.protected_size()),
-        "request_rows_free": int(scheduler.req_to_token_pool.available_size()),
-    }
+    return PackedExecutor(
+        model,
+        readout_bytes=config.readout_chunk_mib << 20,
+        attention=resolve_attention(config.attention, model),
+    )

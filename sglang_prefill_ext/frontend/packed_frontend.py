@@ -3,72 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
     PackedForwardError,
+    PrefillExtError,
     RequestAbortedError,
+    ServerBusyError,
     TooManyItemsError,
 )
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason, prompts_of
 from sglang_prefill_ext.frontend.labels import pack_labels
+from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 
 # Calls with more prompt tokens than this are packed in a worker thread, since packing them
 # on the event loop would stall other requests for milliseconds.
 _INLINE_TOKENS = 20_000
 
+_NO_OPTIONS = RequestOptions()
+
 # How often a waiting call looks whether its client is still there.
 _DISCONNECT_POLL_S = 1.0
 
 
-class Answer(Protocol):
-    """A scheduler's answer to one packed request."""
-
-    status: str
-    message: str
-    forwards: int
-    tokens_computed: int
-
-    def label_values(self) -> Float32Array: ...
-
-
-class SchedulerLink(Protocol):
-    """What the packed path needs of the process it lives in."""
-
-    def admission(self) -> AbstractAsyncContextManager[object]:
-        """Wait while the engine is paused; hold off weight updates while inside."""
-        ...
-
-    def send(self, rid: str, rows: PackedRows) -> None: ...
-
-    def abort(self, rid: str) -> None: ...
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode all texts in one call, as the stock path would encode each."""
-        ...
-
-    def longest_prompt(self) -> int:
-        """Most tokens of a prompt that the stock path accepts."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The result of a packed scoring call."""
+    """The result of a packed scoring call, and where it comes from."""
 
     scores: Matrix
     prompt_tokens: int
     token_logprobs: Matrix | None
+    rows: PackedRows
+    answer: Answer
 
 
 class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
@@ -107,7 +86,7 @@ class PackedFrontend:
         self._declined_reason: str | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-only-pack")
 
-    async def score(self, call: ScoreCall) -> Scored:
+    async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
         """Serve a call with one packed request.
 
         Raises:
@@ -115,22 +94,23 @@ class PackedFrontend:
             RequestError: the call is wrong.
             RequestAbortedError: the client left, or an operator aborted the request.
             PackedForwardError: the forward failed.
+            ServerBusyError: too much waits already.
+            DeadlineExceededError: the deadline of `options` could not be met.
         """
         labels = self._require_eligible(call)
-        async with self._link.admission():
+        async with AsyncExitStack() as admitted:
+            await _by(options.deadline_ms, admitted.enter_async_context(self._link.admission()))
             rows = await self._pack(call, labels)
             rows = replace(rows, normalised=_needs_vocabulary(call))
             self._require_fitting(rows)
-            answer = await self._round_trip(rows, call.request)
+            answer = await self._round_trip(rows, options, call.request)
         if answer.status == "declined":
             self.decline(answer.message)
             raise StockPathTaken(answer.message)
-        if answer.status == "aborted":
-            raise RequestAbortedError(answer.message)
         if answer.status != "ok":
-            raise PackedForwardError(answer.message)
+            raise _unhappy_end(answer)
         self.metrics.record_packed(rows, answer.forwards, answer.tokens_computed)
-        return _scored(answer.label_values(), rows, call)
+        return _scored(answer, rows, call)
 
     def check_limits(self, call: ScoreCall) -> None:
         """Refuse too many items, on either path.
@@ -193,16 +173,28 @@ class PackedFrontend:
     ) -> PackedRows:
         return pack_rows(self._link.encode(texts), labels, self._vocab_size)
 
-    async def _round_trip(self, rows: PackedRows, request: Any) -> Answer:
+    async def _round_trip(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
         rid = f"packed-{uuid.uuid4().hex}"
         future = self._pending[rid] = asyncio.get_running_loop().create_future()
         try:
-            self._link.send(rid, rows)
+            self._link.send(rid, rows, options)
             return await _wait_while_connected(future, getattr(request, "is_disconnected", None))
         finally:
             del self._pending[rid]
             if future.cancelled() or not future.done():
                 self._link.abort(rid)
+
+
+async def _by(deadline_ms: float | None, admission: Awaitable[object]) -> None:
+    """Wait for an admission; what has been admitted is ended by the scheduler."""
+    left_s = None if deadline_ms is None else deadline_ms / 1e3 - time.time()
+    try:
+        async with asyncio.timeout(left_s):
+            await admission
+    except TimeoutError as error:
+        raise DeadlineExceededError(
+            "The deadline of the request passed while the engine took no requests."
+        ) from error
 
 
 async def _wait_while_connected(
@@ -223,9 +215,22 @@ def _needs_vocabulary(call: ScoreCall) -> bool:
     return call.return_token_logprobs or not call.apply_softmax
 
 
-def _scored(values: Float32Array, rows: PackedRows, call: ScoreCall) -> Scored:
+def _unhappy_end(answer: Answer) -> PrefillExtError:
+    if answer.status == "aborted":
+        return RequestAbortedError(answer.message)
+    if answer.status == "expired":
+        return DeadlineExceededError(answer.message)
+    if answer.status == "rejected":
+        busy = ServerBusyError(answer.message)
+        busy.retry_after_s = answer.retry_after_s
+        return busy
+    return PackedForwardError(f"Packed forward: {answer.message}")
+
+
+def _scored(answer: Answer, rows: PackedRows, call: ScoreCall) -> Scored:
+    values = answer.label_values()
     scores = scores_from_values(
         values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature
     )
     token_logprobs = logprob_rows(values, rows) if call.return_token_logprobs else None
-    return Scored(scores, rows.num_prompt_tokens, token_logprobs)
+    return Scored(scores, rows.num_prompt_tokens, token_logprobs, rows, answer)

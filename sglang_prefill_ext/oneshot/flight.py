@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, Share
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
 from sglang_prefill_ext.wire.packed import Float32Array
 
 
@@ -32,11 +34,17 @@ class Executor(Protocol):
         """Whether `launch` returns before the forward is done; the same on every rank."""
         ...
 
-    def launch(self, plan: ForwardPlan, held: Sequence[Any]) -> Completion:
+    def launch(
+        self,
+        plan: ForwardPlan,
+        held: Sequence[PrefixSource | None],
+        stores: Sequence[PrefixTransaction | None],
+    ) -> Completion:
         """Launch a forward.
 
         Args:
-            held: per group the handle that an earlier forward left; None for no held prefix.
+            held: per group the source of its held prefix; None where nothing is held.
+            stores: per group where the first tokens of its fresh prefix are stored as well.
         """
         ...
 
@@ -60,6 +68,6 @@ class Flight:
     """A launched forward that was not collected yet; `launch_s` is monotonic time."""
 
     passengers: list[Passenger]
-    num_tokens: int
     completion: Completion
     launch_s: float
+    boarding: Boarding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of
 from sglang_prefill_ext.oneshot.split import Piece
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
 
 
 class JobStatus(StrEnum):
@@ -127,3 +128,21 @@ class Job:
         """Label values of all rows, row by row, once `completed`."""
         values = np.concatenate(self.values)
         return values if self.value_places is None else values[self.value_places]
+
+    def result(
+        self, status: JobStatus, message: str = "", *, retry_after_s: float = 0.0
+    ) -> JobResult:
+        """The answer to the job as it ends now; `completed` if the status is OK."""
+        now = time.monotonic()
+        start = now if self.start_s is None else self.start_s
+        return JobResult(
+            rid=self.rid,
+            status=status,
+            message=message,
+            values=values_to_bytes(self.answer()) if status is JobStatus.OK else b"",
+            forwards=self.forwards,
+            tokens_computed=self.tokens_computed,
+            queue_ms=(start - self.arrival_s) * 1e3,
+            compute_ms=(now - start) * 1e3,
+            retry_after_s=retry_after_s,
+        )

@@ -1,4 +1,4 @@
-"""The prefix cache as the packed path uses it: match, compute, then commit or roll back."""
+"""Prefixes whose K/V exist already, and the cache that keeps them from request to request."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from typing import Any, Protocol
 from sglang_prefill_ext.wire.packed import Int32Array
 
 
-class PrefixTransaction(Protocol):
-    """One request's hold on the cache, from its plan to the end of its last forward.
+class PrefixSource(Protocol):
+    """The K/V of the first tokens of a group's prefix."""
+
+    def load(self, layer: int) -> tuple[Any, Any]:
+        """Return K `[held, KH, D]` and V `[held, KH, Dv]` of one layer."""
+        ...
+
+
+class PrefixTransaction(PrefixSource, Protocol):
+    """One forward's hold on the cache: match, compute, then commit or roll back.
 
     What is matched stays where it is until the transaction ends. What the forward stores is
-    visible to nobody before `commit`. Ending a transaction twice is an error of ours.
+    visible to nobody before `commit`. It ends exactly once.
     """
 
     cached: int
-    """Tokens of the prefix whose K/V the cache holds."""
+    """Tokens of the prefix whose K/V the cache has; 0 or more."""
     stored: int
-    """Fresh tokens behind the cached ones whose K/V the forward is to store."""
-
-    def load(self, layer: int) -> tuple[Any, Any]:
-        """K `[cached, KH, D]` and V `[cached, KH, Dv]` of one layer, copied from the pool."""
-        ...
+    """Fresh tokens behind the cached ones whose K/V the forward is to store; 0 or more."""
 
     def store(self, layer: int, k: Any, v: Any) -> None:
-        """Write K `[stored, KH, D]` and V `[stored, KH, Dv]` of one layer to the pool."""
+        """Write K `[stored, KH, D]` and V `[stored, KH, Dv]` of one layer."""
         ...
 
     def commit(self) -> None:
@@ -32,7 +36,7 @@ class PrefixTransaction(Protocol):
         ...
 
     def rollback(self) -> None:
-        """The forward failed, or nobody wants it: free what it stored, and let go."""
+        """The forward has failed: free what it stored, and let go."""
         ...
 
 

@@ -6,9 +6,67 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
+from sglang_prefill_ext.oneshot.model import Model
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.wire.packed import Int32Array
+
+
+class LabelReader:
+    """``log softmax(logits)[label]`` (natural log) of every row's labels.
+
+    A softmax over the labels alone needs no normalisation over the vocabulary; where a forward
+    asks for no more, plain logits are returned and only the labels' columns are computed.
+
+    Args:
+        max_rows: most rows whose logits over the vocabulary exist at a time.
+        kernels: use the Triton kernel where the model's head allows it.
+    """
+
+    def __init__(self, model: Model, *, max_rows: int, kernels: bool) -> None:
+        self._model = model
+        self._max_rows = max_rows
+        self._kernels = kernels
+
+    def read(self, hidden: Tensor, plan: ForwardPlan) -> Tensor:
+        """Read the labels of a forward.
+
+        Args:
+            hidden: ``[rows, hidden]``, last positions of the rows.
+
+        Returns:
+            float32 ``[labels]``, row by row, on the device of `hidden`.
+        """
+        ids, lens, head = plan.label_ids, plan.label_lens, self._model.logits
+        weight = self._model.head_weight()
+        if weight is not None and self._kernels:
+            return _read_with_kernel(hidden, weight, ids, lens, normalised=plan.normalised)
+        if weight is not None and not plan.normalised and len(ids):
+            labels, places = np.unique(ids, return_inverse=True)
+            columns = weight[torch.from_numpy(labels).long().to(hidden.device)]
+            ids, head = places.astype(np.int32), _Head(columns)
+        return label_values(hidden, ids, lens, head, self._max_rows, normalised=plan.normalised)
+
+
+class _Head:
+    """An output head that is one matrix product."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return torch.matmul(hidden.to(self._weight.dtype), self._weight.T)
+
+
+def _read_with_kernel(
+    hidden: Tensor, weight: Tensor, label_ids: Int32Array, label_lens: Int32Array, normalised: bool
+) -> Tensor:
+    rows = np.repeat(np.arange(len(label_lens), dtype=np.int32), label_lens)
+    index = torch.from_numpy(np.stack((label_ids, rows))).to(hidden.device, non_blocking=True)
+    logits, lse = label_readout(hidden, weight, index[0], index[1], normalised=normalised)
+    return logits if lse is None else logits - lse[index[1]]
 
 
 def label_values(
@@ -20,10 +78,7 @@ def label_values(
     *,
     normalised: bool,
 ) -> Tensor:
-    """Return ``log softmax(logits)[label]`` (natural log) of every row's labels.
-
-    A softmax over the labels alone needs no normalisation over the vocabulary; then the plain
-    logits are returned, and `logits_of` may cover the labels only.
+    """Return the label values of every row in chunks of rows.
 
     Args:
         hidden: ``[rows, hidden]``, last positions of the rows.
@@ -31,6 +86,7 @@ def label_values(
         label_lens: labels a row, ``[rows]``; 0 rows give an empty result.
         logits_of: ``[n, hidden] -> [n, columns]``.
         chunk_rows: most rows whose logits exist at a time.
+        normalised: subtract the log-sum-exp over all columns.
 
     Returns:
         float32 ``[sum(label_lens)]`` on the device of `hidden`.

@@ -8,24 +8,27 @@ device, so tensor-parallel ranks that receive the same calls launch the same for
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from sglang_prefill_ext.oneshot.admission import load_of, retry_after_s
+from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of, retry_after_s
+from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import UNLIMITED
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.oneshot.flight import Completion, Executor, Flight, Passenger
 from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
 from sglang_prefill_ext.oneshot.order import order_key
-from sglang_prefill_ext.oneshot.planner import Share, plan_forward
+from sglang_prefill_ext.oneshot.planner import Share
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.queue import JobQueue
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
-from sglang_prefill_ext.wire.packed import PackedRows, values_to_bytes
+from sglang_prefill_ext.wire.packed import PackedRows
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class PackedRuntime:
         executor: runs forwards; None declines every job with `declined_reason`.
         answer: called exactly once a job with its result.
         policy: which jobs are taken, and when.
+        cache: of prefixes; None where there is none.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class PackedRuntime:
         answer: Callable[[Job, JobResult], None],
         policy: SchedulingPolicy,
         *,
+        cache: PrefixCache | None = None,
         declined_reason: str = "",
     ) -> None:
         self.stats = RuntimeStats()
@@ -52,6 +57,7 @@ class PackedRuntime:
         self._executor = executor
         self._answer = answer
         self._policy = policy
+        self._cache = cache
         self._queue = JobQueue(order_key(policy.order, policy.ageing))
         self._in_flight: deque[Flight] = deque()
         self._num_jobs = 0
@@ -80,6 +86,32 @@ class PackedRuntime:
         """Tokens of the piece that the next forward computes in any case; 0 if none waits."""
         jobs = choose_jobs(self._queue, self._policy.budget, launch_tokens=0)
         return jobs[0].piece.num_tokens if jobs else 0
+
+    @property
+    def waiting_load(self) -> QueueLoad:
+        return self._queue.load
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """For how long the oldest of the queued jobs has been here; 0 if none waits."""
+        now = time.monotonic()
+        return max((now - job.arrival_s for job in self._queue), default=0.0)
+
+    @property
+    def deadline_pace(self) -> float:
+        """Tokens per second by which to judge whether a deadline can still be met.
+
+        Infinite, so that only deadlines that have passed count, while the next forward has room
+        for all that waits: nobody gains if one gives up, and forwards that are never tried would
+        leave a pace that was measured on slow ones as it is.
+        """
+        if self._policy.budget.fits(self._queue.load.tokens, self._queue.load.rows):
+            return math.inf
+        return self.stats.tokens_per_s or math.inf
+
+    def overdue(self, now_ms: float) -> bool:
+        """Whether `expire` would end a job; `now_ms` is Unix time in ms."""
+        return bool(self._queue.late(now_ms, self.deadline_pace))
 
     def submit(
         self,
@@ -181,29 +213,50 @@ class PackedRuntime:
         return [rider.job for flight in self._in_flight for rider in flight.passengers]
 
     def _launch_next(self, join_tokens: int) -> bool:
-        policy = self._policy
-        jobs = choose_jobs(self._queue, policy.budget, policy.launch_tokens, join_tokens)
+        jobs = self._choose(join_tokens)
+        if self._follows_a_leader(jobs):
+            while self._in_flight:
+                self._collect(self._in_flight.popleft())
+            jobs = self._choose(join_tokens)
         if not jobs:
             return False
         assert self._executor is not None, "jobs are declined without an executor"
         start_s = time.monotonic()
-        plan = plan_forward([job.piece for job in jobs])
-        held: list[Any] = [None] * len(plan.hold)
-        for job, share in zip(jobs, plan.shares, strict=True):
+        for job in jobs:
             job.start_s = job.start_s or start_s
-            held[share.group] = job.held
+        boarding = None
         try:
-            completion = self._executor.launch(plan, held)
+            boarding = Boarding(jobs, self._cache)
+            plan = boarding.plan
+            completion = self._executor.launch(plan, boarding.held, boarding.stores)
         except Exception as error:
+            if boarding is not None:
+                boarding.rollback()
             self._fail(jobs, error, shared=len(jobs) > 1)
             return True
         passengers = []
         for job, share in zip(jobs, plan.shares, strict=True):
             passengers.append(Passenger(job, job.attempt, share))
             self._advance(job, share, completion)
-        self._in_flight.append(Flight(passengers, plan.num_tokens, completion, start_s))
-        self.stats.record_forward(plan.num_tokens, plan.num_rows)
+        self._in_flight.append(Flight(passengers, completion, start_s, boarding))
+        self.stats.record_forward(plan.num_tokens, plan.num_rows, boarding.num_cached)
         return True
+
+    def _choose(self, join_tokens: int) -> list[Job]:
+        policy = self._policy
+        return choose_jobs(self._queue, policy.budget, policy.launch_tokens, join_tokens)
+
+    def _follows_a_leader(self, jobs: list[Job]) -> bool:
+        """Whether a forward in flight will cache a prefix of these jobs, and it pays to wait.
+
+        Waiting costs the overlap of the two forwards, which is about what a launch costs.
+        """
+        return any(
+            flight.boarding.is_storing(job.piece.prefix_key)
+            for job in jobs
+            if len(job.piece.prefix_ids) > self._policy.launch_tokens
+            for flight in self._in_flight
+        )
 
     def _advance(self, job: Job, share: Share, completion: Completion) -> None:
         self._queue.drop(job)
@@ -218,11 +271,15 @@ class PackedRuntime:
         try:
             values = flight.completion.wait()
         except Exception as error:
+            flight.boarding.rollback()
             jobs = [rider.job for rider in flight.passengers if rider.aboard]
             self._fail(jobs, error, shared=len(flight.passengers) > 1)
             return
+        flight.boarding.commit()
         now = time.monotonic()
-        self.stats.record_pace(flight.num_tokens, now - max(flight.launch_s, self._collect_s))
+        self.stats.record_pace(
+            flight.boarding.plan.num_tokens, now - max(flight.launch_s, self._collect_s)
+        )
         self._collect_s = now
         for rider in flight.passengers:
             if not rider.aboard:
@@ -254,20 +311,7 @@ class PackedRuntime:
         job.held = None
         self._queue.drop(job)
         self.stats.record_end(status, job.rows.num_prompt_tokens - job.tokens_computed)
-        self._answer(job, self._result(job, status, message))
-
-    def _result(self, job: Job, status: JobStatus, message: str) -> JobResult:
-        now = time.monotonic()
-        start = now if job.start_s is None else job.start_s
-        wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
-        return JobResult(
-            rid=job.rid,
-            status=status,
-            message=message,
-            values=values_to_bytes(job.answer()) if status is JobStatus.OK else b"",
-            forwards=job.forwards,
-            tokens_computed=job.tokens_computed,
-            queue_ms=(start - job.arrival_s) * 1e3,
-            compute_ms=(now - start) * 1e3,
-            retry_after_s=wait_s if status is JobStatus.REJECTED else 0.0,
-        )
+        wait_s = 0.0
+        if status is JobStatus.REJECTED:
+            wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
+        self._answer(job, job.result(status, message, retry_after_s=wait_s))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -53,6 +53,16 @@ class Piece:
     @property
     def num_rows(self) -> int:
         return len(self.label_lens)
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether the prefix cache may stand in for a part of the prefix."""
+        return self.prefix_key is not None and len(self.prefix_ids) > 0 and self.num_rows > 0
+
+    def behind(self, cached: int) -> Piece:
+        """The same piece where the first `cached` tokens of its prefix need not be computed."""
+        span = GroupSpan(cached, self.span.fresh - cached, self.span.suffix_lens)
+        return replace(self, span=span, prefix_ids=self.prefix_ids[cached:])
 
 
 def split_request(rows: PackedRows, budget: ForwardBudget, namespace: str = "") -> list[Piece]:

@@ -17,6 +17,7 @@ class RuntimeStats:
         retried_forwards: forwards of several requests that failed and were split up.
         rows: rows whose read-out was computed.
         tokens_computed: tokens that went through the model.
+        tokens_cached: prefix tokens that the prefix cache had instead.
         tokens_saved: tokens that separate prompts would have added, of answered requests.
         tokens_per_s: how fast recent forwards were; 0 before the first one.
         requests: requests by how they ended.
@@ -26,15 +27,17 @@ class RuntimeStats:
     retried_forwards: int = 0
     rows: int = 0
     tokens_computed: int = 0
+    tokens_cached: int = 0
     tokens_saved: int = 0
     tokens_per_s: float = 0.0
     requests: dict[str, int] = field(default_factory=dict)
     _recent_tokens: float = 0.0
     _recent_s: float = 0.0
 
-    def record_forward(self, tokens: int, rows: int) -> None:
+    def record_forward(self, tokens: int, rows: int, cached: int) -> None:
         self.forwards += 1
         self.tokens_computed += tokens
+        self.tokens_cached += cached
         self.rows += rows
 
     def record_pace(self, tokens: int, seconds: float) -> None:

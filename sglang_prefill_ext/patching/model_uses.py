@@ -104,7 +104,7 @@ MODEL_USES = (
         id="U40",
         target=f"{_LAYERS}.radix_attention.RadixAttention",
         group=Group.SCHEDULER,
-        used_by=("compat.attention_backend", "compat.capability"),
+        used_by=("compat.attention_backend", "compat.capability", "compat.model"),
         why="shape and kind of a layer's attention",
         members=(
             *"layer_id tp_q_head_num tp_k_head_num tp_v_head_num qk_head_dim".split(),

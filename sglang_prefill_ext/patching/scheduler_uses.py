@@ -7,6 +7,7 @@ from sglang_prefill_ext.patching.spec import Group, Use
 _MANAGERS = "sglang.srt.managers"
 _COMPONENTS = f"{_MANAGERS}.scheduler_components"
 _IO = f"{_MANAGERS}.io_struct"
+_METRICS = "sglang.srt.observability.metrics_collector"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
 
 SCHEDULER_USES = (
@@ -14,12 +15,16 @@ SCHEDULER_USES = (
         id="U10",
         target=_SCHEDULER,
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks", "compat.capability", "compat.radix"),
-        why="dispatch, watchdog, answers, model, pools",
+        used_by=(
+            *"compat.scheduler_hooks compat.scheduler_status compat.packed_work".split(),
+            *"compat.capability compat.radix".split(),
+        ),
+        why="dispatch, watchdog, answers, metrics, model, pools",
         members=(
             *"server_args _request_dispatcher forward_ct ipc_channels tp_worker".split(),
             *"enable_overlap forward_stream_ctx enable_lora is_generation tree_cache".split(),
             *"token_to_kv_pool_allocator req_to_token_pool enable_hierarchical_cache".split(),
+            *"metrics_collector metrics_collector_context".split(),
         ),
     ),
     Use(
@@ -58,7 +63,7 @@ SCHEDULER_USES = (
         id="U15",
         target="sglang.srt.runtime_context.get_parallel",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks", "compat.frontend_link"),
+        used_by=("compat.scheduler_status", "compat.frontend_link"),
         why="rank and number of replicas",
         signature="()",
     ),
@@ -66,7 +71,7 @@ SCHEDULER_USES = (
         id="U16",
         target="sglang.srt.runtime_context.SpawnRanks",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks",),
+        used_by=("compat.scheduler_status",),
         why="the rank of this replica",
         members=("dp_rank",),
     ),
@@ -90,7 +95,7 @@ SCHEDULER_USES = (
         id="U19",
         target="sglang.srt.mem_cache.base_prefix_cache.BasePrefixCache",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks",),
+        used_by=("compat.scheduler_status",),
         why="the memory report of the status",
         members=("evictable_size", "protected_size"),
     ),
@@ -98,7 +103,7 @@ SCHEDULER_USES = (
         id="U20",
         target="sglang.srt.mem_cache.allocator.BaseTokenToKVPoolAllocator",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks", "compat.radix"),
+        used_by=("compat.scheduler_status", "compat.radix"),
         why="the memory report; slots of a new prefix",
         members=("available_size", "alloc", "free", "evict_to_free_tokens"),
     ),
@@ -106,8 +111,40 @@ SCHEDULER_USES = (
         id="U21",
         target="sglang.srt.mem_cache.memory_pool.ReqToTokenPool",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks",),
+        used_by=("compat.scheduler_status",),
         why="the memory report of the status",
         members=("available_size",),
+    ),
+    Use(
+        id="U22",
+        target=f"{_MANAGERS}.schedule_batch.ScheduleBatch",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks", "compat.packed_work"),
+        why="whether generations run; the tokens of a stock batch",
+        members=tuple("is_empty batch_size forward_mode extend_num_tokens".split()),
+    ),
+    Use(
+        id="U23",
+        target=f"{_MANAGERS}.schedule_batch.NextBatchPlan",
+        group=Group.SCHEDULER,
+        used_by=("compat.scheduler_hooks",),
+        why="the stock batch of an iteration",
+        members=("batch_to_run",),
+    ),
+    Use(
+        id="U24",
+        target=f"{_METRICS}.SchedulerMetricsCollectorContext",
+        group=Group.SCHEDULER,
+        used_by=("compat.packed_work",),
+        why="whether this rank shows metrics",
+        members=("current_scheduler_metrics_enabled",),
+    ),
+    Use(
+        id="U25",
+        target=f"{_METRICS}.SchedulerMetricsCollector",
+        group=Group.SCHEDULER,
+        used_by=("compat.packed_work",),
+        why="labels of our metrics",
+        members=("labels",),
     ),
 )

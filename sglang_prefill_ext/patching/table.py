@@ -9,12 +9,14 @@ _MANAGERS = "sglang.srt.managers"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
 _SCORE_MIXIN = f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin"
+_SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
 _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 
 _ARGUMENTS = ("0002-plugin-server-arguments.patch",)
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _OUT_OF_BAND = ("0004-out-of-band-work.patch",)
 _SCORE = ("0005-score-fast-path.patch",)
+_ERRORS = ("0013-keep-headers-of-http-errors.patch",)
 _PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
@@ -22,6 +24,7 @@ _HAS_ARGUMENTS = ("sglang.srt.plugins.server_arguments.register_server_argument"
 _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
 _HAS_OUT_OF_BAND = (f"{_MANAGERS}.auxiliary_work.register_auxiliary_work",)
 _HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
+_HAS_ERRORS = (f"{_SERVING}.create_http_error_response",)
 _HAS_PROMPTS = (
     f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
     f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
@@ -146,6 +149,21 @@ PATCHES: tuple[Patch, ...] = (
         remove_when=_HAS_OUT_OF_BAND,
     ),
     Patch(
+        id="P15",
+        target=f"{_MANAGERS}.scheduler_components.request_receiver.SchedulerRequestReceiver"
+        "._pull_raw_reqs",
+        kind=Kind.AFTER,
+        hook=f"{_HOOKS}.scheduler_hooks:add_deadline_check",
+        group=Group.SCHEDULER,
+        why="Packed requests whose deadlines have passed would be computed all the same; ranks "
+        "that look at their own clocks would drop different ones and wait for each other for ever.",
+        signature="(self)",
+        relies_on=("self.recv_from_tokenizer", "recv_reqs"),
+        fingerprints={"0.5.23": "bd3c1529f9b5d17f71e10961b0266d47b8120029b07aca46ea3281cb78e2849b"},
+        diffs=_OUT_OF_BAND,
+        remove_when=_HAS_OUT_OF_BAND,
+    ),
+    Patch(
         id="P20",
         target=f"{_TOKENIZER_MANAGER}.init_request_dispatcher",
         kind=Kind.AFTER,
@@ -187,6 +205,19 @@ PATCHES: tuple[Patch, ...] = (
         fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},
         diffs=_PROMPTS,
         remove_when=_HAS_PROMPTS,
+    ),
+    Patch(
+        id="P23",
+        target=f"{_SERVING}.handle_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.http_errors:answer_errors",
+        group=Group.FRONTEND,
+        why="A rejected client would not learn when to come again: headers of errors are dropped.",
+        signature="(self, request, raw_request)",
+        relies_on=("HTTPException", "self.create_error_response"),
+        fingerprints={"0.5.23": "fe9651c76ec2aff4c998b988a20a33e9b8204515a46553a1e712c7ca2c3597c3"},
+        diffs=_ERRORS,
+        remove_when=_HAS_ERRORS,
     ),
     Patch(
         id="P30",

@@ -142,6 +142,14 @@ _FRONTEND_USES = (
         why="how many replicas answer a status request",
         signature="(cfg)",
     ),
+    Use(
+        id="U69",
+        target="sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.create_error_response",
+        group=Group.FRONTEND,
+        used_by=("compat.http_errors",),
+        why="answers errors in SGLang's form",
+        signature="(self, message, err_type='BadRequestError', status_code=400, param=None)",
+    ),
 )
 
 _DP_USES = (

@@ -22,6 +22,7 @@ BORDER = {
 }
 
 UNCHECKED = {
+    "sglang.srt.entrypoints.openai.protocol.ScoringRequest": "the body of a route, read at start",
     "sglang.srt.plugins.hook_registry.HookType": "an unknown value fails while hooks are applied",
     "sglang.srt.layers.radix_attention.AttentionType": "read at start, which fails without it",
     "sglang.srt.model_executor.forward_batch_info.ForwardMode": "read at start",

@@ -91,7 +91,7 @@ def packed(runner: Any, rows: PackedRows, max_tokens: int) -> dict[str, Any]:
     values: list[float] = []
     held = None
     for piece in pieces:
-        completion = executor.launch(plan_forward([piece]), [held])
+        completion = executor.launch(plan_forward([piece]), [held], [None])
         (held,) = completion.held
         values += completion.wait().tolist()
     return {"forwards": len(pieces), "values": values}

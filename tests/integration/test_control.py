@@ -33,7 +33,10 @@ def test_a_pause_holds_queued_requests_back(
     with client.counting() as moved:
         with held_back(server, client, pool, BODIES) as replies:
             assert client.post("/pause_generation", {"mode": mode}).status_code == 200
-        assert client.scheduler()["queue"] == {"requests": 3, "tokens": 3 * 260}
+        queue = client.scheduler()["queue"]
+        assert (queue["requests"], queue["tokens"], queue["rows"]) == (3, 3 * 260, 3 * 10)
+        assert queue["bytes"] > 4 * queue["tokens"]
+        assert queue["oldest_wait_s"] > 0
         later = pool.submit(client.score, BODIES[0])
     assert not later.done()
     assert not any(reply.done() for reply in replies)

@@ -56,3 +56,19 @@ def test_concurrent_requests(client: Client) -> None:
 def test_generation_beside_scoring(client: Client) -> None:
     bodies = [score_body(seed, 100, [20] * 10) for seed in range(12)]
     assert_generation_is_undisturbed(client, bodies, new_tokens=40)
+
+
+def test_a_late_request_expires_on_both_ranks(client: Client) -> None:
+    """Ranks that ended different requests would wait for each other for ever."""
+    late = {"x-prefill-only-timeout-ms": "1"}
+    bodies = [score_body(seed, 60, [20] * 40) for seed in range(12)]
+    with client.counting() as moved, ThreadPoolExecutor(12) as pool:
+        replies = [
+            pool.submit(client.http.post, "/v1/score", json=body, headers=late if seed % 2 else {})
+            for seed, body in enumerate(bodies)
+        ]
+        statuses = [reply.result().status_code for reply in replies]
+    assert set(statuses[::2]) == {200}
+    assert set(statuses[1::2]) <= {200, 504}
+    assert moved["scheduler.requests.expired"] == statuses.count(504) > 0
+    assert_paths_agree(client, bodies[0])

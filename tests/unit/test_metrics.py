@@ -6,7 +6,7 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.metrics import FrontendMetrics, SchedulerMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 
 LABELS = {"model_name": "m", "tp_rank": "0"}
@@ -21,10 +21,11 @@ def _rows() -> PackedRows:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
-    """A registry of its own, since a counter can be registered only once a process."""
+    """A registry of its own, since a metric can be registered only once a process."""
     registry = CollectorRegistry()
-    counter = partial(prometheus_client.Counter, registry=registry)
-    monkeypatch.setattr(prometheus_client, "Counter", counter)
+    for name in ("Counter", "Gauge"):
+        made = partial(getattr(prometheus_client, name), registry=registry)
+        monkeypatch.setattr(prometheus_client, name, made)
     return registry
 
 
@@ -81,4 +82,25 @@ def test_prometheus_shows_the_same_numbers(registry: CollectorRegistry) -> None:
 
 def test_without_labels_prometheus_is_left_out(registry: CollectorRegistry) -> None:
     _record_one_of_each(FrontendMetrics())
+    assert list(registry.collect()) == []
+
+
+QUEUE = {"requests": 3, "tokens": 70, "rows": 5, "bytes": 900, "oldest_wait_s": 1.5}
+
+
+def test_prometheus_shows_the_queue_as_it_is_now(registry: CollectorRegistry) -> None:
+    metrics = SchedulerMetrics(LABELS)
+    assert metrics.enabled
+    metrics.update(dict.fromkeys(QUEUE, 99), retried_forwards=2)
+    metrics.update(QUEUE, retried_forwards=3)
+    for name, value in QUEUE.items():
+        assert registry.get_sample_value(f"sglang:prefill_only_queue_{name}", LABELS) == value
+    retried = registry.get_sample_value("sglang:prefill_only_retried_forwards_total", LABELS)
+    assert retried == 3
+
+
+def test_a_scheduler_without_labels_shows_nothing(registry: CollectorRegistry) -> None:
+    metrics = SchedulerMetrics()
+    metrics.update(QUEUE, retried_forwards=1)
+    assert not metrics.enabled
     assert list(registry.collect()) == []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,14 +14,17 @@ import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
     PackedForwardError,
     PrefillExtError,
     RequestAbortedError,
     RequestError,
+    ServerBusyError,
     TooManyItemsError,
 )
 from sglang_prefill_ext.frontend import packed_frontend
 from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, Scored, StockPathTaken
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -37,6 +41,9 @@ class StubAnswer:
     values: Sequence[float] = ()
     forwards: int = 1
     tokens_computed: int = 5
+    queue_ms: float = 1.5
+    compute_ms: float = 2.5
+    retry_after_s: float = 0.0
 
     def label_values(self) -> Float32Array:
         return np.array(self.values, dtype=np.float32)
@@ -47,6 +54,7 @@ class StubLink:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, PackedRows]] = []
+        self.options: list[RequestOptions] = []
         self.aborted: list[str] = []
         self.encoded: list[list[str]] = []
         self.encoding_threads: list[threading.Thread] = []
@@ -61,9 +69,10 @@ class StubLink:
         finally:
             self.admitted -= 1
 
-    def send(self, rid: str, rows: PackedRows) -> None:
+    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         assert self.admitted > 0
         self.sent.append((rid, rows))
+        self.options.append(options)
         self.on_send(rid, rows)
 
     def abort(self, rid: str) -> None:
@@ -219,7 +228,13 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [("aborted", RequestAbortedError), ("failed", PackedForwardError)]
+    ("status", "error"),
+    [
+        ("aborted", RequestAbortedError),
+        ("failed", PackedForwardError),
+        ("rejected", ServerBusyError),
+        ("expired", DeadlineExceededError),
+    ],
 )
 async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
     frontend: PackedFrontend, link: StubLink, status: str, error: type[PrefillExtError]
@@ -232,6 +247,39 @@ async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
     assert link.aborted == []
     assert frontend.metrics.as_dict()["requests"] == {}
     assert _nothing_is_left(frontend, link)
+
+
+async def test_a_rejected_client_learns_when_to_come_again(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, StubAnswer("rejected", "busy", retry_after_s=2.5))
+    with pytest.raises(ServerBusyError) as busy:
+        await frontend.score(CALL)
+    assert busy.value.retry_after_s == 2.5
+
+
+async def test_a_deadline_passes_before_the_engine_takes_requests_again(
+    frontend: PackedFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def paused() -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(link, "admission", paused)
+    options = RequestOptions(deadline_ms=time.time() * 1e3 + 20)
+    with pytest.raises(DeadlineExceededError, match="took no requests"):
+        await frontend.score(CALL, options)
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_options_reach_the_scheduler(frontend: PackedFrontend, link: StubLink) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    options = RequestOptions(priority=3, deadline_ms=time.time() * 1e3 + 60_000)
+    await frontend.score(CALL, options)
+    await frontend.score(CALL)
+    assert link.options == [options, RequestOptions()]
 
 
 async def test_a_client_that_leaves_is_aborted_once(

@@ -39,7 +39,9 @@ class IdleExecutor:
     def __init__(self, on_launch: Callable[[ForwardPlan], None] = lambda plan: None) -> None:
         self._on_launch = on_launch
 
-    def launch(self, plan: ForwardPlan, held: Sequence[Any]) -> _IdleCompletion:
+    def launch(
+        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
+    ) -> _IdleCompletion:
         self._on_launch(plan)
         return _IdleCompletion(plan)
 

@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.executor import Attend, HeldPrefix, OutputHead, PackedExecutor
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.held import HeldPrefix
+from sglang_prefill_ext.oneshot.model import Attend
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import Piece, split_request
 from sglang_prefill_ext.wire.packed import PackedRows
+from tests.unit.oneshot.caches import MemoryCache
+from tests.unit.oneshot.jobs import job_of
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
@@ -31,6 +37,8 @@ class TinyModel:
 
     device = torch.device("cpu")
     vocab_size = VOCAB
+    dtype = torch.float32
+    heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
     last_layer = LAYERS - 1
 
     def __init__(self, *, asynchronous: bool = False) -> None:
@@ -77,7 +85,7 @@ class TinyModel:
             hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
         return hidden
 
-    def label_head(self, label_ids: Tensor) -> OutputHead | None:
+    def head_weight(self) -> Tensor | None:
         return None
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -118,7 +126,7 @@ def _packed(
     held: HeldPrefix | None = None
     handles, values = [], []
     for plan in _plans(request.pack(), budget):
-        completion = executor.launch(plan, [held])
+        completion = executor.launch(plan, [held], [None])
         (held,) = completion.held
         handles.append(held)
         values += completion.wait().tolist()
@@ -157,7 +165,7 @@ def test_requests_in_company_get_the_values_that_they_get_alone(
         before: list[HeldPrefix | None] = [None] * len(plan.hold)
         for number, share in zip(chosen, plan.shares, strict=True):
             before[share.group] = held[number]
-        completion = executor.launch(plan, before)
+        completion = executor.launch(plan, before, [None] * len(before))
         computed = completion.wait().tolist()
         for number, piece, share in zip(chosen, pieces, plan.shares, strict=True):
             held[number] = completion.held[share.group] if piece.hold else None
@@ -166,11 +174,49 @@ def test_requests_in_company_get_the_values_that_they_get_alone(
         assert answer == pytest.approx(_row_by_row(each), abs=1e-5)
 
 
+def _with_cache(
+    executor: PackedExecutor, request: PlainRequest, budget: int, cache: MemoryCache
+) -> list[float]:
+    job, values = job_of(request, budget), list[float]()
+    for number in range(len(job.pieces)):
+        job.next_piece = number
+        boarding = Boarding([job], cache)
+        completion = executor.launch(boarding.plan, boarding.held, boarding.stores)
+        (job.held,) = completion.held
+        values += completion.wait().tolist()
+        boarding.commit()
+    return values
+
+
+@given(st.lists(plain_requests(), min_size=1, max_size=4), st.integers(5, 40), st.data())
+def test_values_are_the_same_on_what_earlier_forwards_have_stored(
+    requests: list[PlainRequest], budget: int, data: st.DataObject
+) -> None:
+    executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
+    first = requests[0].prefix
+    for each in requests:
+        begin = data.draw(st.integers(0, len(first)))
+        request = replace(each, prefix=first[:begin] + each.prefix[begin:])
+        values = _with_cache(executor, request, budget, cache)
+        assert values == pytest.approx(_row_by_row(request), abs=1e-5)
+
+
+def test_what_is_stored_is_what_is_attended_to() -> None:
+    executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
+    _with_cache(executor, LONG, 100, cache)
+    layers = cache.committed[tuple(LONG.prefix)]
+    for layer, (k, v) in layers.items():
+        layers[layer] = k.flip(0), v
+    values = _with_cache(executor, LONG, 100, cache)
+    assert [transaction.cached for transaction in cache.begun] == [0, 10]
+    assert values != pytest.approx(_row_by_row(LONG), abs=1e-2)
+
+
 class SplitHeadModel(TinyModel):
     """A model whose output head can be restricted to labels."""
 
-    def label_head(self, label_ids: Tensor) -> OutputHead:
-        return lambda hidden: hidden @ self.head[:, label_ids]
+    def head_weight(self) -> Tensor:
+        return self.head.T
 
 
 @pytest.mark.parametrize("model", [TinyModel(), SplitHeadModel()], ids=["whole", "split"])
@@ -182,7 +228,7 @@ def test_labels_alone_are_read_without_the_vocabulary(
     model.logit_rows.clear()
     held, values = None, []
     for plan in _plans(replace(request.pack(), normalised=False), budget):
-        completion = executor.launch(plan, [held])
+        completion = executor.launch(plan, [held], [None])
         (held,) = completion.held
         values += completion.wait().tolist()
     expected = iter(_row_by_row(request))
@@ -231,7 +277,7 @@ def test_little_memory_still_reads_one_row_at_a_time() -> None:
     model = TinyModel()
     executor = PackedExecutor(model, readout_bytes=1)
     (plan,) = _plans(LONG.pack(), 100)
-    executor.launch(plan, [None])
+    executor.launch(plan, [None], [None])
     assert model.logit_rows == [1, 1, 1]
 
 
@@ -261,7 +307,7 @@ def test_forwards_are_launched_on_the_models_stream(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(model, "stream", Stream)
     monkeypatch.setattr(model, "logits", noted_logits)
     (plan,) = _plans(LONG.pack(), 100)
-    PackedExecutor(model, readout_bytes=1 << 20).launch(plan, [None])
+    PackedExecutor(model, readout_bytes=1 << 20).launch(plan, [None], [None])
     assert events == ["enter", "logits", "exit"]
 
 
@@ -272,7 +318,7 @@ def test_a_failing_forward_raises_and_the_next_one_works() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "head", torch.empty(HIDDEN + 1, VOCAB))
         with pytest.raises(RuntimeError):
-            executor.launch(plan, [None])
-    assert executor.launch(plan, [None]).wait().tolist() == pytest.approx(
+            executor.launch(plan, [None], [None])
+    assert executor.launch(plan, [None], [None]).wait().tolist() == pytest.approx(
         _row_by_row(LONG), abs=1e-5
     )

@@ -120,7 +120,9 @@ class StubExecutor:
     in_flight: list[StubCompletion] = field(default_factory=list)
     all_held: WeakSet[StubHeld] = field(default_factory=WeakSet)
 
-    def launch(self, plan: ForwardPlan, held: Sequence[StubHeld | None]) -> StubCompletion:
+    def launch(
+        self, plan: ForwardPlan, held: Sequence[StubHeld | None], stores: Sequence[Any]
+    ) -> StubCompletion:
         tokens = plan.token_ids.tolist()
         owners = _owners(tokens)
         self.launches.append(owners)
@@ -523,6 +525,25 @@ def test_a_job_that_would_be_late_is_refused_while_it_waits() -> None:
     assert runtime.expire(5_000.0, tokens_per_s=math.inf) == []  # it is answered already
     simulation.finish()
     assert [simulation.results[number].status for number in (1, 2)] == ["ok", "ok"]
+
+
+def test_a_measured_pace_counts_only_while_more_waits_than_a_forward_takes() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False), POLICY)
+    runtime = simulation.runtime
+    runtime.stats.record_pace(tokens=10, seconds=1.0)
+    simulation.submit(SMALL, deadline_ms=1_000.0)  # 5 tokens take 0.5 s
+    assert runtime.deadline_pace == math.inf
+    assert [runtime.overdue(now_ms) for now_ms in (600.0, 1_001.0)] == [False, True]
+    simulation.submit(SMALL)
+    simulation.submit(SMALL)
+    assert runtime.deadline_pace == 10.0
+    assert [runtime.overdue(now_ms) for now_ms in (400.0, 600.0)] == [False, True]
+
+
+def test_an_unknown_pace_delays_no_deadline() -> None:
+    runtime = Simulation(StubExecutor(asynchronous=False), POLICY).runtime
+    assert runtime.deadline_pace == math.inf
+    assert not runtime.overdue(1e15)
 
 
 @pytest.mark.parametrize(

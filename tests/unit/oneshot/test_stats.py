@@ -10,9 +10,10 @@ from sglang_prefill_ext.oneshot.stats import RuntimeStats
 
 def test_forwards_add_up() -> None:
     stats = RuntimeStats()
-    stats.record_forward(tokens=10, rows=0)
-    stats.record_forward(tokens=5, rows=3)
+    stats.record_forward(tokens=10, rows=0, cached=0)
+    stats.record_forward(tokens=5, rows=3, cached=5)
     assert (stats.forwards, stats.tokens_computed, stats.rows) == (2, 15, 3)
+    assert stats.tokens_cached == 5
 
 
 def test_only_answered_requests_save_tokens() -> None:
@@ -48,6 +49,7 @@ def test_the_report_is_json() -> None:
         "retried_forwards": 0,
         "rows": 0,
         "tokens_computed": 0,
+        "tokens_cached": 0,
         "tokens_saved": 0,
         "requests": {"declined": 1},
     }

@@ -1,0 +1,116 @@
+"""Attention of one packed forward by the Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from prefill_kernels import partial_prefix_attention as partial
+from prefill_kernels import shared_prefix_attention as fused
+from prefill_kernels.errors import KernelArgumentError, check_launchable
+from prefill_kernels.merge_state import merge_state
+from torch import Tensor
+
+from sglang_prefill_ext.attention.kernel_plan import KernelPlan, plan_tiles
+from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+
+class KernelAttention:
+    """`PackedAttention` and `ReadoutAttention` on the kernels.
+
+    What the kernels read of the layout are a few small integer arrays. They are made on the host,
+    uploaded by the caller together with everything else, and handed to `bind`.
+
+    Args:
+        way: FUSED or MERGE.
+        shape: of the heads.
+        dtype: of queries, keys and values.
+    """
+
+    def __init__(
+        self,
+        layout: ForwardLayout,
+        way: AttentionWay,
+        shape: HeadShape,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        sizes = (shape.group_size, max(shape.head_dim, shape.value_dim), dtype)
+        reads = layout.read_positions() if layout.num_rows else np.zeros(1, np.int64)
+        own = fused.block_tokens(*sizes)
+        self._num_held = sum(group.held for group in layout.groups)
+        self._plans = [plan_tiles(layout, block_tokens=own)]
+        self._plans.append(plan_tiles(layout, block_tokens=own, queries=reads))
+        self._merges = way is AttentionWay.MERGE
+        if self._merges:
+            wide = partial.block_tokens(*sizes, device)
+            self._plans.append(plan_tiles(layout, block_tokens=wide))
+        self._device_plans: list[fused.TilePlan] = []
+        self._page_table = torch.empty(0)
+
+    def host_arrays(self) -> Sequence[NDArray[np.int32]]:
+        """The arrays to upload."""
+        arrays = [np.arange(self._num_held, dtype=np.int32)]
+        for plan in self._plans:
+            arrays += [plan.query_token, plan.segment_start, plan.tiles]
+        return arrays
+
+    def bind(self, arrays: Sequence[Tensor]) -> None:
+        """Take the uploaded arrays, int32, in the order of `host_arrays`."""
+        self._page_table, *rest = arrays
+        self._device_plans = [
+            _device_plan(plan, rest[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
+        ]
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+    ) -> Tensor:
+        """Attention of all tokens; see `PackedAttention.forward`."""
+        cached = self._cached(held)
+        if not self._merges:
+            plan = self._device_plans[0]
+            return fused.shared_prefix_attention(q, k, v, plan, scale, cached=cached)[0]
+        own, _, prefix = self._device_plans
+        out, lse = fused.shared_prefix_attention(q, k, v, own, scale, parts=fused.KeyParts.OWN)
+        part = partial.partial_prefix_attention(q, k, v, prefix, scale, cached=cached)
+        return merge_state(out, lse, *part, out=out, lse=lse)[0]
+
+    def read(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+    ) -> Tensor:
+        """Attention of the read positions; see `ReadoutAttention.forward`.
+
+        Always fused: one query a row leaves too little for a second launch.
+        """
+        plan, cached = self._device_plans[1], self._cached(held)
+        return fused.shared_prefix_attention(q, k, v, plan, scale, cached=cached)[0]
+
+    def _cached(self, held: Sequence[HeldKV | None]) -> fused.CachedKV | None:
+        """What the groups hold, as one cache with pages of one token."""
+        pairs = [pair for pair in held if pair is not None]
+        if not pairs:
+            return None
+        keys, values = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return fused.CachedKV(keys, values, self._page_table, page_size=1)
+
+
+def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str:
+    """Return why the kernels cannot compute this attention; empty if they can."""
+    try:
+        check_launchable("the model", torch.empty(0, device=device))
+        sizes = (shape.group_size, max(shape.head_dim, shape.value_dim), dtype)
+        fused.block_tokens(*sizes)
+        partial.block_tokens(*sizes, device)
+    except KernelArgumentError as error:
+        return str(error)
+    return ""
+
+
+def _device_plan(plan: KernelPlan, arrays: Sequence[Tensor]) -> fused.TilePlan:
+    query_token, segment_start, tiles = arrays
+    return fused.TilePlan(query_token, segment_start, tiles, plan.block_tokens)

@@ -1,0 +1,39 @@
+"""Choosing how the attention of a forward is computed. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+MERGE_PREFIX_TOKENS = 1024
+MERGE_QUERIES = 256
+"""With a mean prefix at least so long and so many queries on it, the prefix alone fills the
+device with large tiles and a second launch pays. A first estimate from the kernels' tile sizes;
+`make bench-gpu` prints what decides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of every layer on this rank, and bytes of one number."""
+
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_key_heads
+
+
+def kernel_way(asked: AttentionWay, layout: ForwardLayout) -> AttentionWay:
+    """Return FUSED or MERGE: what was asked for, or what suits the layout."""
+    if asked is not AttentionWay.AUTO:
+        return asked
+    queries = layout.num_tokens
+    seen = sum(group.prefix_len * (group.num_tokens - group.fresh) for group in layout.groups)
+    long_enough = seen >= MERGE_PREFIX_TOKENS * queries and queries >= MERGE_QUERIES
+    return AttentionWay.MERGE if long_enough else AttentionWay.FUSED

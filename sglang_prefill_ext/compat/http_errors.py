@@ -1,0 +1,73 @@
+"""How packed requests that end badly are answered, counted and raised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import HTTPException
+
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    ServerBusyError,
+)
+
+_ANSWERS: dict[type[PrefillExtError], tuple[int, str]] = {
+    RequestAbortedError: (503, "aborted"),
+    PackedForwardError: (500, "failed"),
+    ServerBusyError: (429, "rejected"),
+    DeadlineExceededError: (504, "expired"),
+}
+"""HTTP status of each error, and the name under which it is counted."""
+
+HTTP_ANSWERED = tuple(_ANSWERS)
+
+# Entry of an ASGI scope: the error with which the request ends.
+_ERROR = "prefill_only_error"
+
+_WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in _ANSWERS}
+
+
+def counted_as(error: PrefillExtError) -> str:
+    """Return the name under which requests that end so are counted."""
+    return _ANSWERS[type(error)][1]
+
+
+def with_status(error: PrefillExtError, request: Any) -> HTTPException:
+    """Return an error of the same type that has an HTTP status, too.
+
+    SGLang's HTTP and gRPC servers look for the status, callers of `Engine.score` for the type.
+
+    Args:
+        error: one of `HTTP_ANSWERED`.
+        request: the HTTP request that ends with it, if any.
+    """
+    status, _ = _ANSWERS[type(error)]
+    headers = None
+    if isinstance(error, ServerBusyError):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    answer: HTTPException = _WITH_STATUS[type(error)](status, str(error), headers)
+    vars(answer).update(vars(error))
+    getattr(request, "scope", {})[_ERROR] = answer
+    return answer
+
+
+async def answer_errors(
+    original: Callable[..., Awaitable[Any]], serving: Any, request: Any, raw_request: Any
+) -> Any:
+    """AROUND `OpenAIServingBase.handle_request`.
+
+    It drops the headers of an `HTTPException`, and rerank its status as well.
+    """
+    response = await original(serving, request, raw_request)
+    error: HTTPException | None = getattr(raw_request, "scope", {}).get(_ERROR)
+    if error is None:
+        return response
+    status = error.status_code
+    answer = serving.create_error_response(error.detail, str(status), status)
+    answer.headers.update(error.headers or {})
+    return answer

@@ -1,0 +1,40 @@
+"""What a scheduler tells about its packed work."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_prefill_ext.compat.packed_work import PackedWork
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.patching import engine
+
+
+def status_of(scheduler: Any, work: PackedWork, config: PrefillOnlyConfig) -> dict[str, Any]:
+    """Return one scheduler's part of the status page, ready for JSON."""
+    runtime = work.runtime
+    return {
+        "dp_rank": get_parallel().dp_rank or 0,
+        "packed": not runtime.declined_reason,
+        "declined_reason": runtime.declined_reason or None,
+        "order": config.order,
+        "queue": work.queue,
+        "tokens_per_s": runtime.stats.tokens_per_s,
+        "counters": runtime.stats.as_dict(),
+        "iterations": {name: asdict(account) for name, account in work.accounts.of.items()},
+        "memory": _memory(scheduler),
+        "patches": [state.as_dict() for state in engine.states()],
+    }
+
+
+def _memory(scheduler: Any) -> dict[str, int]:
+    """Slots of the stock pools; packed work must leave them as they were."""
+    cache = scheduler.tree_cache
+    return {
+        "kv_slots_free": int(scheduler.token_to_kv_pool_allocator.available_size()),
+        "kv_slots_evictable": int(cache.evictable_size()),
+        "kv_slots_protected": int(cache.protected_size()),
+        "request_rows_free": int(scheduler.req_to_token_pool.available_size()),
+    }

@@ -1,0 +1,36 @@
+"""How one scoring request was served, for whoever wonders what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_prefill_ext.frontend.packed_frontend import Scored
+from sglang_prefill_ext.oneshot.distinct import distinct_rows
+
+
+def explain_packed(scored: Scored) -> dict[str, Any]:
+    """Return what a packed request cost, ready for JSON.
+
+    Tokens saved are those that separate prompts would have added. Times are in ms: from the
+    arrival at the scheduler to the launch of the first forward, and from there to the answer.
+    """
+    rows, answer = scored.rows, scored.answer
+    kept, _ = distinct_rows(rows)
+    return {
+        "path": "packed",
+        "reason": None,
+        "rows": rows.num_rows,
+        "distinct_rows": kept.num_rows,
+        "prompt_tokens": rows.num_prompt_tokens,
+        "prefix_tokens": rows.prefix_len,
+        "forwards": answer.forwards,
+        "tokens_computed": answer.tokens_computed,
+        "tokens_saved": rows.num_prompt_tokens - answer.tokens_computed,
+        "queue_ms": answer.queue_ms,
+        "compute_ms": answer.compute_ms,
+    }
+
+
+def explain_stock(reason: str) -> dict[str, Any]:
+    """Return why a request took the stock path; what it cost there is SGLang's to say."""
+    return {"path": "stock", "reason": reason}

@@ -1,0 +1,44 @@
+"""What the packed path needs of its front-end process, and what it gets from schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+
+
+class Answer(Protocol):
+    """A scheduler's answer to one packed request; the fields are those of `JobResult`."""
+
+    status: str
+    message: str
+    forwards: int
+    tokens_computed: int
+    queue_ms: float
+    compute_ms: float
+    retry_after_s: float
+
+    def label_values(self) -> Float32Array: ...
+
+
+class SchedulerLink(Protocol):
+    """What the packed path needs of the process it lives in."""
+
+    def admission(self) -> AbstractAsyncContextManager[object]:
+        """Wait while the engine is paused; hold off weight updates while inside."""
+        ...
+
+    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None: ...
+
+    def abort(self, rid: str) -> None: ...
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode all texts in one call, as the stock path would encode each."""
+        ...
+
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt that the stock path accepts."""
+        ...

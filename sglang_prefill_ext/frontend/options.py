@@ -1,0 +1,64 @@
+"""What a client asks for in HTTP headers, beside the body of its request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sglang_prefill_ext.errors import RequestError
+
+OPT_OUT_HEADER = "x-prefill-only"
+PRIORITY_HEADER = "x-prefill-only-priority"
+TIMEOUT_HEADER = "x-prefill-only-timeout-ms"
+
+_LARGEST = 2**31 - 1  # some serialisations on the way know 64 bits only
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How one packed request is scheduled.
+
+    Attributes:
+        priority: higher is served first, in an order that looks at it.
+        deadline_ms: Unix time in ms after which nobody waits for the answer; None for no deadline.
+    """
+
+    priority: int = 0
+    deadline_ms: float | None = None
+
+
+def opted_out(headers: Mapping[str, str]) -> bool:
+    """Whether the client wants the stock path."""
+    return headers.get(OPT_OUT_HEADER, "").lower() == "off"
+
+
+def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
+    """Read the options of a request.
+
+    Args:
+        headers: names in lower case.
+        now_ms: Unix time in ms, from which the client's timeout counts.
+
+    Raises:
+        RequestError: a header has a wrong value.
+    """
+    priority = _number(headers, PRIORITY_HEADER, least=-_LARGEST)
+    timeout_ms = _number(headers, TIMEOUT_HEADER, least=1)
+    return RequestOptions(
+        priority=priority or 0,
+        deadline_ms=None if timeout_ms is None else now_ms + timeout_ms,
+    )
+
+
+def _number(headers: Mapping[str, str], header: str, least: int) -> int | None:
+    text = headers.get(header)
+    if text is None:
+        return None
+    if _WHOLE_NUMBER.fullmatch(text) and least <= int(text) <= _LARGEST:
+        return int(text)
+    raise RequestError(
+        f"{header}: {text!r} is not a whole number from {least} to {_LARGEST}. "
+        "Send such a number, or leave the header out."
+    )

@@ -1,0 +1,71 @@
+"""The attention of one forward as its model's layers call it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.oneshot.held import HeldPrefix
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
+
+
+class Attention(Protocol):
+    """Attention over one layout; `DenseAttention` or `KernelAttention`."""
+
+    def host_arrays(self) -> Sequence[NDArray[np.int32]]: ...
+
+    def bind(self, arrays: Sequence[Tensor]) -> None: ...
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+    ) -> Tensor: ...
+
+    def read(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+    ) -> Tensor: ...
+
+
+class LayerAttention:
+    """`Attend` of one forward: brings what groups hold, and takes what they leave.
+
+    Args:
+        held: per group the source of its held prefix.
+        stores: per group where the first tokens of its fresh prefix are stored.
+        last_layer: see `Model`.
+    """
+
+    def __init__(
+        self,
+        plan: ForwardPlan,
+        attention: Attention,
+        held: Sequence[PrefixSource | None],
+        stores: Sequence[PrefixTransaction | None],
+        last_layer: int,
+    ) -> None:
+        self.kept = [HeldPrefix() if hold else None for hold in plan.hold]
+        """Per group what is left for the request's next forward."""
+        self._attention = attention
+        self._held = held
+        self._stores = stores
+        self._last_layer = last_layer
+        spans = zip(plan.layout.group_starts().tolist(), plan.layout.groups, strict=True)
+        self._fresh = [slice(start, start + span.fresh) for start, span in spans]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        before = [None if source is None else source.load(layer) for source in self._held]
+        for old, kept, store, fresh in zip(
+            before, self.kept, self._stores, self._fresh, strict=True
+        ):
+            if kept is not None:
+                kept.keep(layer, old, k[fresh], v[fresh])
+            if store is not None:
+                some = slice(fresh.start, fresh.start + store.stored)
+                store.store(layer, k[some], v[some])
+        attend = self._attention.read if layer == self._last_layer else self._attention.forward
+        return attend(q, k, v, scale, before)

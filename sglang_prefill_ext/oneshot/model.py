@@ -1,0 +1,54 @@
+"""What the executor needs of a model; implemented at the border to SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.way import HeadShape
+
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``
+
+In the last layer ``q`` and ``out`` have one entry a read position instead of one a token."""
+
+
+class Model(Protocol):
+    """A decoder whose every layer calls `Attend` once."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of queries, keys and values."""
+    heads: HeadShape
+    vocab_size: int
+    asynchronous: bool
+    """Whether work runs on after a call returns (a GPU in the overlap event loop)."""
+    last_layer: int
+    """The layer whose attention output is needed at the read positions only."""
+
+    def stream(self) -> AbstractContextManager[object]:
+        """The stream on which this forward is launched."""
+        ...
+
+    def hidden_states(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        row_lens: list[int],
+        attend: Attend,
+    ) -> Tensor:
+        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 read positions."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits over the vocabulary ``[n, vocab_size]`` of n hidden states."""
+        ...
+
+    def head_weight(self) -> Tensor | None:
+        """``[vocab_size, hidden]``, if logits are nothing but ``hidden @ weight.T``; else None."""
+        ...

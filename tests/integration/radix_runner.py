@@ -1,0 +1,394 @@
+"""Drive the packed runtime on SGLang's own radix tree, allocator and KV pool; write what happened.
+
+``radix_runner.py OUT MODEL_DIR`` runs random episodes for both page sizes and both kinds of
+executor. Nothing is computed: K and V of a token stand for all tokens up to it, so that whoever
+loads them sees whether they belong to its prefix. Run as a script: SGLang's state is one a process.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import warnings
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+warnings.simplefilter("ignore")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from sglang.srt.mem_cache.allocator import (  # noqa: E402
+    PagedTokenToKVPoolAllocator,
+    TokenToKVPoolAllocator,
+)
+from sglang.srt.mem_cache.base_prefix_cache import (  # noqa: E402
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+)
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
+from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
+from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa: E402
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
+from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
+from sglang.srt.server_args import prepare_server_args  # noqa: E402
+
+from sglang_prefill_ext.compat.radix import prefix_cache_of  # noqa: E402
+from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
+from sglang_prefill_ext.oneshot import runtime as runtime_module  # noqa: E402
+from sglang_prefill_ext.oneshot.admission import QueueLimits  # noqa: E402
+from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
+from sglang_prefill_ext.oneshot.job import Job, JobResult  # noqa: E402
+from sglang_prefill_ext.oneshot.planner import ForwardPlan  # noqa: E402
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy  # noqa: E402
+from sglang_prefill_ext.oneshot.runtime import PackedRuntime  # noqa: E402
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows  # noqa: E402
+
+EPISODES = 2_500
+"""Of each of the four set-ups; an episode begins and ends idle."""
+
+SLOTS, LONGEST = 192, 100
+"""Two long prefixes fill the pool."""
+
+POLICY = SchedulingPolicy(
+    budget=ForwardBudget(90),  # longer prefixes are computed in parts
+    order=Order.FCFS,
+    ageing=1,
+    launch_tokens=40,
+    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+)
+
+runtime_module.logger.disabled = True
+
+
+def key_values(tokens: Sequence[int]) -> torch.Tensor:
+    """A number per token that depends on all up to it; ``[tokens, 1, 1]``, exact in float32."""
+    values, value = [], 1
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+        values.append(value)
+    return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+
+
+class Memory:
+    """The tree, its pools, and what was committed to it."""
+
+    def __init__(self, page_size: int, caching: PrefixCaching, *, disable: bool = False) -> None:
+        self.page_size, self.keeps_all = page_size, caching is PrefixCaching.ALWAYS
+        self.pool = MHATokenToKVPool(
+            SLOTS, page_size, torch.float32, 1, 1, 1, "cpu", False, enable_alt_stream=False
+        )
+        if page_size == 1:
+            allocator = TokenToKVPoolAllocator(SLOTS, torch.float32, "cpu", self.pool, False)
+        else:
+            allocator = PagedTokenToKVPoolAllocator(
+                SLOTS, page_size, torch.float32, "cpu", self.pool, False
+            )
+        self.allocator = allocator
+        self.tree = UnifiedRadixCache(
+            CacheInitParams(
+                disable=disable,
+                req_to_token_pool=ReqToTokenPool(4, 128, "cpu", False),
+                token_to_kv_pool_allocator=allocator,
+                page_size=page_size,
+                tree_components=(ComponentType.FULL,),
+            )
+        )
+        runner = SimpleNamespace(token_to_kv_pool=self.pool, dtype=torch.float32)
+        self.scheduler = SimpleNamespace(
+            tree_cache=self.tree,
+            token_to_kv_pool_allocator=allocator,
+            tp_worker=SimpleNamespace(model_runner=runner),
+            enable_hierarchical_cache=False,
+        )
+        self.cache = prefix_cache_of(self.scheduler, PrefillOnlyConfig(prefix_caching=caching))
+        self.committed: set[tuple[int, ...]] = set()
+        """Beginnings of whole pages that were ever committed since the last flush."""
+
+    def record_commit(self, tokens: Sequence[int]) -> None:
+        for stop in range(self.page_size, len(tokens) + 1, self.page_size):
+            self.committed.add(tuple(tokens[:stop]))
+
+    def check_idle(self) -> None:
+        free, evictable = self.allocator.available_size(), self.tree.evictable_size()
+        assert self.tree.protected_size() == 0
+        assert free + evictable == SLOTS, (free, evictable)
+        self.tree.sanity_check()
+
+    def flush(self) -> None:
+        self.tree.reset()
+        self.allocator.clear()
+        self.committed.clear()
+
+
+class Watched:
+    """A transaction that is checked; passes everything on."""
+
+    def __init__(self, memory: Memory, prefix: Int32Array, seen: Counter[str]) -> None:
+        assert memory.cache is not None
+        self.prefix: list[int] = prefix.tolist()
+        self._memory, self._seen = memory, seen
+        self._inner = memory.cache.begin(prefix)
+        self.cached, self.stored = self._inner.cached, self._inner.stored
+        matched = tuple(self.prefix[: self.cached])
+        assert not matched or matched in memory.committed, "something uncommitted was matched"
+        assert self.stored % memory.page_size == 0
+        seen["cached"] += self.cached > 0
+        if memory.keeps_all:
+            whole_pages = len(prefix) // memory.page_size * memory.page_size
+            seen["no_room"] += self.cached + self.stored < whole_pages
+        seen["open"] += 1
+
+    def load(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._inner.load(layer)
+
+    def store(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._inner.store(layer, k, v)
+
+    def commit(self) -> None:
+        self._inner.commit()
+        self._memory.record_commit(self.prefix[: self.cached + self.stored])
+        self._end("commit")
+
+    def rollback(self) -> None:
+        self._inner.rollback()
+        self._end("rollback")
+
+    def _end(self, how: str) -> None:
+        self._seen["open"] -= 1
+        self._seen[how] += 1
+
+
+class WatchedCache:
+    def __init__(self, memory: Memory, seen: Counter[str]) -> None:
+        self._memory, self._seen = memory, seen
+
+    def begin(self, prefix: Int32Array) -> Watched:
+        return Watched(self._memory, prefix, self._seen)
+
+
+@dataclass
+class Executor:
+    """Loads and stores; fails at random before or after it has stored, or in the end."""
+
+    asynchronous: bool
+    random: random.Random
+    seen: Counter[str]
+    failure_rate: float = 0.0
+
+    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
+        self._maybe_fail("launch")
+        for span, source in zip(plan.layout.groups, held, strict=True):
+            if isinstance(source, Watched):
+                assert span.held == source.cached > 0
+                check_loaded(source)
+        for store in stores:
+            if store is not None:
+                wanted = key_values(store.prefix)[store.cached : store.cached + store.stored]
+                store.store(0, wanted, -wanted)
+        self._maybe_fail("stored")
+        return Completion(self, plan, [source for source in held if isinstance(source, Watched)])
+
+    def _maybe_fail(self, where: str) -> None:
+        if self.random.random() < self.failure_rate:
+            self.seen[f"failed_{where}"] += 1
+            raise RuntimeError(where)
+
+
+@dataclass
+class Completion:
+    executor: Executor
+    plan: ForwardPlan
+    sources: list[Watched]
+    held: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = [object() if hold else None for hold in self.plan.hold]
+
+    def wait(self) -> Float32Array:
+        for source in self.sources:
+            check_loaded(source)  # what is locked stays as long as the forward may read it
+        self.executor._maybe_fail("wait")
+        return np.zeros(len(self.plan.label_ids), dtype=np.float32)
+
+
+def check_loaded(source: Watched) -> None:
+    k, v = source.load(0)
+    wanted = key_values(source.prefix[: source.cached])
+    assert torch.equal(k, wanted), "K of another prefix"
+    assert torch.equal(v, -wanted), "V of another prefix"
+
+
+class StockRequest:
+    """What a stock request does with the tree: holds its path, and inserts or gives up."""
+
+    def __init__(self, memory: Memory, tokens: list[int]) -> None:
+        self._memory, tree = memory, memory.tree
+        self._tokens = tokens[: len(tokens) // memory.page_size * memory.page_size]
+        match = tree.match_prefix(MatchPrefixParams(key=self._key))
+        self._cached = match.device_prefix_len
+        self._lock = tree.lock(match.last_device_node)
+        path = tree.path_device_indices(match.last_device_node)[: self._cached]
+        needed = len(self._tokens) - self._cached
+        memory.allocator.evict_to_free_tokens(tree, needed)
+        self._slots = memory.allocator.alloc(needed) if needed else None
+        if self._slots is None:
+            self._tokens = self._tokens[: self._cached]
+            return
+        self._slots = self._slots.clone()
+        values = key_values(self._tokens)
+        self._value = torch.cat([path, self._slots])
+        memory.pool.k_buffer[0][self._slots] = values[self._cached :]
+        memory.pool.v_buffer[0][self._slots] = -values[self._cached :]
+
+    @property
+    def _key(self) -> RadixKey:
+        return RadixKey(array("q", self._tokens))
+
+    def end(self, *, insert: bool) -> None:
+        memory = self._memory
+        if self._slots is not None and insert:
+            memory.tree.insert(
+                InsertParams(key=self._key, value=self._value, prev_prefix_len=self._cached)
+            )
+            memory.record_commit(self._tokens)
+        elif self._slots is not None:
+            memory.allocator.free(self._slots)
+        memory.tree.unlock(self._lock)
+
+
+class Episodes:
+    """Random calls of one set-up, and what came of them."""
+
+    def __init__(self, page_size: int, caching: PrefixCaching, *, asynchronous: bool) -> None:
+        self.random = random.Random(f"{page_size} {asynchronous}")
+        self.seen: Counter[str] = Counter()
+        self.memory = Memory(page_size, caching)
+        self.executor = Executor(asynchronous, self.random, self.seen)
+        cache = WatchedCache(self.memory, self.seen)
+        self.runtime = PackedRuntime(self.executor, self._answer, POLICY, cache=cache)
+        self.stock: list[StockRequest] = []
+        self.answered: set[str] = set()
+        self.submitted = 0
+
+    def _answer(self, job: Job, result: JobResult) -> None:
+        assert result.rid not in self.answered, "a request is answered once"
+        self.answered.add(result.rid)
+        self.seen[result.status] += 1
+
+    def run(self) -> dict[str, int]:
+        calls = [self.submit] * 6 + [self.runtime.step] * 5
+        calls += [self.abort, self.begin_stock, self.begin_stock, self.end_stock, self.evict]
+        for _ in range(EPISODES):
+            self.executor.failure_rate = self.random.choice([0.0, 0.0, 0.1, 0.4])
+            for _ in range(self.random.randint(2, 16)):
+                self.random.choice(calls)()
+            self.become_idle()
+            if self.random.random() < 0.03:
+                self.memory.flush()
+        return dict(self.seen)
+
+    def become_idle(self) -> None:
+        while self.runtime.busy:
+            self.runtime.step()
+        while self.stock:
+            self.end_stock()
+        assert self.seen["open"] == 0
+        assert len(self.answered) == self.submitted
+        self.memory.check_idle()
+
+    def prefix(self) -> list[int]:
+        """The beginning of one of few long texts, sometimes with an end of its own."""
+        text = random.Random(self.random.randrange(5))
+        tokens = [text.randrange(50) for _ in range(self.random.randint(1, LONGEST))]
+        branch = self.random.choice([0, 0, 3, 20])
+        return tokens[: len(tokens) - branch] + [60 + branch] * min(branch, len(tokens))
+
+    def submit(self) -> None:
+        prefix, rows = self.prefix(), self.random.randint(1, 4)
+        lens = [self.random.randint(1, 12) for _ in range(rows)]
+        rows_of = PackedRows(
+            tokens=np.array(prefix + [99] * sum(lens), dtype=np.int32),
+            prefix_len=len(prefix),
+            suffix_lens=np.array(lens, dtype=np.int32),
+            label_ids=np.array([1], dtype=np.int32),
+            label_lens=np.array([], dtype=np.int32),
+        )
+        self.runtime.submit(f"{self.submitted}.", rows_of, None)
+        self.submitted += 1
+
+    def abort(self) -> None:
+        waiting = self.submitted - len(self.answered)
+        self.runtime.abort(f"{self.submitted - self.random.randint(0, waiting)}.")
+
+    def begin_stock(self) -> None:
+        self.stock.append(StockRequest(self.memory, self.prefix()))
+
+    def end_stock(self) -> None:
+        if self.stock:
+            index = self.random.randrange(len(self.stock))
+            self.stock.pop(index).end(insert=self.random.random() < 0.7)
+
+    def evict(self) -> None:
+        self.memory.tree.evict(EvictParams(num_tokens=self.random.randint(1, SLOTS)))
+
+
+def caches_if_changed() -> dict[str, bool]:
+    """Whether there is a cache where the pool or the tree is of an unsupported kind."""
+
+    def cached(memory: Memory, **changes: Any) -> bool:
+        scheduler = SimpleNamespace(**{**vars(memory.scheduler), **changes})
+        return prefix_cache_of(scheduler, PrefillOnlyConfig()) is not None
+
+    plain = Memory(1, PrefixCaching.ALWAYS)
+    other_dtype = SimpleNamespace(token_to_kv_pool=plain.pool, dtype=torch.bfloat16)
+    return {
+        "plain": cached(plain),
+        "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
+        "hierarchical": cached(plain, enable_hierarchical_cache=True),
+        "other_precision": cached(plain, tp_worker=SimpleNamespace(model_runner=other_dtype)),
+    }
+
+
+def protected_after_a_begin_that_raises() -> int:
+    """Slots that stay locked, of a prefix whose first half is cached."""
+    memory, prefix = Memory(1, PrefixCaching.ALWAYS), np.arange(40, dtype=np.int32)
+    assert memory.cache is not None
+    memory.cache.begin(prefix[:20]).commit()
+
+    def fail(need_size: int) -> None:
+        raise MemoryError
+
+    memory.allocator.alloc = fail
+    try:
+        memory.cache.begin(prefix)
+    except MemoryError:
+        return int(memory.tree.protected_size())
+    raise AssertionError("begin did not raise")
+
+
+def main() -> None:
+    out, model = sys.argv[1:]
+    torch.set_num_threads(1)
+    args = prepare_server_args(["--model-path", model, "--device", "cpu", "--log-level", "error"])
+    args.resolve_once()
+    publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    report: dict[str, Any] = {"caches": caches_if_changed(), "episodes": {}}
+    report["protected"] = protected_after_a_begin_that_raises()
+    for page_size in (1, 16):
+        for asynchronous in (False, True):
+            caching = PrefixCaching.REPEATED if asynchronous else PrefixCaching.ALWAYS
+            episodes = Episodes(page_size, caching, asynchronous=asynchronous)
+            report["episodes"][f"{page_size}-{asynchronous}"] = episodes.run()
+    Path(out).write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

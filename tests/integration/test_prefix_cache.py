@@ -1,0 +1,82 @@
+"""Scores and generations of one server share one prefix cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.client import Client, Json, score_body
+from tests.integration.parity import assert_same_answers
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+QUERY, ITEMS = 200, [5, 7, 3]
+WHOLE_BLOCKS = 192
+"""Prefixes are recognised again in blocks of 16 tokens."""
+
+
+def send(client: Client, body: Json) -> tuple[Json, int, int]:
+    """Return the answer to a packed request, and the tokens computed and cached for it."""
+    with client.counting() as moved:
+        answer = client.score(body)
+    assert moved["frontend.requests.packed"] == 1
+    computed, cached = (moved[f"scheduler.tokens_{name}"] for name in ("computed", "cached"))
+    assert computed + cached == QUERY + sum(ITEMS)
+    return answer, computed, cached
+
+
+def cached_by_generation(client: Client, ids: list[int]) -> int:
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    response = client.post("/generate", body)
+    assert response.status_code == 200, response.text
+    cached: int = response.json()["meta_info"]["cached_tokens"]
+    return cached
+
+
+def test_a_repeated_query_is_computed_once_more_and_then_cached(client: Client) -> None:
+    empty = client.memory()
+    body = score_body(71, QUERY, ITEMS)
+    answers, _, cached = zip(*(send(client, body) for _ in range(4)), strict=True)
+    assert cached == (0, 0, WHOLE_BLOCKS, WHOLE_BLOCKS)
+    full = client.scheduler()["memory"]
+    assert full["kv_slots_evictable"] == WHOLE_BLOCKS
+    assert full["kv_slots_protected"] == 0
+    assert full["kv_slots_free"] + full["kv_slots_evictable"] == empty["kv_slots_free"]
+    stock = client.score(body, stock=True)
+    assert_same_answers(answers, [stock] * len(answers))
+
+
+def test_generations_find_what_scores_have_cached(client: Client) -> None:
+    client.memory()
+    body = score_body(72, QUERY, ITEMS)
+    assert cached_by_generation(client, body["query"][:QUERY]) == 0
+    client.memory()
+    for _ in range(2):
+        send(client, body)
+    assert cached_by_generation(client, [*body["query"], 5, 6]) == WHOLE_BLOCKS
+    assert client.generate(body["query"], 5) == _uncached(client, body["query"])
+
+
+def test_scores_find_what_generations_have_cached(client: Client) -> None:
+    client.memory()
+    body = score_body(73, QUERY, ITEMS)
+    first, _, cached = send(client, body)
+    assert cached == 0
+    client.generate(body["query"], 1)
+    second, computed, cached = send(client, body)
+    assert (computed, cached) == (sum(ITEMS), QUERY)
+    assert_same_answers([second], [first])
+
+
+def test_flushing_empties_it(client: Client) -> None:
+    empty = client.memory()
+    body = score_body(74, QUERY, ITEMS)
+    assert [send(client, body)[2] for _ in range(3)] == [0, 0, WHOLE_BLOCKS]
+    assert client.memory() == empty
+    # That the query was seen before is not forgotten, so it is stored at once.
+    assert [send(client, body)[2] for _ in range(2)] == [0, WHOLE_BLOCKS]
+    assert client.memory() == empty
+
+
+def _uncached(client: Client, ids: list[int]) -> list[int]:
+    client.memory()
+    return client.generate(ids, 5)

@@ -1,0 +1,146 @@
+"""The kernels behind the attention of a forward, against dense torch calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
+from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.oneshot.executor import resolve_attention
+from sglang_prefill_ext.oneshot.layers import Attention
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.oneshot.upload import upload
+from tests.unit.attention.strategies import layout
+from tests.unit.oneshot.test_executor import TinyModel
+
+SHAPE = HeadShape(4, 2, 16, 8)
+SCALE = 0.25
+TOLERANCE = 1e-5
+LAYOUTS = {
+    "rows": layout((0, 0, 3, 1, 20)),
+    "fresh_prefix": layout((0, 9, 2, 17, 1)),
+    "held_prefix": layout((21, 0, 5, 4)),
+    "one_held_of_three": layout((0, 4, 2), (18, 3, 1, 6), (0, 0, 7)),
+    "several_held": layout((5, 2, 3), (0, 6, 1, 1), (33, 0, 2, 2)),
+    "chunk_of_a_prefix": layout((12, 19)),
+}
+WAYS = [AttentionWay.FUSED, AttentionWay.MERGE]
+
+each_layout = pytest.mark.parametrize("forward", LAYOUTS.values(), ids=LAYOUTS)
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+class Inputs:
+    """Random q, k, v of a forward, as views of one tensor, and held K/V."""
+
+    def __init__(self, forward: ForwardLayout, device: torch.device) -> None:
+        heads, keys = SHAPE.num_heads, SHAPE.num_key_heads
+        dim, value_dim = SHAPE.head_dim, SHAPE.value_dim
+        random = torch.Generator().manual_seed(3)
+
+        def tensors(count: int, *sizes: tuple[int, int]) -> list[Tensor]:
+            widths = [number * width for number, width in sizes]
+            fused = torch.randn(count, sum(widths), generator=random).to(device)
+            parts = zip(torch.split(fused, widths, dim=1), sizes, strict=True)
+            return [part.unflatten(1, size) for part, size in parts]
+
+        key_sizes = (keys, dim), (keys, value_dim)
+        self.q, self.k, self.v = tensors(forward.num_tokens, (heads, dim), *key_sizes)
+        self.held: list[HeldKV | None] = [
+            (k, v) if len(k) else None
+            for k, v in (tensors(group.held, *key_sizes) for group in forward.groups)
+        ]
+
+    def forward(self, attention: Attention) -> Tensor:
+        return attention.forward(self.q, self.k, self.v, SCALE, self.held)
+
+    def read(self, attention: Attention, positions: Sequence[int]) -> Tensor:
+        return attention.read(self.q[list(positions)], self.k, self.v, SCALE, self.held)
+
+
+def kernels(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> KernelAttention:
+    attention = KernelAttention(forward, way, SHAPE, torch.float32, device)
+    attention.bind(upload(attention.host_arrays(), device))
+    return attention
+
+
+@each_layout
+@each_way
+def test_every_token(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> None:
+    inputs = Inputs(forward, device)
+    found = inputs.forward(kernels(forward, way, device))
+    wanted = inputs.forward(DenseAttention(forward, device))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@each_layout
+@each_way
+def test_read_positions(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> None:
+    inputs = Inputs(forward, device)
+    # A chunk of a prefix reads nothing: its first token stands in, and its output is not used.
+    positions = forward.read_positions().tolist() or [0]
+    found = inputs.read(kernels(forward, way, device), positions)
+    assert found.shape == (len(positions), SHAPE.num_heads, SHAPE.value_dim)
+    assert not found.isnan().any()
+    if forward.num_rows:
+        wanted = inputs.read(DenseAttention(forward, device), positions)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@each_way
+def test_one_upload_serves_every_layer(way: AttentionWay, device: torch.device) -> None:
+    forward = LAYOUTS["several_held"]
+    attention, inputs = kernels(forward, way, device), Inputs(forward, device)
+    first = inputs.forward(attention)
+    inputs.held = [pair and (pair[0] + 1, pair[1] + 1) for pair in inputs.held]
+    second = inputs.forward(attention)
+    assert not torch.allclose(first, second, atol=0.01)
+    wanted = inputs.forward(DenseAttention(forward, device))
+    torch.testing.assert_close(second, wanted, rtol=0, atol=TOLERANCE)
+
+
+# Whether the kernels can run at all
+
+
+def test_an_obstacle_is_named(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def obstacle(shape: HeadShape, dtype: torch.dtype = torch.float32) -> str:
+        return kernel_obstacle(shape, dtype, device)
+
+    assert obstacle(SHAPE) == ""
+    assert "head_dim is 512" in obstacle(HeadShape(4, 2, 512, 64))
+    assert "head_dim is 512" in obstacle(HeadShape(4, 2, 64, 512))
+    assert "group_size is 128" in obstacle(HeadShape(128, 1, 64, 64))
+    assert "float64" in obstacle(SHAPE, torch.float64)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    on_cpu = kernel_obstacle(SHAPE, torch.float32, torch.device("cpu"))
+    assert on_cpu.startswith("the model is on cpu")
+
+
+@pytest.mark.parametrize("asked", AttentionWay)
+def test_what_was_asked_for_is_used_if_it_can_run(
+    asked: AttentionWay, device: torch.device
+) -> None:
+    model = TinyModel()
+    model.device = device
+    slow = asked is AttentionWay.AUTO and device.type == "cpu"
+    assert resolve_attention(asked, model) is (AttentionWay.TORCH if slow else asked)
+
+
+def test_what_cannot_run_is_refused_only_if_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    for asked in (AttentionWay.AUTO, AttentionWay.TORCH):
+        assert resolve_attention(asked, TinyModel()) is AttentionWay.TORCH
+    for asked in WAYS:
+        with pytest.raises(ConfigError, match=f"--prefill-only-attention {asked} cannot run"):
+            resolve_attention(asked, TinyModel())

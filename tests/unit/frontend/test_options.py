@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.options import (
+    PRIORITY_HEADER,
+    TIMEOUT_HEADER,
+    RequestOptions,
+    opted_out,
+    options_of,
+)
+
+LARGEST = 2**31 - 1
+
+
+def test_without_headers_nothing_is_special() -> None:
+    assert options_of({}, now_ms=5.0) == RequestOptions(priority=0, deadline_ms=None)
+
+
+@given(st.integers(-LARGEST, LARGEST), st.integers(1, LARGEST), st.floats(0, 2e12))
+def test_a_timeout_becomes_a_deadline(priority: int, timeout_ms: int, now_ms: float) -> None:
+    headers = {PRIORITY_HEADER: str(priority), TIMEOUT_HEADER: str(timeout_ms)}
+    assert options_of(headers, now_ms) == RequestOptions(priority, now_ms + timeout_ms)
+
+
+def test_a_sign_is_fine() -> None:
+    assert options_of({PRIORITY_HEADER: "+3"}, now_ms=0).priority == 3
+
+
+@pytest.mark.parametrize("header", [PRIORITY_HEADER, TIMEOUT_HEADER])
+@pytest.mark.parametrize(
+    "value", ["", " ", "high", "1.5", "1e3", "0x10", "1_0", "٣", "--1", str(2**31), "9" * 5000]
+)
+def test_other_values_are_refused_by_header_value_and_remedy(header: str, value: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        options_of({header: value}, now_ms=0)
+    message = str(refused.value)
+    assert message.startswith(f"{header}: {value!r} is not a whole number from ")
+    assert message.endswith(f"to {LARGEST}. Send such a number, or leave the header out.")
+
+
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_a_timeout_lies_ahead(value: str) -> None:
+    with pytest.raises(RequestError, match="from 1 to"):
+        options_of({TIMEOUT_HEADER: value}, now_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, False),
+        ({"x-prefill-only": "off"}, True),
+        ({"x-prefill-only": "OFF"}, True),
+        ({"x-prefill-only": "on"}, False),
+    ],
+)
+def test_opting_out(headers: dict[str, str], expected: bool) -> None:
+    assert opted_out(headers) is expected

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.config import PrefixCaching
+from sglang_prefill_ext.oneshot import prefix_policy
+from sglang_prefill_ext.oneshot.prefix_policy import BLOCK_TOKENS, PrefixPolicy
+from sglang_prefill_ext.wire.packed import Int32Array, int_array
+
+PAGES = st.sampled_from([1, 7, 16, 64])
+PREFIXES = st.builds(
+    lambda numbers, length: int_array((numbers * 80)[:length]),
+    st.lists(st.integers(0, 2), min_size=1, max_size=2),
+    st.integers(1, 80),
+)
+
+
+def tokens(length: int, first: int = 0) -> Int32Array:
+    return np.arange(first, first + length, dtype=np.int32)
+
+
+@given(st.sampled_from(PrefixCaching), PAGES, st.lists(PREFIXES, max_size=8))
+def test_only_whole_pages_of_the_prefix_are_committed(
+    caching: PrefixCaching, page: int, prefixes: list[Int32Array]
+) -> None:
+    policy = PrefixPolicy(caching, page)
+    for prefix in prefixes:
+        committed = policy.tokens_to_commit(prefix)
+        assert 0 <= committed <= len(prefix)
+        assert committed % page == 0
+
+
+@given(PAGES, st.lists(PREFIXES, max_size=8))
+def test_repeated_commits_the_blocks_that_came_before(
+    page: int, prefixes: list[Int32Array]
+) -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, page)
+    seen: set[tuple[int, ...]] = set()
+    for prefix in prefixes:
+        stops = range(BLOCK_TOKENS, len(prefix) + 1, BLOCK_TOKENS)
+        blocks = [tuple(prefix[:stop].tolist()) for stop in stops]
+        known = max((len(block) for block in blocks if block in seen), default=0)
+        assert policy.tokens_to_commit(prefix) == known // page * page
+        seen.update(blocks)
+
+
+@pytest.mark.parametrize(("page", "committed"), [(1, 37), (16, 32), (64, 0)])
+def test_never_and_always(page: int, committed: int) -> None:
+    for _ in range(2):
+        assert PrefixPolicy(PrefixCaching.NEVER, page).tokens_to_commit(tokens(37)) == 0
+        assert PrefixPolicy(PrefixCaching.ALWAYS, page).tokens_to_commit(tokens(37)) == committed
+
+
+def test_a_block_counts_with_all_that_comes_before_it() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    assert policy.tokens_to_commit(tokens(48)) == 0
+    other_start = np.concatenate([tokens(16, first=900), tokens(32, first=16)])
+    assert policy.tokens_to_commit(other_start) == 0
+    other_end = np.concatenate([tokens(32), tokens(16, first=900)])
+    assert policy.tokens_to_commit(other_end) == 32
+
+
+def test_the_longest_unseen_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_policy, "REMEMBERED_BLOCKS", 2)
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    old, kept, new = (tokens(16, first=first) for first in (0, 100, 200))
+    assert [policy.tokens_to_commit(each) for each in (kept, old, kept)] == [0, 0, 16]
+    assert policy.tokens_to_commit(new) == 0  # forgets `old`
+    assert policy.tokens_to_commit(kept) == 16
+    assert policy.tokens_to_commit(old) == 0
