@@ -17,6 +17,7 @@ _MESSAGES = ("0003-plugin-message-types.patch",)
 _OUT_OF_BAND = ("0004-out-of-band-work.patch",)
 _SCORE = ("0005-score-fast-path.patch",)
 _ERRORS = ("0013-keep-headers-of-http-errors.patch",)
+_PULLED = ("0014-hooks-on-pulled-requests.patch",)
 _PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
@@ -25,6 +26,7 @@ _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",
 _HAS_OUT_OF_BAND = (f"{_MANAGERS}.auxiliary_work.register_auxiliary_work",)
 _HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
 _HAS_ERRORS = (f"{_SERVING}.create_http_error_response",)
+_HAS_PULLED = (f"{_MANAGERS}.pulled_requests.register_pulled_requests_hook",)
 _HAS_PROMPTS = (
     f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
     f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
@@ -160,8 +162,8 @@ PATCHES: tuple[Patch, ...] = (
         signature="(self)",
         relies_on=("self.recv_from_tokenizer", "recv_reqs"),
         fingerprints={"0.5.23": "bd3c1529f9b5d17f71e10961b0266d47b8120029b07aca46ea3281cb78e2849b"},
-        diffs=_OUT_OF_BAND,
-        remove_when=_HAS_OUT_OF_BAND,
+        diffs=_PULLED,
+        remove_when=_HAS_PULLED,
     ),
     Patch(
         id="P20",
