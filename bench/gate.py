@@ -15,6 +15,12 @@ from sglang_prefill_ext.errors import PrefillExtError
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 """Largest difference, by the model's dtype, in probability and in natural log-probability."""
 
+LARGE_LOGPROB = 10.0
+"""Beyond this the difference of log-probabilities is relative: it counts per multiple of 10.
+
+What rounding leaves grows with the logits. On a random model whose log-probs reach -21, stock in
+float32 is itself up to 1.1e-5 away from the model in float64, so no second path can be nearer."""
+
 Matrix: TypeAlias = NDArray[np.float64]
 
 
@@ -53,7 +59,8 @@ class Agreement:
     Attributes:
         rows: items compared.
         largest_probability: largest absolute difference of a probability.
-        largest_logprob: of a natural log-probability; 0.0 if none was compared.
+        largest_logprob: of a natural log-probability, see `LARGE_LOGPROB`; 0.0 if none was
+            compared.
         rank_changes: pairs of items of one request that stock separates by more than the
             tolerance and the extension orders the other way round.
         tolerance: what both differences may be at most.
@@ -116,17 +123,18 @@ def compare(
         if (theirs.logprobs is None) != (ours.logprobs is None):
             raise GateError("only one of the two servers answered with log-probabilities")
         if theirs.logprobs is not None and ours.logprobs is not None:
-            logprob.append(_largest_difference(theirs.logprobs, ours.logprobs))
+            scale = np.maximum(1.0, np.abs(theirs.logprobs) / LARGE_LOGPROB)
+            logprob.append(_largest_difference(theirs.logprobs, ours.logprobs, scale))
     # numpy's maximum keeps a NaN, Python's may lose it.
     return Agreement(
         rows, float(np.max(probability)), float(np.max(logprob)), rank_changes, tolerance
     )
 
 
-def _largest_difference(stock: Matrix, extension: Matrix) -> float:
+def _largest_difference(stock: Matrix, extension: Matrix, scale: Matrix | float = 1.0) -> float:
     if stock.shape != extension.shape:
         raise GateError(f"stock answered with shape {stock.shape}, extension {extension.shape}")
-    return float(np.max(np.abs(stock - extension)))
+    return float(np.max(np.abs(stock - extension) / scale))
 
 
 def _rank_changes(stock: Matrix, extension: Matrix, tolerance: float) -> int:

@@ -98,3 +98,11 @@ def test_merging_adds_rows_and_keeps_the_largest() -> None:
     one = Agreement(3, 1e-6, 4e-6, 0, TOLERANCE)
     other = Agreement(5, 2e-6, 3e-6, 1, TOLERANCE)
     assert one.merged_with(other) == Agreement(8, 2e-6, 4e-6, 1, TOLERANCE)
+
+
+def test_large_logprobs_are_compared_relative_to_their_size() -> None:
+    stock, near, far = ({0: body([0.5], [value])} for value in (-20.0, -20.000_019, -20.000_021))
+    assert compare(stock, near, TOLERANCE).holds
+    assert not compare(stock, far, TOLERANCE).holds
+    stock, far = ({0: body([0.5], [value])} for value in (-9.0, -9.000_011))
+    assert not compare(stock, far, TOLERANCE).holds
