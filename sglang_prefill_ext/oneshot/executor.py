@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
+from sglang_prefill_ext.attention.probe import wrong_kernel
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
@@ -21,6 +23,8 @@ from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
 from sglang_prefill_ext.oneshot.readout import LabelReader
 from sglang_prefill_ext.oneshot.upload import upload
+
+logger = logging.getLogger(__name__)
 
 
 class PackedExecutor:
@@ -85,20 +89,24 @@ class PackedExecutor:
 
 
 def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
-    """Turn AUTO into TORCH where the kernels cannot run.
+    """Return TORCH where AUTO finds no kernels that run and are right; else what was asked for.
 
     Raises:
-        ConfigError: FUSED or MERGE was asked for, and the kernels cannot run.
+        ConfigError: FUSED or MERGE was asked for, and the kernels cannot run or are wrong.
     """
-    obstacle = kernel_obstacle(model.heads, model.dtype, model.device)
+    # Under the interpreter kernels are for tests: right, and a thousand times slower.
+    on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
+    if asked is AttentionWay.TORCH or on_cpu:
+        return AttentionWay.TORCH
+    kind = (model.heads, model.dtype, model.device)
+    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind)
     if not obstacle:
-        # Under the interpreter kernels are for tests: right, and a thousand times slower.
-        on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
-        return AttentionWay.TORCH if on_cpu else asked
-    if asked in (AttentionWay.AUTO, AttentionWay.TORCH):
+        return asked
+    if asked is AttentionWay.AUTO:
+        logger.error("Packed attention falls back to torch, which is slow: %s", obstacle)
         return AttentionWay.TORCH
     raise ConfigError(
-        f"--prefill-only-attention {asked} cannot run here: {obstacle}. Leave the flag out."
+        f"--prefill-only-attention {asked} cannot be used here: {obstacle}. Leave the flag out."
     )
 
 

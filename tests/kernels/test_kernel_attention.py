@@ -142,5 +142,5 @@ def test_what_cannot_run_is_refused_only_if_it_was_asked_for(
     for asked in (AttentionWay.AUTO, AttentionWay.TORCH):
         assert resolve_attention(asked, TinyModel()) is AttentionWay.TORCH
     for asked in WAYS:
-        with pytest.raises(ConfigError, match=f"--prefill-only-attention {asked} cannot run"):
+        with pytest.raises(ConfigError, match=f"--prefill-only-attention {asked} cannot be used"):
             resolve_attention(asked, TinyModel())

@@ -1,0 +1,108 @@
+"""Do the kernels compute what dense torch calls do, on this device and with this model's heads?
+
+Run once at start, before anything is served: a driver, a compiler or a device on which a kernel is
+wrong must cost speed, never numbers. It also compiles the kernels ahead of the first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from prefill_kernels.label_readout import label_readout
+from torch import Tensor
+
+from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.kernels import KernelAttention
+from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Largest absolute difference from float32, of outputs that are about one."""
+
+
+def wrong_kernel(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str:
+    """Return which kernel is wrong or raises here, and how; empty if none does.
+
+    Args:
+        shape, dtype, device: of the model's heads, numbers and tensors.
+    """
+    checks: tuple[tuple[str, Callable[[], float]], ...] = (
+        ("fused attention", lambda: _attention_error(AttentionWay.FUSED, shape, dtype, device)),
+        ("merged attention", lambda: _attention_error(AttentionWay.MERGE, shape, dtype, device)),
+        ("label read-out", lambda: _readout_error(dtype, device)),
+    )
+    for name, error_of in checks:
+        try:
+            error = error_of()
+        except Exception as failure:
+            # Compilers and drivers fail in any way; each of them means the same here.
+            return f"{name} fails: {type(failure).__name__}: {failure}"
+        if not error <= TOLERANCE[dtype]:
+            return f"{name} is off by {error:.1e}, tolerance {TOLERANCE[dtype]:.0e} in {dtype}"
+    return ""
+
+
+def _attention_error(
+    way: AttentionWay, shape: HeadShape, dtype: torch.dtype, device: torch.device
+) -> float:
+    layout = _layout()
+    reads = torch.from_numpy(layout.read_positions()).to(device)
+    q, k, v, held = _inputs(layout, shape, dtype, device)
+    kernels = KernelAttention(layout, way, shape, dtype, device)
+    kernels.bind([torch.from_numpy(array).to(device) for array in kernels.host_arrays()])
+    dense = DenseAttention(layout, device)
+    scale = shape.head_dim**-0.5
+    exact_held = [None if pair is None else (pair[0].float(), pair[1].float()) for pair in held]
+    wanted = dense.forward(q.float(), k.float(), v.float(), scale, exact_held)
+    out = kernels.forward(q, k, v, scale, held)
+    read = kernels.read(q[reads], k, v, scale, held)
+    # numpy's maximum keeps a NaN, Python's may lose it.
+    return float(np.maximum(_difference(out, wanted), _difference(read, wanted[reads])))
+
+
+def _layout() -> ForwardLayout:
+    """Held, fresh and no prefix; rows of one token, of a few, and longer than a tile."""
+    spans = ((37, 0, [1, 5]), (0, 70, [3, 1, 130]), (5, 9, [2, 2]), (0, 0, [40]))
+    return ForwardLayout(
+        tuple(GroupSpan(held, fresh, np.array(lens, np.int32)) for held, fresh, lens in spans)
+    )
+
+
+def _inputs(
+    layout: ForwardLayout, shape: HeadShape, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, list[HeldKV | None]]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(tokens: int, heads: int, dim: int) -> Tensor:
+        return torch.randn(tokens, heads, dim, generator=generator).to(device, dtype)
+
+    def keys_values(tokens: int) -> HeldKV:
+        return (
+            draw(tokens, shape.num_key_heads, shape.head_dim),
+            draw(tokens, shape.num_key_heads, shape.value_dim),
+        )
+
+    q = draw(layout.num_tokens, shape.num_heads, shape.head_dim)
+    held = [keys_values(group.held) if group.held else None for group in layout.groups]
+    return q, *keys_values(layout.num_tokens), held
+
+
+def _readout_error(dtype: torch.dtype, device: torch.device) -> float:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(5, 96, generator=generator).to(device, dtype)
+    weight = (torch.randn(300, 96, generator=generator) / 96**0.5).to(device, dtype)
+    rows = torch.arange(5, device=device)
+    labels = rows * 50
+    logits, lse = label_readout(hidden, weight, labels, rows, normalised=True)
+    assert lse is not None
+    wanted = (hidden.float() @ weight.float().T).log_softmax(-1)[rows, labels]
+    return _difference(logits - lse, wanted)
+
+
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    """Largest absolute difference; NaN if either has one."""
+    return float((found.float() - wanted).abs().max())

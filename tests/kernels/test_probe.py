@@ -1,0 +1,53 @@
+"""The start-up check of the kernels: green where they are right, red where one is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_prefill_ext.attention import probe
+from sglang_prefill_ext.attention.way import HeadShape
+
+HEADS = HeadShape(num_heads=4, num_key_heads=2, head_dim=64, value_dim=64)
+
+
+def test_right_kernels_pass(device: torch.device, dtype: torch.dtype) -> None:
+    assert probe.wrong_kernel(HEADS, dtype, device) == ""
+
+
+@pytest.mark.parametrize("broken", ["shared_prefix_attention", "merge_state", "label_readout"])
+def test_a_wrong_kernel_is_named(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    from sglang_prefill_ext.attention import kernels
+
+    owner = {"shared_prefix_attention": kernels.fused, "merge_state": kernels}.get(broken, probe)
+    right = getattr(owner, broken)
+
+    def wrong(*args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = right(*args, **kwargs)
+        return out + 1, lse
+
+    monkeypatch.setattr(owner, broken, wrong)
+    name = {
+        "shared_prefix_attention": "fused attention",
+        "merge_state": "merged attention",
+        "label_readout": "label read-out",
+    }[broken]
+    assert probe.wrong_kernel(HEADS, torch.float32, device).startswith(f"{name} is off by")
+
+
+def test_a_kernel_that_raises_is_named(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(probe, "label_readout", fail)
+    wrong = probe.wrong_kernel(HEADS, torch.float32, device)
+    assert wrong == "label read-out fails: RuntimeError: no such instruction"
+
+
+def test_a_nan_is_wrong(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_readout_error", lambda dtype, device: float("nan"))
+    assert "is off by nan" in probe.wrong_kernel(HEADS, torch.float32, device)
