@@ -50,6 +50,7 @@ ZONES = {
             "oneshot.distinct",
             "oneshot.execution",
             "oneshot.flight",
+            "oneshot.forwards",
             "oneshot.job",
             "oneshot.layout",
             "oneshot.order",

@@ -42,7 +42,7 @@ from sglang.srt.server_args import prepare_server_args  # noqa: E402
 
 from sglang_prefill_ext.compat.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
-from sglang_prefill_ext.oneshot import runtime as runtime_module  # noqa: E402
+from sglang_prefill_ext.oneshot import forwards  # noqa: E402
 from sglang_prefill_ext.oneshot.admission import QueueLimits  # noqa: E402
 from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.oneshot.job import Job, JobResult  # noqa: E402
@@ -65,7 +65,7 @@ POLICY = SchedulingPolicy(
     limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
 )
 
-runtime_module.logger.disabled = True
+forwards.logger.disabled = True
 
 
 def key_values(tokens: Sequence[int]) -> torch.Tensor:

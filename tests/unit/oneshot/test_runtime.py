@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.oneshot import runtime as runtime_module
+from sglang_prefill_ext.oneshot import forwards
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
@@ -51,9 +51,9 @@ POLICIES = st.builds(
 @pytest.fixture(autouse=True, scope="module")
 def _no_log() -> Iterator[None]:
     """Log records of failures would keep tracebacks, and with them K/V, alive."""
-    runtime_module.logger.disabled = True
+    forwards.logger.disabled = True
     yield
-    runtime_module.logger.disabled = False
+    forwards.logger.disabled = False
 
 
 def _mark(tokens: list[int], job: int) -> list[int]:

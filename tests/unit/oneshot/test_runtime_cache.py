@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.oneshot import runtime as runtime_module
+from sglang_prefill_ext.oneshot import forwards
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
@@ -38,9 +38,9 @@ each_place = pytest.mark.parametrize("place", ["failing_launches", "failing_wait
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_log() -> Iterator[None]:
-    runtime_module.logger.disabled = True
+    forwards.logger.disabled = True
     yield
-    runtime_module.logger.disabled = False
+    forwards.logger.disabled = False
 
 
 @dataclass

@@ -1,0 +1,172 @@
+"""From waiting jobs to finished ones: launches forwards, collects them, copes with failures."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from sglang_prefill_ext.oneshot.boarding import Boarding
+from sglang_prefill_ext.oneshot.coalesce import choose_jobs
+from sglang_prefill_ext.oneshot.flight import Completion, Executor, Flight, Passenger
+from sglang_prefill_ext.oneshot.job import Job, JobStatus
+from sglang_prefill_ext.oneshot.order import order_key
+from sglang_prefill_ext.oneshot.planner import Share
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
+from sglang_prefill_ext.oneshot.queue import JobQueue
+from sglang_prefill_ext.oneshot.stats import RuntimeStats
+
+logger = logging.getLogger(__name__)
+
+End: TypeAlias = Callable[[Job, JobStatus, str], None]
+"""Called with a job that is done or has failed, and the message in the latter case."""
+
+
+class Forwards:
+    """The queue of jobs, and the forwards in flight that serve them.
+
+    Args:
+        executor: computes; None if nothing is ever queued.
+        policy: which jobs are taken, and when.
+        cache: of prefixes; None where there is none.
+        stats: counts.
+        end: told of every job that needs no further forward.
+    """
+
+    def __init__(
+        self,
+        executor: Executor | None,
+        policy: SchedulingPolicy,
+        cache: PrefixCache | None,
+        stats: RuntimeStats,
+        end: End,
+    ) -> None:
+        self.queue = JobQueue(order_key(policy.order, policy.ageing))
+        self.in_flight: deque[Flight] = deque()
+        self._executor = executor
+        self._policy = policy
+        self._cache = cache
+        self._stats = stats
+        self._end = end
+        self._collect_s = 0.0
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether forwards run on after they were launched."""
+        return self._executor is not None and self._executor.asynchronous
+
+    @property
+    def flying(self) -> list[Job]:
+        """Jobs of the forwards in flight."""
+        return [rider.job for flight in self.in_flight for rider in flight.passengers]
+
+    def launch_next(self, join_tokens: int) -> bool:
+        """Launch the next forward; False if nothing waits. A failure is dealt with here.
+
+        Args:
+            join_tokens: jobs join the first one only up to so many tokens.
+        """
+        jobs = self._choose(join_tokens)
+        if self._follows_a_leader(jobs):
+            self.collect(leave=0)
+            jobs = self._choose(join_tokens)
+        if not jobs:
+            return False
+        assert self._executor is not None, "jobs are declined without an executor"
+        start_s = time.monotonic()
+        for job in jobs:
+            job.start_s = job.start_s or start_s
+        boarding = None
+        try:
+            boarding = Boarding(jobs, self._cache)
+            plan = boarding.plan
+            completion = self._executor.launch(plan, boarding.held, boarding.stores)
+        except Exception as error:
+            if boarding is not None:
+                boarding.rollback()
+            self._fail(jobs, error, shared=len(jobs) > 1)
+            return True
+        passengers = []
+        for job, share in zip(jobs, plan.shares, strict=True):
+            passengers.append(Passenger(job, job.attempt, share))
+            self._advance(job, share, completion)
+        self.in_flight.append(Flight(passengers, completion, start_s, boarding))
+        self._stats.record_forward(plan.num_tokens, plan.num_rows, boarding.num_cached)
+        return True
+
+    def collect(self, leave: int) -> bool:
+        """Wait for forwards, the oldest first, until only `leave` are in flight.
+
+        Returns:
+            Whether there was any to wait for.
+        """
+        waited = len(self.in_flight) > leave
+        while len(self.in_flight) > leave:
+            self._collect(self.in_flight.popleft())
+        return waited
+
+    def requeue(self, job: Job) -> None:
+        """Have a job start over."""
+        self.queue.drop(job)
+        job.restart()
+        self.queue.push(job)
+
+    def _choose(self, join_tokens: int) -> list[Job]:
+        policy = self._policy
+        return choose_jobs(self.queue, policy.budget, policy.launch_tokens, join_tokens)
+
+    def _follows_a_leader(self, jobs: list[Job]) -> bool:
+        """Whether a forward in flight will cache a prefix of these jobs, and it pays to wait.
+
+        Waiting costs the overlap of the two forwards, which is about what a launch costs.
+        """
+        return any(
+            flight.boarding.is_storing(job.piece.prefix_key)
+            for job in jobs
+            if len(job.piece.prefix_ids) > self._policy.launch_tokens
+            for flight in self.in_flight
+        )
+
+    def _advance(self, job: Job, share: Share, completion: Completion) -> None:
+        self.queue.drop(job)
+        job.held = completion.held[share.group] if job.piece.hold else None
+        job.next_piece += 1
+        job.forwards += 1
+        job.tokens_computed += share.num_tokens
+        if not job.launched:
+            self.queue.push(job)
+
+    def _collect(self, flight: Flight) -> None:
+        try:
+            values = flight.completion.wait()
+        except Exception as error:
+            flight.boarding.rollback()
+            jobs = [rider.job for rider in flight.passengers if rider.aboard]
+            self._fail(jobs, error, shared=len(flight.passengers) > 1)
+            return
+        flight.boarding.commit()
+        now = time.monotonic()
+        self._stats.record_pace(
+            flight.boarding.plan.num_tokens, now - max(flight.launch_s, self._collect_s)
+        )
+        self._collect_s = now
+        for rider in flight.passengers:
+            if not rider.aboard:
+                continue
+            rider.job.values.append(values[rider.share.values])
+            if rider.job.completed:
+                self._end(rider.job, JobStatus.OK, "")
+
+    def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
+        """End the job of a failed forward; if it was shared, let each job run alone instead."""
+        logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
+        self._stats.retried_forwards += shared
+        for job in jobs:
+            if shared:
+                job.alone = True
+                self.requeue(job)
+            else:
+                self._end(job, JobStatus.FAILED, f"{type(error).__name__}: {error}")
