@@ -26,12 +26,15 @@ ROOT = Path(__file__).parents[3]
 
 # The command with a server that never answers; it writes the server's process id to a file.
 NEVER_READY = """
+import signal
 import sys
 from pathlib import Path
 import typer
 from bench import __main__ as command, session
 from sglang_prefill_ext.local_server import LocalServer
 
+# Jobs in the background of a shell ignore it, and so do their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 pid_file = Path(sys.argv.pop(1))
 
 class Server(LocalServer):
