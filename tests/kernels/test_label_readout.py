@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefill_kernels.errors import KernelArgumentError
@@ -254,6 +255,6 @@ def test_another_device_is_refused(device: torch.device, name: str) -> None:
 
 
 def test_without_the_interpreter_a_cpu_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(KernelArgumentError, match="TRITON_INTERPRET=1 before triton"):
         label_readout(HIDDEN, WEIGHT, INDEX, INDEX, normalised=False)
