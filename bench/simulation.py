@@ -194,7 +194,7 @@ def _serve(runtime: PackedRuntime, device: SimulatedDevice, traffic: Traffic) ->
             rows = PackedRows(tokens[:length], 0, int_array([length]), int_array([1]), nothing)
             runtime.submit(str(number), rows, None, priority=-length)
             number += 1
-        longest_queue = max(longest_queue, runtime.waiting_tokens)
+        longest_queue = max(longest_queue, runtime.waiting_load.tokens)
         runtime.step()
     return longest_queue
 

@@ -64,7 +64,7 @@ def plan_tiles(
     starts = np.stack([group_starts, group_starts + fresh], axis=1).ravel()
     lens = np.diff(starts, append=layout.num_tokens)
     section = np.repeat(np.arange(starts.size), lens)
-    segment_start = _segment_starts(layout)
+    segment_start = layout.segment_starts()
     if queries is None:
         queries = np.arange(layout.num_tokens)
     else:
@@ -116,13 +116,6 @@ def check_page_table(page_table: NDArray[np.int32], plan: KernelPlan, pool_pages
             f"page_table[{outside[0]}] is {page_table[outside[0]]}; the cache has the pages "
             f"0..{pool_pages - 1}"
         )
-
-
-def _segment_starts(layout: ForwardLayout) -> NDArray[np.int64]:
-    """int64 `[T]`: first token of the segment of each token."""
-    lens = np.concatenate([part for g in layout.groups for part in ([g.fresh], g.suffix_lens)])
-    lens = lens.astype(np.int64)
-    return np.repeat(np.cumsum(lens) - lens, lens)
 
 
 def _cut(

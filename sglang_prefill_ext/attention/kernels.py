@@ -40,11 +40,11 @@ class KernelAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        sizes = (shape.group_size, max(shape.head_dim, shape.value_dim), dtype)
-        reads = layout.read_positions() if layout.num_rows else np.zeros(1, np.int64)
+        sizes = (shape.group_size, shape.largest_dim, dtype)
         own = fused.block_tokens(*sizes)
         self._num_held = sum(group.held for group in layout.groups)
         self._plans = [plan_tiles(layout, block_tokens=own)]
+        reads = layout.last_layer_queries()
         self._plans.append(plan_tiles(layout, block_tokens=own, queries=reads))
         self._merges = way is AttentionWay.MERGE
         if self._merges:
@@ -103,7 +103,7 @@ def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) 
     """Return why the kernels cannot compute this attention; empty if they can."""
     try:
         check_launchable("the model", torch.empty(0, device=device))
-        sizes = (shape.group_size, max(shape.head_dim, shape.value_dim), dtype)
+        sizes = (shape.group_size, shape.largest_dim, dtype)
         fused.block_tokens(*sizes)
         partial.block_tokens(*sizes, device)
     except KernelArgumentError as error:

@@ -16,7 +16,7 @@ device with large tiles and a second launch pays. A first estimate from the kern
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Heads of every layer on this rank, and bytes of one number."""
+    """Heads of every layer on this rank."""
 
     num_heads: int
     num_key_heads: int
@@ -27,6 +27,11 @@ class HeadShape:
     def group_size(self) -> int:
         """Query heads that share a key head."""
         return self.num_heads // self.num_key_heads
+
+    @property
+    def largest_dim(self) -> int:
+        """Width that a tile of keys or values needs."""
+        return max(self.head_dim, self.value_dim)
 
 
 def kernel_way(asked: AttentionWay, layout: ForwardLayout) -> AttentionWay:

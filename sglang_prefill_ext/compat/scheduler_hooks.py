@@ -139,7 +139,7 @@ def add_packed_load(load: Any, _inquirer: Any) -> Any:
     """AFTER `SchedulerLoadInquirer.get_loads`: packed work counts in load balancing."""
     if _process_work is not None and _process_work.runtime.busy:
         load.num_waiting_reqs += _process_work.runtime.waiting_jobs
-        load.num_total_tokens += _process_work.runtime.waiting_tokens
+        load.num_total_tokens += _process_work.runtime.waiting_load.tokens
     return load
 
 

@@ -69,10 +69,8 @@ class PackedExecutor:
         layout, model = plan.layout, self._model
         with model.stream():
             attention = self._attention(layout)
-            # A chunk of a prefix has no row; then its first token stands in for one.
-            read_at = layout.read_positions() if layout.num_rows else np.zeros(1, np.int64)
             arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
-            arrays += [layout.positions(), read_at, *attention.host_arrays()]
+            arrays += [layout.positions(), layout.last_layer_queries(), *attention.host_arrays()]
             tokens, positions, reads, *rest = upload(arrays, model.device)
             attention.bind(rest)
             attend = LayerAttention(plan, attention, held, stores, model.last_layer)

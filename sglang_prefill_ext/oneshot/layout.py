@@ -118,12 +118,15 @@ class ForwardLayout:
         last: NDArray[np.int64] = self.row_starts() + lens - 1
         return last
 
+    def last_layer_queries(self) -> NDArray[np.int64]:
+        """int64 `[R]`, R >= 1: tokens whose attention the last layer needs.
+
+        The read positions; the first token stands in where a chunk of a prefix has none.
+        """
+        return self.read_positions() if self.num_rows else np.zeros(1, np.int64)
+
     def positions(self) -> NDArray[np.int64]:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""
-        # One entry per segment, a fresh prefix of length zero included.
-        lens: NDArray[np.int64] = np.concatenate(
-            [part for group in self.groups for part in ([group.fresh], group.suffix_lens)]
-        )
         first: NDArray[np.int64] = np.concatenate(
             [
                 part
@@ -131,7 +134,20 @@ class ForwardLayout:
                 for part in ([group.held], np.full(group.num_rows, group.prefix_len))
             ]
         )
-        return np.arange(self.num_tokens) + np.repeat(first - _starts(lens), lens)
+        offsets = np.arange(self.num_tokens) - self.segment_starts()
+        return offsets + np.repeat(first, self._segment_lens())
+
+    def segment_starts(self) -> NDArray[np.int64]:
+        """int64 `[T]`: flat index of the first token of each token's segment."""
+        lens = self._segment_lens()
+        return np.repeat(_starts(lens), lens)
+
+    def _segment_lens(self) -> NDArray[np.int64]:
+        """One entry per segment, a fresh prefix of length zero included."""
+        lens: NDArray[np.int64] = np.concatenate(
+            [part for group in self.groups for part in ([group.fresh], group.suffix_lens)]
+        )
+        return lens
 
 
 def _starts(lens: NDArray[np.integer]) -> NDArray[np.int64]:

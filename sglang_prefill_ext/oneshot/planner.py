@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.split import Piece
@@ -36,8 +37,7 @@ class ForwardPlan:
         token_ids: int32 ``[layout.num_tokens]``.
         label_ids: labels of the rows, row by row in the order of the layout; int32.
         label_lens: labels a row; int32 ``[layout.num_rows]``.
-        normalised: what to read, see `PackedRows`. If any piece wants log-probs, all get them:
-            they also serve where logits are asked for, of which only differences matter.
+        normalised: what to read of each row, see `PackedRows`; bool ``[layout.num_rows]``.
         hold: one entry per group: keep the K/V of its prefix for a later forward.
         shares: one entry per piece, in the order in which the pieces were given.
     """
@@ -46,7 +46,7 @@ class ForwardPlan:
     token_ids: Int32Array
     label_ids: Int32Array
     label_lens: Int32Array
-    normalised: bool
+    normalised: NDArray[np.bool_]
     hold: tuple[bool, ...]
     shares: tuple[Share, ...]
 
@@ -80,7 +80,10 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         token_ids=np.concatenate(tokens),
         label_ids=np.concatenate([pieces[number].label_ids for number in placed]),
         label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
-        normalised=any(piece.normalised for piece in pieces),
+        normalised=np.repeat(
+            [pieces[number].normalised for number in placed],
+            [pieces[number].num_rows for number in placed],
+        ),
         hold=tuple(any(pieces[number].hold for number in members) for members in groups.values()),
         shares=_shares(pieces, list(groups.values())),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.oneshot.model import Model
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.packed import Int32Array
 
 
@@ -31,7 +32,7 @@ class LabelReader:
         self._kernels = kernels
 
     def read(self, hidden: Tensor, plan: ForwardPlan) -> Tensor:
-        """Read the labels of a forward.
+        """Read the labels of a forward; only rows that ask for it pass over the vocabulary.
 
         Args:
             hidden: ``[rows, hidden]``, last positions of the rows.
@@ -39,15 +40,32 @@ class LabelReader:
         Returns:
             float32 ``[labels]``, row by row, on the device of `hidden`.
         """
-        ids, lens, head = plan.label_ids, plan.label_lens, self._model.logits
-        weight = self._model.head_weight()
+        ids, lens = plan.label_ids, plan.label_lens
+        kinds = np.unique(plan.normalised).tolist()
+        if len(kinds) <= 1:
+            return self._read(hidden, ids, lens, normalised=any(kinds))
+        out = torch.empty(len(ids), dtype=torch.float32, device=hidden.device)
+        for normalised in kinds:
+            rows = plan.normalised == normalised
+            places = np.repeat(rows, lens)
+            row_index, place_index = upload(
+                [np.flatnonzero(rows), np.flatnonzero(places)], hidden.device
+            )
+            some = self._read(hidden[row_index], ids[places], lens[rows], normalised=normalised)
+            out[place_index] = some
+        return out
+
+    def _read(
+        self, hidden: Tensor, ids: Int32Array, lens: Int32Array, *, normalised: bool
+    ) -> Tensor:
+        weight, head = self._model.head_weight(), self._model.logits
         if weight is not None and self._kernels:
-            return _read_with_kernel(hidden, weight, ids, lens, normalised=plan.normalised)
-        if weight is not None and not plan.normalised and len(ids):
+            return _read_with_kernel(hidden, weight, ids, lens, normalised=normalised)
+        if weight is not None and not normalised and len(ids):
             labels, places = np.unique(ids, return_inverse=True)
-            columns = weight[torch.from_numpy(labels).long().to(hidden.device)]
-            ids, head = places.astype(np.int32), _Head(columns)
-        return label_values(hidden, ids, lens, head, self._max_rows, normalised=plan.normalised)
+            (columns,) = upload([labels], hidden.device)
+            ids, head = places.astype(np.int32), _Head(weight[columns])
+        return label_values(hidden, ids, lens, head, self._max_rows, normalised=normalised)
 
 
 class _Head:
@@ -64,9 +82,9 @@ def _read_with_kernel(
     hidden: Tensor, weight: Tensor, label_ids: Int32Array, label_lens: Int32Array, normalised: bool
 ) -> Tensor:
     rows = np.repeat(np.arange(len(label_lens), dtype=np.int32), label_lens)
-    index = torch.from_numpy(np.stack((label_ids, rows))).to(hidden.device, non_blocking=True)
-    logits, lse = label_readout(hidden, weight, index[0], index[1], normalised=normalised)
-    return logits if lse is None else logits - lse[index[1]]
+    label, row = upload([label_ids, rows], hidden.device)
+    logits, lse = label_readout(hidden, weight, label, row, normalised=normalised)
+    return logits if lse is None else logits - lse[row]
 
 
 def label_values(
@@ -98,8 +116,8 @@ def label_values(
         last = min(first + chunk_rows, rows)
         start, stop = int(ends[first]), int(ends[last])
         lens = label_lens[first:last]
-        where = np.stack((np.repeat(np.arange(last - first), lens), label_ids[start:stop]))
-        row, label = torch.from_numpy(where).to(hidden.device, non_blocking=True)
+        rows_of_labels = np.repeat(np.arange(last - first), lens)
+        row, label = upload([rows_of_labels, label_ids[start:stop]], hidden.device)
         logits = logits_of(hidden[first:last]).float()
         values = logits[row, label]
         out[start:stop] = values - logits.logsumexp(dim=-1)[row] if normalised else values

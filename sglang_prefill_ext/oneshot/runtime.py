@@ -72,10 +72,6 @@ class PackedRuntime:
         return len(self._queue)
 
     @property
-    def waiting_tokens(self) -> int:
-        return self._queue.load.tokens
-
-    @property
     def next_tokens(self) -> int:
         """Tokens of the piece that the next forward computes in any case; 0 if none waits."""
         jobs = choose_jobs(self._queue, self._policy.budget, launch_tokens=0)

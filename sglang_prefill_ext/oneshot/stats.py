@@ -19,6 +19,7 @@ class RuntimeStats:
         tokens_computed: tokens that went through the model.
         tokens_cached: prefix tokens that the prefix cache had instead.
         tokens_saved: tokens that separate prompts would have added, of answered requests.
+        busy_s: seconds for which forwards kept the device busy.
         tokens_per_s: how fast recent forwards were; 0 before the first one.
         requests: requests by how they ended.
     """
@@ -29,6 +30,7 @@ class RuntimeStats:
     tokens_computed: int = 0
     tokens_cached: int = 0
     tokens_saved: int = 0
+    busy_s: float = 0.0
     tokens_per_s: float = 0.0
     requests: dict[str, int] = field(default_factory=dict)
     _recent_tokens: float = 0.0
@@ -42,6 +44,7 @@ class RuntimeStats:
 
     def record_pace(self, tokens: int, seconds: float) -> None:
         """Count a forward that kept the device busy for so long."""
+        self.busy_s += seconds
         kept = 0.5 ** (seconds / _RATE_MEMORY_S)
         self._recent_tokens = self._recent_tokens * kept + tokens
         self._recent_s = self._recent_s * kept + seconds

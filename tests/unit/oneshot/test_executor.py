@@ -240,6 +240,31 @@ def test_labels_alone_are_read_without_the_vocabulary(
     assert bool(model.logit_rows) is (type(model) is TinyModel)
 
 
+@given(st.lists(plain_requests(), min_size=2, max_size=4), st.data())
+def test_only_rows_that_ask_for_it_pass_over_the_vocabulary(
+    requests: list[PlainRequest], data: st.DataObject
+) -> None:
+    model = SplitHeadModel()
+    wanted = [data.draw(st.booleans()) for _ in requests]
+    pieces = [
+        split_request(replace(each.pack(), normalised=normalised), ForwardBudget(1000))[0]
+        for each, normalised in zip(requests, wanted, strict=True)
+    ]
+    plan = plan_forward(pieces)
+    nothing = [None] * len(plan.hold)
+    model.logit_rows.clear()
+    values = PackedExecutor(model, readout_bytes=1 << 20).launch(plan, nothing, nothing).wait()
+    asking = [each for each, asks in zip(requests, wanted, strict=True) if asks]
+    assert sum(model.logit_rows) == sum(len(each.suffixes) for each in asking)
+    for request, asks, share in zip(requests, wanted, plan.shares, strict=True):
+        read = torch.from_numpy(values[share.values]).split([*map(len, request.labels)])
+        expected = torch.tensor(_row_by_row(request)).split([*map(len, request.labels)])
+        for row, logprobs in zip(read, expected, strict=True):
+            if asks:
+                assert torch.allclose(row, logprobs, atol=1e-5)
+            assert torch.allclose(row.softmax(0), logprobs.softmax(0), atol=1e-5)
+
+
 LONG = PlainRequest(
     prefix=list(range(10)),
     suffixes=[[1, 2], [3], [4, 5, 6]],

@@ -86,7 +86,7 @@ class Watched:
 
     def submit(self, plain: PlainRequest) -> None:
         self.runtime.submit("job", plain.pack(), None)
-        self.longest_queue = max(self.longest_queue, self.runtime.waiting_tokens)
+        self.longest_queue = max(self.longest_queue, self.runtime.waiting_load.tokens)
 
     def run(self, arrivals: Iterable[list[PlainRequest]]) -> None:
         """Let a list of requests arrive before each forward, then finish."""

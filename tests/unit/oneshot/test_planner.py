@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,8 +98,15 @@ def test_groups_keep_what_any_of_their_pieces_needs(pieces: list[Piece]) -> None
         assert (span.held, span.fresh) == (piece.span.held, piece.span.fresh)
         needed[share.group] |= piece.hold
     assert plan.hold == tuple(needed)
-    assert plan.normalised == any(piece.normalised for piece in pieces)
     assert plan.num_rows == plan.layout.num_rows == sum(piece.num_rows for piece in pieces)
+
+
+@given(piece_lists())
+def test_every_row_is_read_as_its_request_asks(pieces: list[Piece]) -> None:
+    plan = plan_forward(pieces)
+    of_label = np.repeat(plan.normalised, plan.label_lens)
+    for piece, share in zip(pieces, plan.shares, strict=True):
+        assert (of_label[share.values] == piece.normalised).all()
 
 
 def test_requests_with_one_query_become_one_group() -> None:

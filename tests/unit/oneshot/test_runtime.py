@@ -225,7 +225,7 @@ class Simulation:
         assert self.runtime.busy == bool(self.runtime.waiting_jobs or self.executor.in_flight)
         assert self.runtime.in_flight == len(self.executor.in_flight)
         assert not self.unanswered or self.runtime.busy
-        assert bool(self.runtime.waiting_tokens) == bool(self.runtime.waiting_jobs)
+        assert bool(self.runtime.waiting_load.tokens) == bool(self.runtime.waiting_jobs)
 
     def finish(self) -> None:
         for _ in range(1000):
@@ -490,9 +490,9 @@ def test_waiting_jobs_start_over_on_demand() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
     simulation.submit(REQUEST)
     simulation.step()
-    assert simulation.runtime.waiting_tokens < REQUEST.num_tokens
+    assert simulation.runtime.waiting_load.tokens < REQUEST.num_tokens
     simulation.runtime.restart_waiting()
-    assert simulation.runtime.waiting_tokens == REQUEST.num_tokens
+    assert simulation.runtime.waiting_load.tokens == REQUEST.num_tokens
     assert simulation.runtime.in_flight == 0
     assert not simulation.results
 

@@ -30,6 +30,7 @@ def test_the_pace_is_that_of_recent_forwards() -> None:
     stats.record_pace(tokens=300, seconds=1.0)
     stats.record_pace(tokens=100, seconds=1.0)
     assert stats.tokens_per_s == pytest.approx(200, rel=0.1)
+    assert stats.busy_s == 2.0
     for _ in range(100):
         stats.record_pace(tokens=50, seconds=1.0)
     assert stats.tokens_per_s == pytest.approx(50, rel=0.01)
@@ -51,5 +52,6 @@ def test_the_report_is_json() -> None:
         "tokens_computed": 0,
         "tokens_cached": 0,
         "tokens_saved": 0,
+        "busy_s": 0.0,
         "requests": {"declined": 1},
     }
