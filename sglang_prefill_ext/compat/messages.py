@@ -27,6 +27,7 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     normalised: bool = True
     priority: int = 0
     deadline_ms: float | None = None
+    keep_prefix: bool = False
 
     @classmethod
     def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedScoreReq:
@@ -40,6 +41,7 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             normalised=rows.normalised,
             priority=options.priority,
             deadline_ms=options.deadline_ms,
+            keep_prefix=options.keep_prefix,
         )
 
     def rows(self) -> PackedRows:
@@ -75,6 +77,7 @@ class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     queue_ms: float = 0.0
     compute_ms: float = 0.0
     retry_after_s: float = 0.0
+    tokens_cached: int = 0
 
     @classmethod
     def of(cls, result: JobResult) -> PackedScoreResult:
@@ -88,6 +91,7 @@ class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             queue_ms=result.queue_ms,
             compute_ms=result.compute_ms,
             retry_after_s=result.retry_after_s,
+            tokens_cached=result.tokens_cached,
         )
 
     def label_values(self) -> Any:

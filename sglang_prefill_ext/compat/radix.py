@@ -85,9 +85,13 @@ class RadixPrefixCache:
         self.pool = scheduler.tp_worker.model_runner.token_to_kv_pool
         self._policy = policy
 
-    def begin(self, prefix: Int32Array) -> RadixTransaction:
-        key = RadixKey(array("q", prefix.tolist()))
-        return RadixTransaction(self, key, self._policy.tokens_to_commit(prefix))
+    def begin(self, prefix: Int32Array, *, keep: bool) -> RadixTransaction:
+        commit_tokens = self._policy.tokens_to_commit(prefix, keep=keep)
+        return RadixTransaction(self, _key(prefix), commit_tokens)
+
+    def cached_tokens(self, prefix: Int32Array) -> int:
+        match = self.tree.match_prefix(MatchPrefixParams(key=_key(prefix)))
+        return min(int(match.device_prefix_len), len(prefix))
 
 
 def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig) -> RadixPrefixCache | None:
@@ -96,6 +100,10 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig) -> RadixPrefixCac
         return None
     policy = PrefixPolicy(config.prefix_caching, page_tokens=scheduler.tree_cache.page_size)
     return RadixPrefixCache(scheduler, policy)
+
+
+def _key(prefix: Int32Array) -> RadixKey:
+    return RadixKey(array("q", prefix.tolist()))
 
 
 def _is_plain(scheduler: Any) -> bool:

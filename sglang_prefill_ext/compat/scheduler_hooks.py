@@ -52,6 +52,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
             message,
             priority=message.priority,
             deadline_ms=message.deadline_ms,
+            keep_prefix=message.keep_prefix,
         )
 
     def on_expire(message: PackedExpireReq) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from sglang_prefill_ext.frontend.packed_frontend import Scored
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
+from sglang_prefill_ext.oneshot.execution import ExecutionClass
 
 
 def explain_packed(scored: Scored) -> dict[str, Any]:
@@ -19,10 +20,12 @@ def explain_packed(scored: Scored) -> dict[str, Any]:
     return {
         "path": "packed",
         "reason": None,
+        "execution_class": ExecutionClass.ONE_SHOT,
         "rows": rows.num_rows,
         "distinct_rows": kept.num_rows,
         "prompt_tokens": rows.num_prompt_tokens,
         "prefix_tokens": rows.prefix_len,
+        "prefix_tokens_cached": answer.tokens_cached,
         "forwards": answer.forwards,
         "tokens_computed": answer.tokens_computed,
         "tokens_saved": rows.num_prompt_tokens - answer.tokens_computed,

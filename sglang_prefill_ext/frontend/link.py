@@ -20,6 +20,7 @@ class Answer(Protocol):
     queue_ms: float
     compute_ms: float
     retry_after_s: float
+    tokens_cached: int
 
     def label_values(self) -> Float32Array: ...
 

@@ -11,6 +11,7 @@ from sglang_prefill_ext.errors import RequestError
 OPT_OUT_HEADER = "x-prefill-only"
 PRIORITY_HEADER = "x-prefill-only-priority"
 TIMEOUT_HEADER = "x-prefill-only-timeout-ms"
+KEEP_PREFIX_HEADER = "x-prefill-only-keep-prefix"
 
 _LARGEST = 2**31 - 1  # some serialisations on the way know 64 bits only
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
@@ -23,10 +24,12 @@ class RequestOptions:
     Attributes:
         priority: higher is served first, in an order that looks at it.
         deadline_ms: Unix time in ms after which nobody waits for the answer; None for no deadline.
+        keep_prefix: the prefix will come again, so it is left in the prefix cache.
     """
 
     priority: int = 0
     deadline_ms: float | None = None
+    keep_prefix: bool = False
 
 
 def opted_out(headers: Mapping[str, str]) -> bool:
@@ -49,6 +52,7 @@ def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
     return RequestOptions(
         priority=priority or 0,
         deadline_ms=None if timeout_ms is None else now_ms + timeout_ms,
+        keep_prefix=_switch(headers, KEEP_PREFIX_HEADER),
     )
 
 
@@ -62,3 +66,10 @@ def _number(headers: Mapping[str, str], header: str, least: int) -> int | None:
         f"{header}: {text!r} is not a whole number from {least} to {_LARGEST}. "
         "Send such a number, or leave the header out."
     )
+
+
+def _switch(headers: Mapping[str, str], header: str) -> bool:
+    text = headers.get(header, "off").lower()
+    if text in ("on", "off"):
+        return text == "on"
+    raise RequestError(f"{header}: {text!r} is neither on nor off. Leave it out for off.")

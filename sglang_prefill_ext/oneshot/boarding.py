@@ -30,6 +30,7 @@ class Boarding:
 
     def __init__(self, jobs: Sequence[Job], cache: PrefixCache | None) -> None:
         self._transactions: dict[PrefixKey, PrefixTransaction] = {}
+        self._worth_keeping = {job.piece.prefix_key for job in jobs if job.keep_prefix}
         try:
             pieces = [self._behind_cached(job.piece, cache) for job in jobs]
             self.plan = plan_forward(pieces)
@@ -53,6 +54,11 @@ class Boarding:
         """Tokens that need not be computed, of every prefix once."""
         return sum(transaction.cached for transaction in self._transactions.values())
 
+    def cached(self, piece: Piece) -> int:
+        """Tokens of that piece's prefix that the cache has."""
+        transaction = self._of(piece)
+        return transaction.cached if transaction else 0
+
     def is_storing(self, key: PrefixKey | None) -> bool:
         """Whether this forward is about to put that prefix into the cache."""
         return key in self._transactions and self._transactions[key].stored > 0
@@ -75,5 +81,6 @@ class Boarding:
         if cache is None or key is None or not piece.uses_cache:
             return piece
         if key not in self._transactions:
-            self._transactions[key] = cache.begin(piece.prefix_ids)
+            keep = key in self._worth_keeping
+            self._transactions[key] = cache.begin(piece.prefix_ids, keep=keep)
         return piece.behind(self._transactions[key].cached)

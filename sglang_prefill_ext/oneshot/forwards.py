@@ -12,11 +12,9 @@ from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.flight import Completion, Executor, Flight, Passenger
 from sglang_prefill_ext.oneshot.job import Job, JobStatus
-from sglang_prefill_ext.oneshot.order import order_key
 from sglang_prefill_ext.oneshot.planner import Share
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
-from sglang_prefill_ext.oneshot.queue import JobQueue
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
 
 logger = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ class Forwards:
         stats: RuntimeStats,
         end: End,
     ) -> None:
-        self.queue = JobQueue(order_key(policy.order, policy.ageing))
+        self.queue = policy.new_queue()
         self.in_flight: deque[Flight] = deque()
         self._executor = executor
         self._policy = policy
@@ -92,6 +90,7 @@ class Forwards:
         passengers = []
         for job, share in zip(jobs, plan.shares, strict=True):
             passengers.append(Passenger(job, job.attempt, share))
+            job.tokens_cached += boarding.cached(job.piece)
             self._advance(job, share, completion)
         self.in_flight.append(Flight(passengers, completion, start_s, boarding))
         self._stats.record_forward(plan.num_tokens, plan.num_rows, boarding.num_cached)

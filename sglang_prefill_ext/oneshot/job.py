@@ -43,6 +43,7 @@ class JobResult:
     queue_ms: float = 0.0
     compute_ms: float = 0.0
     retry_after_s: float = 0.0
+    tokens_cached: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -56,14 +57,18 @@ class Job:
         mark: tokens that the scheduler had processed when the job came.
         priority: higher is served first, in an order that looks at it.
         deadline_ms: Unix time in ms, stamped by the front end; None for no deadline.
+        keep_prefix: the client says that the prefix will come again.
         arrival_s: monotonic time of arrival, for reporting only, never for a decision.
         reply_to: opaque return route of the transport.
         pieces: what the forwards of the job compute; `next_piece` of them were launched.
+        cached_tokens: tokens of the prefix that the prefix cache had when the job came.
         value_places: where the answer's values lie in those computed; None if they are the same.
         attempt: how often the job started over; what earlier attempts launched is ignored.
         alone: share no forward, since one with others has failed.
         held: the executor's handle on the K/V of the prefix between two forwards.
         values: label values of the forwards that have completed, in order.
+        forwards, tokens_computed, tokens_cached: spent so far; cached tokens are those that the
+            prefix cache had when a forward was launched.
     """
 
     rid: str
@@ -72,9 +77,11 @@ class Job:
     mark: int = 0
     priority: int = 0
     deadline_ms: float | None = None
+    keep_prefix: bool = False
     arrival_s: float = 0.0
     reply_to: Any = None
     pieces: Sequence[Piece] = ()
+    cached_tokens: int = 0
     value_places: NDArray[np.int64] | None = None
     next_piece: int = 0
     attempt: int = 0
@@ -84,6 +91,7 @@ class Job:
     values: list[Float32Array] = field(default_factory=list)
     forwards: int = 0
     tokens_computed: int = 0
+    tokens_cached: int = 0
     ended: bool = False
 
     def restart(self) -> None:
@@ -115,14 +123,22 @@ class Job:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that are still to be computed, if no prefix is shared."""
-        return sum(piece.num_tokens for piece in self.pieces[self.next_piece :])
+        """Tokens that are still to be computed, if no prefix is shared with another job."""
+        cached = 0 if self.next_piece else self.cached_tokens
+        return self._tokens_left - cached
 
     @property
     def load(self) -> QueueLoad:
-        """What the job adds to the queue as long as it waits."""
+        """What the job adds to the queue as long as it waits.
+
+        Cached tokens count: they may have left the cache by the time the job runs.
+        """
         arrived = load_of(self.rows)
-        return QueueLoad(self.remaining_tokens, arrived.rows, arrived.bytes)
+        return QueueLoad(self._tokens_left, arrived.rows, arrived.bytes)
+
+    @property
+    def _tokens_left(self) -> int:
+        return sum(piece.num_tokens for piece in self.pieces[self.next_piece :])
 
     def answer(self) -> Float32Array:
         """Label values of all rows, row by row, once `completed`."""
@@ -145,4 +161,5 @@ class Job:
             queue_ms=(start - self.arrival_s) * 1e3,
             compute_ms=(now - start) * 1e3,
             retry_after_s=retry_after_s,
+            tokens_cached=self.tokens_cached,
         )

@@ -4,7 +4,8 @@ Time is counted in *processed tokens*, the tokens of all forwards launched so fa
 hangs on nothing that changes while it waits, so a queue that is sorted once stays sorted.
 
 **srpt**, shortest remaining processing time first, with ageing. With ``mark`` the tokens that were
-processed when the job came, ``r`` the tokens that it still needs and ``w`` the ageing::
+processed when the job came, ``r`` the tokens that it still needs, without those that the prefix
+cache had then, and ``w`` the ageing::
 
     key = mark + w * r
 
@@ -44,7 +45,7 @@ class Waiting(Protocol):
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that are still to be computed, >= 1."""
+        """Tokens that are still to be computed, >= 1; without cached ones."""
         ...
 
     @property

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.order import order_key
+from sglang_prefill_ext.oneshot.queue import JobQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,10 @@ class SchedulingPolicy:
     ageing: int
     launch_tokens: int
     limits: QueueLimits
+
+    def new_queue(self) -> JobQueue:
+        """Return an empty queue in the policy's order."""
+        return JobQueue(order_key(self.order, self.ageing))
 
 
 def policy_of(config: PrefillOnlyConfig) -> SchedulingPolicy:

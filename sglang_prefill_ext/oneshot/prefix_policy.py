@@ -33,8 +33,12 @@ class PrefixPolicy:
         self._page_tokens = page_tokens
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
-    def tokens_to_commit(self, prefix: Int32Array) -> int:
+    def tokens_to_commit(self, prefix: Int32Array, *, keep: bool = False) -> int:
         """Remember a prefix; return how many of its first tokens belong into the cache.
+
+        Args:
+            keep: the client says that the prefix will come again, which stands in for having
+                seen it.
 
         Returns:
             A multiple of the page size, at most ``len(prefix)``; 0 keeps nothing.
@@ -45,7 +49,8 @@ class PrefixPolicy:
             case PrefixCaching.ALWAYS:
                 return self._whole_pages(len(prefix))
             case PrefixCaching.REPEATED:
-                return self._whole_pages(self._tokens_seen(prefix))
+                seen = self._tokens_seen(prefix)
+                return self._whole_pages(len(prefix) if keep else seen)
 
     def _whole_pages(self, tokens: int) -> int:
         return tokens // self._page_tokens * self._page_tokens

@@ -22,7 +22,7 @@ from sglang_prefill_ext.oneshot.forwards import Forwards
 from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
-from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.oneshot.split import Piece, split_request
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
 from sglang_prefill_ext.wire.packed import PackedRows
 
@@ -53,6 +53,7 @@ class PackedRuntime:
         self._answer = answer
         self._policy = policy
         self._declines = executor is None
+        self._cache = cache
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end)
         self._queue = self._forwards.queue
         self._num_jobs = 0
@@ -112,11 +113,12 @@ class PackedRuntime:
         priority: int = 0,
         deadline_ms: float | None = None,
         namespace: str = "",
+        keep_prefix: bool = False,
     ) -> None:
         """Queue a request; it is answered later, also if it cannot be run.
 
         Args:
-            priority, deadline_ms: see `Job`.
+            priority, deadline_ms, keep_prefix: see `Job`.
             namespace: requests of different namespaces never share a prefix.
         """
         job = Job(
@@ -126,6 +128,7 @@ class PackedRuntime:
             mark=self.stats.tokens_computed,
             priority=priority,
             deadline_ms=deadline_ms,
+            keep_prefix=keep_prefix,
             arrival_s=time.monotonic(),
             reply_to=reply_to,
         )
@@ -140,6 +143,7 @@ class PackedRuntime:
         try:
             kept, job.value_places = distinct_rows(rows)
             job.pieces = split_request(kept, self._policy.budget, namespace)
+            job.cached_tokens = self._cached_tokens(job.piece)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)
             self._end(job, JobStatus.FAILED, str(error))
@@ -196,6 +200,11 @@ class PackedRuntime:
         flying = [job for job in self._forwards.flying if wanted(job)]
         for job in self._queue.select(wanted) + flying:
             self._end(job, JobStatus.ABORTED, "The request was aborted.")
+
+    def _cached_tokens(self, piece: Piece) -> int:
+        if self._cache is None or not piece.uses_cache:
+            return 0
+        return self._cache.cached_tokens(piece.prefix_ids)
 
     def _end(self, job: Job, status: JobStatus, message: str = "") -> None:
         if job.ended:

@@ -131,11 +131,13 @@ class Memory:
 class Watched:
     """A transaction that is checked; passes everything on."""
 
-    def __init__(self, memory: Memory, prefix: Int32Array, seen: Counter[str]) -> None:
+    def __init__(
+        self, memory: Memory, prefix: Int32Array, seen: Counter[str], *, keep: bool
+    ) -> None:
         assert memory.cache is not None
         self.prefix: list[int] = prefix.tolist()
         self._memory, self._seen = memory, seen
-        self._inner = memory.cache.begin(prefix)
+        self._inner = memory.cache.begin(prefix, keep=keep)
         self.cached, self.stored = self._inner.cached, self._inner.stored
         matched = tuple(self.prefix[: self.cached])
         assert not matched or matched in memory.committed, "something uncommitted was matched"
@@ -170,8 +172,15 @@ class WatchedCache:
     def __init__(self, memory: Memory, seen: Counter[str]) -> None:
         self._memory, self._seen = memory, seen
 
-    def begin(self, prefix: Int32Array) -> Watched:
-        return Watched(self._memory, prefix, self._seen)
+    def begin(self, prefix: Int32Array, *, keep: bool) -> Watched:
+        return Watched(self._memory, prefix, self._seen, keep=keep)
+
+    def cached_tokens(self, prefix: Int32Array) -> int:
+        assert self._memory.cache is not None
+        cached = self._memory.cache.cached_tokens(prefix)
+        matched = tuple(prefix[:cached].tolist())
+        assert not matched or matched in self._memory.committed, "something uncommitted was seen"
+        return cached
 
 
 @dataclass
@@ -321,7 +330,8 @@ class Episodes:
             label_ids=np.array([1], dtype=np.int32),
             label_lens=np.array([], dtype=np.int32),
         )
-        self.runtime.submit(f"{self.submitted}.", rows_of, None)
+        keep = self.random.random() < 0.3
+        self.runtime.submit(f"{self.submitted}.", rows_of, None, keep_prefix=keep)
         self.submitted += 1
 
     def abort(self) -> None:
@@ -361,14 +371,14 @@ def protected_after_a_begin_that_raises() -> int:
     """Slots that stay locked, of a prefix whose first half is cached."""
     memory, prefix = Memory(1, PrefixCaching.ALWAYS), np.arange(40, dtype=np.int32)
     assert memory.cache is not None
-    memory.cache.begin(prefix[:20]).commit()
+    memory.cache.begin(prefix[:20], keep=False).commit()
 
     def fail(need_size: int) -> None:
         raise MemoryError
 
     memory.allocator.alloc = fail
     try:
-        memory.cache.begin(prefix)
+        memory.cache.begin(prefix, keep=False)
     except MemoryError:
         return int(memory.tree.protected_size())
     raise AssertionError("begin did not raise")

@@ -41,8 +41,17 @@ def test_it_says_what_the_counters_say(client: Client, body: Json, wanted: Json)
         name: moved[f"frontend.{name}"] for name in TOTALS
     }
     assert moved["frontend.requests.packed"] == 1
+    assert facts["execution_class"] == "one_shot"
+    assert facts["prefix_tokens_cached"] == moved["scheduler.tokens_cached"] == 0
     assert facts["queue_ms"] >= 0
     assert facts["compute_ms"] > 0
+
+
+def test_it_says_how_much_of_the_prefix_was_cached(client: Client) -> None:
+    body = score_body(905, 48, [3, 7, 1])
+    facts = [client.post(EXPLAIN, body).json() for _ in range(3)]
+    assert [each["prefix_tokens_cached"] for each in facts] == [0, 0, 48]
+    assert [each["tokens_computed"] for each in facts] == [59, 59, 11]
 
 
 @pytest.mark.parametrize(

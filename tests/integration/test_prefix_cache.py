@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sglang_prefill_ext.frontend.options import KEEP_PREFIX_HEADER
 from tests.integration.client import Client, Json, score_body
 from tests.integration.parity import assert_same_answers
 
@@ -43,6 +44,21 @@ def test_a_repeated_query_is_computed_once_more_and_then_cached(client: Client) 
     assert full["kv_slots_free"] + full["kv_slots_evictable"] == empty["kv_slots_free"]
     stock = client.score(body, stock=True)
     assert_same_answers(answers, [stock] * len(answers))
+
+
+def test_a_marked_query_is_cached_at_once(client: Client) -> None:
+    empty = client.memory()
+    body = score_body(75, QUERY, ITEMS)
+    with client.counting() as moved:
+        marked = client.http.post("/v1/score", json=body, headers={KEEP_PREFIX_HEADER: "on"})
+    assert moved["scheduler.tokens_cached"] == 0
+    answer, computed, cached = send(client, body)
+    assert (computed, cached) == (sum(ITEMS), QUERY)
+    assert_same_answers([marked.json()], [answer])
+    refused = client.http.post("/v1/score", json=body, headers={KEEP_PREFIX_HEADER: "maybe"})
+    assert refused.status_code == 400
+    assert KEEP_PREFIX_HEADER in refused.text
+    assert client.memory() == empty
 
 
 def test_generations_find_what_scores_have_cached(client: Client) -> None:

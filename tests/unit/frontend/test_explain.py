@@ -22,6 +22,7 @@ class StubAnswer:
     queue_ms: float = 1.5
     compute_ms: float = 2.5
     retry_after_s: float = 0.0
+    tokens_cached: int = 2
 
     def label_values(self) -> Float32Array:
         return values_from_bytes(b"")
@@ -32,10 +33,12 @@ def test_a_packed_request_is_told_with_its_cost() -> None:
     assert json.loads(json.dumps(facts)) == {
         "path": "packed",
         "reason": None,
+        "execution_class": "one_shot",
         "rows": 3,
         "distinct_rows": 2,
         "prompt_tokens": 12,
         "prefix_tokens": 3,
+        "prefix_tokens_cached": 2,
         "forwards": 2,
         "tokens_computed": 5,
         "tokens_saved": 7,

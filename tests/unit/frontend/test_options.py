@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.options import (
+    KEEP_PREFIX_HEADER,
     PRIORITY_HEADER,
     TIMEOUT_HEADER,
     RequestOptions,
@@ -40,6 +41,17 @@ def test_other_values_are_refused_by_header_value_and_remedy(header: str, value:
     message = str(refused.value)
     assert message.startswith(f"{header}: {value!r} is not a whole number from ")
     assert message.endswith(f"to {LARGEST}. Send such a number, or leave the header out.")
+
+
+@pytest.mark.parametrize(("value", "expected"), [("on", True), ("ON", True), ("off", False)])
+def test_a_prefix_can_be_marked(value: str, expected: bool) -> None:
+    assert options_of({KEEP_PREFIX_HEADER: value}, now_ms=0).keep_prefix is expected
+
+
+@pytest.mark.parametrize("value", ["", "yes", "1", "true "])
+def test_other_marks_are_refused(value: str) -> None:
+    with pytest.raises(RequestError, match=f"{KEEP_PREFIX_HEADER}: {value!r} is neither on nor"):
+        options_of({KEEP_PREFIX_HEADER: value}, now_ms=0)
 
 
 @pytest.mark.parametrize("value", ["0", "-1"])

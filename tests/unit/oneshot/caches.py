@@ -65,6 +65,7 @@ class MemoryCache:
         self.keeps = keeps
         self.committed: dict[tuple[int, ...], Layers] = {}
         self.begun: list[MemoryTransaction] = []
+        self.keep_asked: list[bool] = []
         self._failing_begins = failing_begins
         self._begins = 0
 
@@ -73,13 +74,17 @@ class MemoryCache:
         """How the transactions ended, in the order of their beginning; empty if still open."""
         return [transaction.outcome for transaction in self.begun]
 
-    def begin(self, prefix: Int32Array) -> MemoryTransaction:
+    def begin(self, prefix: Int32Array, *, keep: bool) -> MemoryTransaction:
         self._begins += 1
+        self.keep_asked.append(keep)
         if self._begins in self._failing_begins:
             raise MemoryError("no room")
         transaction = MemoryTransaction(self, tuple(prefix.tolist()))
         self.begun.append(transaction)
         return transaction
+
+    def cached_tokens(self, prefix: Int32Array) -> int:
+        return self.match(tuple(prefix.tolist()))[1]
 
     def match(self, prefix: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         """The committed prefix that has most in common with `prefix`, and how many tokens."""

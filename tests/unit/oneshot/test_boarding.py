@@ -15,8 +15,9 @@ def warm(*prefixes: list[int]) -> MemoryCache:
     """A cache with these prefixes, its history forgotten."""
     cache = MemoryCache()
     for prefix in prefixes:
-        cache.begin(np.array(prefix, dtype=np.int32)).commit()
+        cache.begin(np.array(prefix, dtype=np.int32), keep=False).commit()
     cache.begun.clear()
+    cache.keep_asked.clear()
     return cache
 
 
@@ -44,9 +45,17 @@ def test_what_is_cached_is_held_and_the_rest_stored() -> None:
     ]
     assert boarding.plan.token_ids.tolist() == [3, 4, 9, 9, 5, 9]
     assert boarding.num_cached == 5
+    assert [boarding.cached(job.piece) for job in jobs] == [2, 3, 0]
     storing = [boarding.is_storing(job.piece.prefix_key) for job in jobs]
     assert storing == [True, False, True]
     assert not boarding.is_storing(None)
+
+
+def test_one_marked_request_is_enough_to_keep_a_prefix() -> None:
+    cache = MemoryCache()
+    jobs = [job_of(request(OTHER)), job_of(request(LONG)), job_of(request(LONG), keep_prefix=True)]
+    Boarding(jobs, cache)
+    assert cache.keep_asked == [False, True]
 
 
 def test_a_cache_that_only_reads_stores_nothing() -> None:

@@ -27,6 +27,15 @@ def test_remaining_tokens_are_those_of_the_pieces_not_launched(
         assert job.piece is job.pieces[job.next_piece]
 
 
+def test_what_the_cache_has_is_not_still_to_be_computed() -> None:
+    job = job_of(request([1, 2, 3], [4, 4], [5, 5]), budget=6)
+    job.cached_tokens = 2
+    assert len(job.pieces) == 2
+    assert (job.remaining_tokens, job.load.tokens) == (5, 7)
+    job.next_piece = 1
+    assert job.remaining_tokens == job.load.tokens == job.piece.num_tokens
+
+
 def test_rows_and_bytes_wait_until_the_last_piece() -> None:
     job = job_of(request([1, 2, 3], [4], [5]), budget=4)
     job.next_piece = 1

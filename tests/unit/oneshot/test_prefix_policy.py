@@ -54,6 +54,18 @@ def test_never_and_always(page: int, committed: int) -> None:
         assert PrefixPolicy(PrefixCaching.ALWAYS, page).tokens_to_commit(tokens(37)) == committed
 
 
+@pytest.mark.parametrize(("caching", "committed"), [("never", 0), ("repeated", 32), ("always", 32)])
+def test_a_marked_prefix_need_not_come_twice(caching: str, committed: int) -> None:
+    policy = PrefixPolicy(PrefixCaching(caching), 16)
+    assert policy.tokens_to_commit(tokens(37), keep=True) == committed
+
+
+def test_a_marked_prefix_is_remembered_like_any_other() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    policy.tokens_to_commit(tokens(32), keep=True)
+    assert policy.tokens_to_commit(tokens(32)) == 32
+
+
 def test_a_block_counts_with_all_that_comes_before_it() -> None:
     policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
     assert policy.tokens_to_commit(tokens(48)) == 0

@@ -121,6 +121,16 @@ def test_a_forward_commits_when_it_has_succeeded(asynchronous: bool) -> None:
     assert (stats.tokens_computed, stats.tokens_cached, stats.tokens_saved) == (22, 20, 20)
 
 
+def test_cached_tokens_make_a_request_shorter() -> None:
+    executor = FailingExecutor()
+    setup = Setup(executor, policy=replace(ALONE, order=Order.SRPT))
+    setup.submit(PREFIX)
+    setup.finish()
+    setup.submit(PREFIX[::-1], PREFIX)
+    setup.finish()
+    assert [plan.token_ids[0] for plan in executor.plans] == [PREFIX[0], 9, PREFIX[-1]]
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @each_place
 def test_a_failed_forward_leaves_nothing_behind(asynchronous: bool, place: str) -> None:
