@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.distributed import ReduceOp
+
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.messages import (
@@ -22,6 +25,8 @@ from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.compat.scheduler_status import status_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.calibration import calibrated_budget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.oneshot.job import Job, JobResult
 from sglang_prefill_ext.oneshot.policy import policy_of
@@ -153,20 +158,31 @@ def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> PackedRuntime:
     reason = declined_reason(scheduler)
     if reason:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
-    return PackedRuntime(
-        None if reason else _build_executor(scheduler, config),
-        answer,
-        policy_of(config),
-        cache=None if reason else prefix_cache_of(scheduler, config),
-        declined_reason=reason,
-    )
+        policy = policy_of(config, ForwardBudget(config.max_forward_tokens))
+        return PackedRuntime(None, answer, policy, declined_reason=reason)
+    executor, budget = _build_executor(scheduler, config)
+    cache = prefix_cache_of(scheduler, config)
+    return PackedRuntime(executor, answer, policy_of(config, budget), cache=cache)
 
 
-def _build_executor(scheduler: Any, config: PrefillOnlyConfig) -> PackedExecutor:
+def _build_executor(
+    scheduler: Any, config: PrefillOnlyConfig
+) -> tuple[PackedExecutor, ForwardBudget]:
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = SglangModel(scheduler.tp_worker.model_runner, stream)
-    return PackedExecutor(
+    executor = PackedExecutor(
         model,
         readout_bytes=config.readout_chunk_mib << 20,
         attention=resolve_attention(config.attention, model),
     )
+
+    def largest_of_all_ranks(numbers: list[int]) -> list[int]:
+        tensor = torch.tensor(numbers)
+        torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
+        return tensor.tolist()
+
+    budget = calibrated_budget(
+        executor, model.device, config.max_forward_tokens, largest_of_all_ranks
+    )
+    logger.info("Prefill-only serving: measured %s", budget)
+    return executor, budget

@@ -107,6 +107,8 @@ class PackedFrontend:
         if answer.status == "declined":
             self.decline(answer.message)
             raise StockPathTaken(answer.message)
+        if answer.status == "unfit":
+            raise StockPathTaken("row_over_budget")
         if answer.status != "ok":
             raise _unhappy_end(answer)
         self.metrics.record_packed(rows, answer.forwards, answer.tokens_computed)

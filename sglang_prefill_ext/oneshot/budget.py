@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sglang_prefill_ext.errors import ConfigError
 
 UNLIMITED = 1 << 62
+
+SAFETY = 1.25
+"""Measured memory is multiplied by this: layouts differ from those that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +18,8 @@ class ForwardBudget:
     """Most tokens of one forward, and most bytes of its temporary memory.
 
     Memory is modelled as ``bytes_per_token * tokens + bytes_per_row * rows``, whole numbers that
-    are the same on every tensor-parallel rank. The owner of the device calibrates them.
+    are the same on every tensor-parallel rank; `calibrated_budget` measures them. K/V that a
+    divided request holds from one forward to the next are not counted.
 
     Args:
         max_tokens: tokens of one forward, >= 1.
@@ -61,3 +66,52 @@ class ForwardBudget:
             return self.max_tokens
         left = self.max_bytes - self.bytes_per_row
         return min(self.max_tokens, left // self.bytes_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one forward took at its highest, in bytes."""
+
+    tokens: int
+    rows: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """Temporary memory that a forward is expected to take at most."""
+
+    fixed_bytes: int
+    bytes_per_token: int
+    bytes_per_row: int
+
+    def num_bytes(self, tokens: int, rows: int) -> int:
+        """Of a forward of so many tokens and rows."""
+        return self.fixed_bytes + self.bytes_per_token * tokens + self.bytes_per_row * rows
+
+
+def fit_memory(some: Sample, most: Sample, most_rows: Sample) -> MemoryModel:
+    """Return a model that lies `SAFETY` above forwards of a size between the samples.
+
+    The peak of a forward is the largest of what its layers, its attention and its read-out take.
+    Each grows evenly, except that what is done in chunks stops growing at the first whole one.
+    Beyond there the peak lies below every straight line between two of its points, hence below
+    the model, which is drawn through the samples.
+
+    Args:
+        some: a forward that is just large enough for whole chunks.
+        most: as many tokens as a forward may have.
+        most_rows: as many tokens, and more rows.
+    """
+    assert some.tokens < most.tokens == most_rows.tokens, (some, most, most_rows)
+    more_rows = most_rows.rows - most.rows
+    per_row = max(0.0, (most_rows.peak_bytes - most.peak_bytes) / more_rows)
+    by_rows = per_row * (most.rows - some.rows)
+    more_tokens = most.tokens - some.tokens
+    per_token = max(0.0, (most.peak_bytes - some.peak_bytes - by_rows) / more_tokens)
+    fixed = max(
+        each.peak_bytes - per_token * each.tokens - per_row * each.rows
+        for each in (some, most, most_rows)
+    )
+    rates = (max(0.0, fixed), per_token, per_row)
+    return MemoryModel(*(math.ceil(SAFETY * rate) for rate in rates))

@@ -25,6 +25,7 @@ class JobStatus(StrEnum):
     FAILED = "failed"  # its forward raised, also when it ran alone; only this job is affected
     REJECTED = "rejected"  # too much waits already; it can be sent again
     EXPIRED = "expired"  # its deadline cannot be met any more
+    UNFIT = "unfit"  # one of its rows is too long for any forward; the stock path can serve it
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,10 +34,10 @@ class SchedulingPolicy:
         return JobQueue(order_key(self.order, self.ageing))
 
 
-def policy_of(config: PrefillOnlyConfig) -> SchedulingPolicy:
-    """Return what the flags ask for; forwards are limited in tokens only."""
+def policy_of(config: PrefillOnlyConfig, budget: ForwardBudget) -> SchedulingPolicy:
+    """Return what the flags ask for, with forwards of a measured size."""
     return SchedulingPolicy(
-        budget=ForwardBudget(config.max_forward_tokens),
+        budget=budget,
         order=config.order,
         ageing=config.ageing,
         launch_tokens=config.launch_tokens,

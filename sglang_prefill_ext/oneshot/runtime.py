@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of, retry_after_s
-from sglang_prefill_ext.oneshot.budget import UNLIMITED
+from sglang_prefill_ext.oneshot.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.oneshot.flight import Executor
@@ -57,6 +57,11 @@ class PackedRuntime:
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end)
         self._queue = self._forwards.queue
         self._num_jobs = 0
+
+    @property
+    def budget(self) -> ForwardBudget:
+        """What one forward may take."""
+        return self._policy.budget
 
     @property
     def busy(self) -> bool:
@@ -135,6 +140,10 @@ class PackedRuntime:
         self._num_jobs += 1
         if self._declines:
             self._end(job, JobStatus.DECLINED, self.declined_reason)
+            return
+        longest = int(rows.suffix_lens.max())
+        if longest > self._policy.budget.longest_row:
+            self._end(job, JobStatus.UNFIT, f"A row of {longest} tokens fits no forward.")
             return
         refusal = self._policy.limits.refusal(self._queue.load, load_of(rows))
         if refusal:

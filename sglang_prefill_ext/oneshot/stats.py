@@ -58,8 +58,8 @@ class RuntimeStats:
             self.tokens_saved += tokens_saved
 
     def as_dict(self) -> dict[str, object]:
-        """Return the totals, ready for JSON."""
+        """Return what is counted, ready for JSON."""
         totals = asdict(self)
-        for name in ("tokens_per_s", "_recent_tokens", "_recent_s"):
+        for name in ("busy_s", "tokens_per_s", "_recent_tokens", "_recent_s"):
             del totals[name]
         return totals

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -44,6 +45,22 @@ def test_what_runs_is_shown(client: Client) -> None:
         True,
         None,
     )
+
+
+def test_forwards_are_limited_by_measured_memory(client: Client) -> None:
+    budget = client.scheduler()["forward_budget"]
+    assert budget["max_tokens"] == 16_384
+    # `micro` has 64 hidden numbers of 4 bytes a token; the machine has more than 1 GiB left.
+    assert 256 < budget["bytes_per_token"] < 100_000
+    assert budget["bytes_per_row"] >= 0
+    assert 1 << 30 < budget["max_bytes"] < psutil.virtual_memory().total
+
+
+def test_time_spent_is_shown(client: Client) -> None:
+    before = client.scheduler()["busy_s"]
+    answer = client.post("/v1/score", score_body(31, 20, [4]))
+    assert answer.status_code == 200
+    assert before < client.scheduler()["busy_s"] < before + 60
 
 
 def test_every_patch_of_a_process_is_applied(client: Client) -> None:

@@ -7,12 +7,14 @@ import pytest
 
 from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.execution import Account, ExecutionClass
 from sglang_prefill_ext.oneshot.job import Job, JobResult
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from tests.unit.oneshot.jobs import IdleExecutor, request
 
+BUDGET = ForwardBudget(1000)
 CONFIG = PrefillOnlyConfig(launch_tokens=6, decode_step_tokens=4, decode_slowdown=2)
 """Each decode step allows 4 tokens; a forward of n tokens costs 6 + n."""
 
@@ -33,7 +35,7 @@ def answers() -> Answers:
 
 @pytest.fixture
 def work(answers: Answers) -> PackedWork:
-    runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG))
+    runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET))
     return packed_work(SCHEDULER, runtime, CONFIG)
 
 
@@ -68,7 +70,7 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
 
 def test_the_longest_wait_is_a_flag() -> None:
     config = PrefillOnlyConfig(decode_slowdown=1, max_wait_steps=2)
-    runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config))
+    runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET))
     work = packed_work(SCHEDULER, runtime, config)
     submit(work, "a", 3)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]

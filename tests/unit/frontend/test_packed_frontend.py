@@ -227,6 +227,18 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
     assert _nothing_is_left(frontend, link)
 
 
+async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
+    frontend: PackedFrontend, link: StubLink
+) -> None:
+    for _ in range(2):
+        _answer_soon(frontend, link, StubAnswer("unfit", "too long"))
+        with pytest.raises(StockPathTaken) as taken:
+            await frontend.score(CALL)
+        assert taken.value.reason == "row_over_budget"
+    assert len(link.sent) == 2
+    assert _nothing_is_left(frontend, link)
+
+
 @pytest.mark.parametrize(
     ("status", "error"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,83 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.held import HeldPrefix
-from sglang_prefill_ext.oneshot.model import Attend
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import Piece, split_request
 from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.oneshot.caches import MemoryCache
 from tests.unit.oneshot.jobs import job_of
+from tests.unit.oneshot.tiny_model import HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, VALUE_DIM, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
-
-LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
-HIDDEN, MAX_POSITION = 24, 64
-SCALE = HEAD_DIM**-0.5
-
-
-class TinyModel:
-    """Embeddings, two layers of grouped-query attention and a linear head."""
-
-    device = torch.device("cpu")
-    vocab_size = VOCAB
-    dtype = torch.float32
-    heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
-    last_layer = LAYERS - 1
-
-    def __init__(self, *, asynchronous: bool = False) -> None:
-        self.asynchronous = asynchronous
-        self.logit_rows: list[int] = []
-        self.row_lens: list[list[int]] = []
-        generator = torch.Generator().manual_seed(7)
-
-        def weight(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator) / math.sqrt(shape[0])
-
-        self.tokens, self.positions = weight(VOCAB, HIDDEN), weight(MAX_POSITION, HIDDEN)
-        self.query = [weight(HIDDEN, HEADS * HEAD_DIM) for _ in range(LAYERS)]
-        self.key = [weight(HIDDEN, KV_HEADS * HEAD_DIM) for _ in range(LAYERS)]
-        self.value = [weight(HIDDEN, KV_HEADS * VALUE_DIM) for _ in range(LAYERS)]
-        self.output = [weight(HEADS * VALUE_DIM, HIDDEN) for _ in range(LAYERS)]
-        self.head = weight(HIDDEN, VOCAB)
-
-    def stream(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def hidden_states(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        read_at: Tensor,
-        row_lens: list[int],
-        attend: Attend,
-    ) -> Tensor:
-        assert sum(row_lens) == len(token_ids) == len(positions)
-        self.row_lens.append(row_lens)
-        hidden = 8 * (self.tokens[token_ids] + self.positions[positions])
-        for layer in range(LAYERS):
-            key, value = hidden @ self.key[layer], hidden @ self.value[layer]
-            if layer == self.last_layer:
-                hidden = hidden[read_at]
-            out = attend(
-                layer,
-                (hidden @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
-                key.view(-1, KV_HEADS, HEAD_DIM),
-                value.view(-1, KV_HEADS, VALUE_DIM),
-                SCALE,
-            )
-            hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
-        return hidden
-
-    def head_weight(self) -> Tensor | None:
-        return None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        self.logit_rows.append(len(hidden))
-        return hidden @ self.head
 
 
 def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

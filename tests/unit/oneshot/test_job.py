@@ -74,5 +74,5 @@ def test_a_result_without_values_is_empty() -> None:
 
 
 def test_a_status_travels_as_its_word() -> None:
-    words = ["ok", "aborted", "declined", "failed", "rejected", "expired"]
+    words = ["ok", "aborted", "declined", "failed", "rejected", "expired", "unfit"]
     assert json.dumps([*JobStatus]) == json.dumps(words)

@@ -8,7 +8,6 @@ from sglang_prefill_ext.oneshot.policy import SchedulingPolicy, policy_of
 
 def test_every_flag_reaches_its_place() -> None:
     config = PrefillOnlyConfig(
-        max_forward_tokens=11,
         order=Order.DEADLINE,
         ageing=12,
         launch_tokens=13,
@@ -16,7 +15,7 @@ def test_every_flag_reaches_its_place() -> None:
         max_queued_rows=15,
         max_queued_mib=16,
     )
-    assert policy_of(config) == SchedulingPolicy(
+    assert policy_of(config, ForwardBudget(11)) == SchedulingPolicy(
         budget=ForwardBudget(11),
         order=Order.DEADLINE,
         ageing=12,

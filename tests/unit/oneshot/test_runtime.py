@@ -239,9 +239,12 @@ class Simulation:
         assert not self.executor.all_held, "no K/V outlives its request"
 
     def may_have_failed(self, number: int) -> bool:
-        """Whether the job cannot be planned, or a forward with it alone failed."""
-        too_long = max(map(len, self.requests[number].suffixes)) > BUDGET
-        return too_long or [number] in self.executor.failures
+        """Whether a forward with the job alone failed."""
+        return [number] in self.executor.failures
+
+    def fits(self, number: int) -> bool:
+        """Whether every row of the job finds room in a forward."""
+        return max(map(len, self.requests[number].suffixes)) <= BUDGET
 
     def expected_values(self, number: int) -> list[float]:
         request = self.requests[number]
@@ -306,6 +309,7 @@ def test_a_job_fails_only_of_what_it_does_alone(
 ) -> None:
     simulation = _simulate(executor, policy, calls)
     for number, result in simulation.results.items():
+        assert (result.status is JobStatus.UNFIT) == (not simulation.fits(number))
         if result.status is JobStatus.FAILED:
             assert simulation.may_have_failed(number)
         elif number not in simulation.aborted and not executor.asynchronous:
@@ -322,8 +326,10 @@ def test_one_bad_job_does_not_take_others_along(
         simulation.submit(request)
     simulation.finish()
     for number, result in simulation.results.items():
-        too_long = max(map(len, requests[number].suffixes)) > BUDGET
-        assert (result.status is JobStatus.FAILED) == (number == executor.guilty or too_long)
+        if simulation.fits(number):
+            assert (result.status is JobStatus.FAILED) == (number == executor.guilty)
+        else:
+            assert result.status is JobStatus.UNFIT
 
 
 @given(st.booleans(), CALLS)

@@ -52,6 +52,5 @@ def test_the_report_is_json() -> None:
         "tokens_computed": 0,
         "tokens_cached": 0,
         "tokens_saved": 0,
-        "busy_s": 0.0,
         "requests": {"declined": 1},
     }

@@ -1,0 +1,89 @@
+"""Measure at start how much temporary memory a forward takes, and limit forwards by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel, Sample, fit_memory
+from sglang_prefill_ext.oneshot.flight import Executor
+from sglang_prefill_ext.oneshot.memory import free_bytes, peak_bytes
+from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+
+CHUNK_TOKENS = 4096
+"""A row of so many tokens fills the chunks of attention scores."""
+
+ROW_TOKENS = 64
+"""Of a usual row, prefix left out; a sample with the most rows has 32 times as many."""
+
+_LEAST_TOKENS = 128  # for samples that differ; they may exceed a smaller limit
+
+MEMORY_SHARE = 0.8
+"""Of the free memory; the rest is for fragmentation and for what stock batches take."""
+
+Agree: TypeAlias = Callable[[list[int]], list[int]]
+"""The largest of each number over all tensor-parallel ranks."""
+
+
+def calibrated_budget(
+    executor: Executor, device: torch.device, max_tokens: int, agree: Agree
+) -> ForwardBudget:
+    """Return the budget of forwards of this model on this device.
+
+    Args:
+        max_tokens: what the operator allows, in tokens.
+        agree: makes all ranks plan with the same numbers.
+
+    Raises:
+        ConfigError: the largest forward that the operator allows does not fit.
+    """
+    try:
+        model = measured_memory(executor, device, max_tokens)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
+            "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
+        ) from error
+    usable = int(MEMORY_SHARE * free_bytes(device)) - model.fixed_bytes
+    per_token, per_row, too_much = agree([model.bytes_per_token, model.bytes_per_row, -usable])
+    return ForwardBudget(max_tokens, -too_much, per_token, per_row)
+
+
+def measured_memory(executor: Executor, device: torch.device, max_tokens: int) -> MemoryModel:
+    """Run three forwards of up to `max_tokens` tokens, and fit what they took."""
+    tokens = max(max_tokens, _LEAST_TOKENS)
+    sizes = (
+        (min(CHUNK_TOKENS, tokens // 2), 1),
+        (tokens, tokens // ROW_TOKENS),
+        (tokens, tokens // 2),
+    )
+    plans = [_plan(*size) for size in sizes]
+    _run(executor, plans[0])  # sets up what is kept, such as workspaces
+    samples = (
+        Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
+        for plan in plans
+    )
+    return fit_memory(*samples)
+
+
+def _run(executor: Executor, plan: ForwardPlan) -> None:
+    nothing = [None] * len(plan.hold)
+    executor.launch(plan, nothing, nothing).wait()
+
+
+def _plan(tokens: int, rows: int) -> ForwardPlan:
+    """A forward whose rows pass over the vocabulary; the prefix is a quarter if there are rows."""
+    prefix = tokens // 4 if rows > 1 else 0
+    lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
+    packed = PackedRows(
+        np.zeros(tokens, np.int32), prefix, int_array(lens.tolist()), int_array([0]), int_array([])
+    )
+    (piece,) = split_request(packed, ForwardBudget(tokens))
+    return plan_forward([piece])

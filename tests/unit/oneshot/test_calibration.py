@@ -1,0 +1,113 @@
+"""The measured budget against forwards of other shapes than those that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.oneshot import calibration
+from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel
+from sglang_prefill_ext.oneshot.calibration import calibrated_budget, measured_memory
+from sglang_prefill_ext.oneshot.completion import ForwardCompletion
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.memory import peak_bytes
+from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from tests.unit.oneshot.tiny_model import TinyModel
+
+CPU = torch.device("cpu")
+MAX_TOKENS = 8192
+READOUT_BYTES = 1 << 16
+
+
+def alone(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+def plan_of(prefix: int, lens: Sequence[int]) -> ForwardPlan:
+    tokens = np.ones(prefix + sum(lens), np.int32)
+    rows = PackedRows(tokens, prefix, int_array(lens), int_array([1, 2]), int_array([]))
+    (piece,) = split_request(rows, ForwardBudget(len(tokens)))
+    return plan_forward([piece])
+
+
+@pytest.fixture(scope="module")
+def executor() -> PackedExecutor:
+    return PackedExecutor(TinyModel(), readout_bytes=READOUT_BYTES)
+
+
+@pytest.fixture(scope="module")
+def memory(executor: PackedExecutor) -> MemoryModel:
+    return measured_memory(executor, CPU, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "lens"),
+    [
+        (0, [3000]),
+        (500, [10] * 100),
+        (60, [2] * 2000),
+        (0, [5] * 700),
+        (3000, [64] * 30),
+        (100, [1000, 3, 700, 1, 1]),
+    ],
+)
+def test_forwards_of_other_shapes_stay_below_what_is_expected(
+    executor: PackedExecutor, memory: MemoryModel, prefix: int, lens: list[int]
+) -> None:
+    plan = plan_of(prefix, lens)
+    peak = peak_bytes(CPU, lambda: executor.launch(plan, [None], [None]).wait())
+    expected = memory.num_bytes(plan.num_tokens, plan.num_rows)
+    assert peak <= expected
+    assert expected <= 2 * memory.num_bytes(MAX_TOKENS, MAX_TOKENS // 64)
+
+
+def test_some_free_memory_is_left_alone(
+    executor: PackedExecutor, memory: MemoryModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: free)
+    budget = calibrated_budget(executor, CPU, MAX_TOKENS, alone)
+    assert 0 < memory.fixed_bytes + budget.max_bytes <= 0.8 * free
+    assert 0.4 * MAX_TOKENS < budget.longest_row < 0.6 * MAX_TOKENS
+
+
+def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: PackedExecutor) -> None:
+    asked: list[list[int]] = []
+
+    def agree(numbers: list[int]) -> list[int]:
+        asked.append(numbers)
+        return [5000, 700, -(1 << 30)]
+
+    budget = calibrated_budget(executor, CPU, 100, agree)
+    assert budget == ForwardBudget(100, 1 << 30, 5000, 700)
+    ((_, _, too_much),) = asked
+    assert too_much < 0
+
+
+def test_a_device_without_room_is_refused(
+    executor: PackedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: 10)
+    with pytest.raises(ConfigError, match="cannot hold one row"):
+        calibrated_budget(executor, CPU, 100, agree=alone)
+
+
+def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
+    class Exhausted(PackedExecutor):
+        def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+            raise torch.OutOfMemoryError("no memory for 2 GiB")
+
+    with pytest.raises(ConfigError, match=r"no memory for 2 GiB.*--mem-fraction-static"):
+        calibrated_budget(Exhausted(TinyModel(), readout_bytes=1), CPU, 100, alone)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 9, 100])
+def test_small_forwards_are_measured_too(executor: PackedExecutor, max_tokens: int) -> None:
+    assert calibrated_budget(executor, CPU, max_tokens, alone).max_tokens == max_tokens

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import psutil
+import torch
+
+from sglang_prefill_ext.oneshot.memory import free_bytes, peak_bytes
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def test_the_peak_is_what_was_in_use_at_once() -> None:
+    def work() -> None:
+        first = torch.zeros(4 * MIB, dtype=torch.uint8)
+        second = torch.zeros(2 * MIB, dtype=torch.uint8)
+        del first
+        third = torch.zeros(3 * MIB, dtype=torch.uint8)
+        del second, third
+
+    assert peak_bytes(CPU, work) == 6 * MIB
+
+
+def test_what_was_there_before_does_not_count() -> None:
+    before = torch.zeros(8 * MIB, dtype=torch.uint8)
+    assert peak_bytes(CPU, lambda: before.add_(1)) < MIB
+
+
+def test_free_memory_is_a_part_of_the_machines() -> None:
+    assert 0 < free_bytes(CPU) < psutil.virtual_memory().total

@@ -1,0 +1,78 @@
+"""A small model for tests of whoever runs one."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.oneshot.model import Attend
+from tests.unit.wire.strategies import VOCAB
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
+HIDDEN, POSITIONS = 24, 64
+SCALE = HEAD_DIM**-0.5
+
+
+class TinyModel:
+    """Embeddings, two layers of grouped-query attention and a linear head."""
+
+    device = torch.device("cpu")
+    vocab_size = VOCAB
+    dtype = torch.float32
+    heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
+    last_layer = LAYERS - 1
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        self.asynchronous = asynchronous
+        self.logit_rows: list[int] = []
+        self.row_lens: list[list[int]] = []
+        generator = torch.Generator().manual_seed(7)
+
+        def weight(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator) / math.sqrt(shape[0])
+
+        self.tokens, self.positions = weight(VOCAB, HIDDEN), weight(POSITIONS, HIDDEN)
+        self.query = [weight(HIDDEN, HEADS * HEAD_DIM) for _ in range(LAYERS)]
+        self.key = [weight(HIDDEN, KV_HEADS * HEAD_DIM) for _ in range(LAYERS)]
+        self.value = [weight(HIDDEN, KV_HEADS * VALUE_DIM) for _ in range(LAYERS)]
+        self.output = [weight(HEADS * VALUE_DIM, HIDDEN) for _ in range(LAYERS)]
+        self.head = weight(HIDDEN, VOCAB)
+
+    def stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def hidden_states(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        row_lens: list[int],
+        attend: Attend,
+    ) -> Tensor:
+        assert sum(row_lens) == len(token_ids) == len(positions)
+        self.row_lens.append(row_lens)
+        hidden = 8 * (self.tokens[token_ids] + self.positions[positions % POSITIONS])
+        for layer in range(LAYERS):
+            key, value = hidden @ self.key[layer], hidden @ self.value[layer]
+            if layer == self.last_layer:
+                hidden = hidden[read_at]
+            out = attend(
+                layer,
+                (hidden @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
+                key.view(-1, KV_HEADS, HEAD_DIM),
+                value.view(-1, KV_HEADS, VALUE_DIM),
+                SCALE,
+            )
+            hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
+        return hidden
+
+    def head_weight(self) -> Tensor | None:
+        return None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.logit_rows.append(len(hidden))
+        return hidden @ self.head
