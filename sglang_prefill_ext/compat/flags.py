@@ -20,6 +20,7 @@ from sglang_prefill_ext.config import (
     flag_name,
 )
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.oneshot import stock_order
 
 
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,7 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
             metavar="N" if isinstance(knob.default, int) else "NAME",
             help=f"{knob.metadata['help']} Default: {knob.default}.",
         )
+    _offer_policy(parser)
 
 
 def attach_config(server_args: Any, _cls: type, args: argparse.Namespace) -> None:
@@ -61,9 +63,12 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
     """AFTER `ServerArgs.check_server_args`: stop where packed work could never run.
 
     Raises:
-        SystemExit: a combination of flags that prefill-only serving cannot work with.
+        SystemExit: a combination of flags that prefill-only serving cannot work with, or our
+            scheduling policy without it.
     """
     if activation.config_of(server_args) is None:
+        if server_args.schedule_policy == stock_order.POLICY:
+            raise SystemExit(str(_policy_alone()))
         return
     conflicts = list(_conflicts(resolving_view(server_args)))
     if conflicts:
@@ -72,6 +77,25 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
             + "; ".join(conflicts)
             + ". Remove either; without --enable-prefill-only the server is plain SGLang."
         )
+
+
+def _offer_policy(parser: argparse.ArgumentParser) -> None:
+    """Add our policy to the choices of ``--schedule-policy``; the list itself is SGLang's."""
+    for action in parser._actions:
+        if action.dest == "schedule_policy":
+            action.choices = [*(action.choices or ()), stock_order.POLICY]
+            action.help = (
+                f"{action.help} {stock_order.POLICY}: shortest remaining prefill first, with "
+                "ageing; needs --enable-prefill-only."
+            )
+
+
+def _policy_alone() -> ConfigError:
+    name = f"--schedule-policy {stock_order.POLICY}"
+    return ConfigError(
+        f"{name} needs --enable-prefill-only; add that flag, or choose a policy of SGLang: "
+        "hrrn and shortest-prefill-first are the nearest."
+    )
 
 
 def _is_ours(name: str) -> bool:

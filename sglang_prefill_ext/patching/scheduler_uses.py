@@ -17,14 +17,14 @@ SCHEDULER_USES = (
         group=Group.SCHEDULER,
         used_by=(
             *"compat.scheduler_hooks compat.scheduler_status compat.packed_work".split(),
-            *"compat.capability compat.radix".split(),
+            *"compat.capability compat.radix compat.stock_order".split(),
         ),
         why="dispatch, watchdog, answers, metrics, model, pools",
         members=(
             *"server_args _request_dispatcher forward_ct ipc_channels tp_worker".split(),
             *"enable_overlap forward_stream_ctx enable_lora is_generation tree_cache".split(),
             *"token_to_kv_pool_allocator req_to_token_pool enable_hierarchical_cache".split(),
-            *"metrics_collector metrics_collector_context".split(),
+            *"metrics_collector metrics_collector_context policy schedule_policy".split(),
         ),
     ),
     Use(

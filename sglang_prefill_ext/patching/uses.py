@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
+from sglang_prefill_ext.patching.order_uses import ORDER_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
@@ -60,7 +61,7 @@ _FLAG_USES = (
         why="the other combinations to refuse",
         members=(
             *"pp_size nnodes disaggregation_mode enable_pdmux smg_grpc_mode grpc_mode".split(),
-            "enable_mis",
+            *"enable_mis schedule_policy".split(),
         ),
     ),
 )
@@ -180,5 +181,6 @@ USES: tuple[Use, ...] = (
     *MODEL_USES,
     *_FRONTEND_USES,
     *PREFIX_USES,
+    *ORDER_USES,
     *_DP_USES,
 )

@@ -1,0 +1,98 @@
+"""What is changed in SGLang's front end and its data-parallel controller; a part of
+`table.PATCHES`."""
+
+from __future__ import annotations
+
+from sglang_prefill_ext.patching.spec import Group, Kind, Patch
+
+_HOOKS = "sglang_prefill_ext.compat"
+_MANAGERS = "sglang.srt.managers"
+_SCORE_MIXIN = f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin"
+_SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
+_TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
+
+_MESSAGES = ("0003-plugin-message-types.patch",)
+_SCORE = ("0005-score-fast-path.patch",)
+_ERRORS = ("0013-keep-headers-of-http-errors.patch",)
+_PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
+
+# What these diffs add to SGLang: once a release has it, the hooks move there.
+_HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
+_HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
+_HAS_ERRORS = (f"{_SERVING}.create_http_error_response",)
+_HAS_PROMPTS = (
+    f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
+    f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
+)
+
+FRONTEND_PATCHES: tuple[Patch, ...] = (
+    Patch(
+        id="P20",
+        target=f"{_TOKENIZER_MANAGER}.init_request_dispatcher",
+        kind=Kind.AFTER,
+        hook=f"{_HOOKS}.frontend_hooks:attach_frontend",
+        group=Group.FRONTEND,
+        why="The tokenizer manager ends its process on a result type that it does not know.",
+        signature="(self)",
+        relies_on=("self._result_dispatcher", "TypeBasedDispatcher"),
+        fingerprints={"0.5.23": "ac8dbd5bbea52dc74dd50e772a3cdce411590b16927038d83514b76c8ce3712b"},
+        diffs=_MESSAGES,
+        remove_when=_HAS_MESSAGES,
+    ),
+    Patch(
+        id="P21",
+        target=f"{_SCORE_MIXIN}.score_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.frontend_hooks:score_request",
+        group=Group.FRONTEND,
+        why="Every item of a scoring call would become a request of its own.",
+        signature="(self, query=None, items=None, label_token_ids=None, apply_softmax=False, "
+        "item_first=False, embed_override_token_id=None, query_embed_overrides=None, "
+        "item_embed_overrides=None, stacked_query_item_embed_overrides=None, request=None, "
+        "return_pooled_hidden_states=False, score_extraction_token_id=None, temperature=1.0, "
+        "return_token_logprobs=False, image_data=None)",
+        relies_on=("ScoreResult",),
+        fingerprints={"0.5.23": "5c0df92bd53442bab5c91319dfbc9d08ef834625f4c412d0f3083433a1d5d25e"},
+        diffs=_SCORE,
+        remove_when=_HAS_SCORE,
+    ),
+    Patch(
+        id="P22",
+        target=f"{_TOKENIZER_MANAGER}._validate_one_request",
+        kind=Kind.BEFORE,
+        hook=f"{_HOOKS}.frontend_hooks:validate_prompt",
+        group=Group.FRONTEND,
+        why="One empty prompt, or one id outside the vocabulary, ends the scheduler process.",
+        signature="(self, obj, input_ids)",
+        relies_on=("obj.input_embeds", "input_ids"),
+        fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},
+        diffs=_PROMPTS,
+        remove_when=_HAS_PROMPTS,
+    ),
+    Patch(
+        id="P23",
+        target=f"{_SERVING}.handle_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.http_errors:answer_errors",
+        group=Group.FRONTEND,
+        why="A rejected client would not learn when to come again: headers of errors are dropped.",
+        signature="(self, request, raw_request)",
+        relies_on=("HTTPException", "self.create_error_response"),
+        fingerprints={"0.5.23": "fe9651c76ec2aff4c998b988a20a33e9b8204515a46553a1e712c7ca2c3597c3"},
+        diffs=_ERRORS,
+        remove_when=_HAS_ERRORS,
+    ),
+    Patch(
+        id="P30",
+        target=f"{_MANAGERS}.data_parallel_controller.DataParallelController.init_dispatcher",
+        kind=Kind.AFTER,
+        hook=f"{_HOOKS}.dp_hooks:route_packed",
+        group=Group.DP_CONTROLLER,
+        why="Messages of unknown type go to every replica: each would do the same packed work.",
+        signature="(self)",
+        relies_on=("self._request_dispatcher", "TypeBasedDispatcher", "self.send_control_message"),
+        fingerprints={"0.5.23": "ded2b688c2b4edf97a91aa309ff0de0e208e950e0ecf5bb95cf10b7815f1bdda"},
+        diffs=_MESSAGES,
+        remove_when=_HAS_MESSAGES,
+    ),
+)

@@ -1,0 +1,251 @@
+"""``--schedule-policy srpt`` for stock requests, on a server with small prefill batches."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sglang_prefill_ext.local_server import LocalServer
+from tests.integration.client import Client, random_ids, score_body, wait_until
+from tests.integration.own_server import Serving, run_python, run_script, serving
+from tests.integration.parity import assert_same_answer
+from tests.integration.processes import scheduler_pid, stopped
+
+pytestmark = pytest.mark.timeout(900)
+
+CHUNK = 64
+"""Most tokens of a prefill batch."""
+SRPT = ["--schedule-policy", "srpt"]
+ENABLE = "--enable-prefill-only"
+
+
+@pytest.fixture(scope="module")
+def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
+    chunks = ("--chunked-prefill-size", str(CHUNK))
+    flags = (ENABLE, *SRPT, *chunks, "--sleep-on-idle")
+    with serving(model_dir("micro"), "stock_order", *flags) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(running: Serving) -> LocalServer:
+    """In place of the shared server."""
+    return running.server
+
+
+@pytest.fixture(scope="module")
+def client(running: Serving) -> Client:
+    return running.client
+
+
+class Race:
+    """Requests for one token each, and the order in which they are answered."""
+
+    def __init__(self, client: Client, pool: ThreadPoolExecutor) -> None:
+        self.finished: list[str] = []
+        self._client = client
+        self._pool = pool
+        self._futures: list[Future[None]] = []
+
+    def send(self, name: str, prompt: list[int]) -> Future[None]:
+        def run() -> None:
+            self._client.generate(prompt, 1)
+            self.finished.append(name)
+
+        self._futures.append(self._pool.submit(run))
+        return self._futures[-1]
+
+    def results(self) -> list[str]:
+        """Wait for all."""
+        for future in self._futures:
+            future.result()
+        return self.finished
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random_ids(random.Random(seed), length)
+
+
+@contextmanager
+def slowed(client: Client, sleep_s: float) -> Iterator[None]:
+    """Let every forward take so long that answers of two forwards arrive in their order."""
+    client.post("/slow_down", {"forward_sleep_time": sleep_s})
+    try:
+        yield
+    finally:
+        client.post("/slow_down", {"forward_sleep_time": None})
+
+
+@contextmanager
+def gathered(server: LocalServer) -> Iterator[None]:
+    """What is sent within the block is in the queue before any of it runs."""
+    with stopped(scheduler_pid(server)):
+        yield
+        time.sleep(1)
+
+
+@pytest.mark.patch("P16")
+def test_short_prompts_overtake_a_long_one_that_came_first(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    race = Race(client, pool)
+    with slowed(client, 0.2):
+        with gathered(server):
+            race.send("long", prompt_of(8 * CHUNK, seed=1))
+            time.sleep(0.5)
+            for seed, length in enumerate((40, 20, 30), start=2):
+                race.send(f"short {length}", prompt_of(length, seed))
+        assert race.results()[-1] == "long"
+    assert len(race.finished) == 4
+
+
+def test_cached_tokens_do_not_count(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    known = prompt_of(8 * CHUNK, seed=11)
+    client.generate(known, 1)
+    race = Race(client, pool)
+    with slowed(client, 0.2):
+        with gathered(server):
+            race.send("new", prompt_of(3 * CHUNK, seed=12))
+            time.sleep(0.5)
+            race.send("known", known)
+        assert race.results() == ["known", "new"]
+
+
+def test_a_long_prompt_that_has_begun_makes_room(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    seen = server.log_path.stat().st_size
+    race = Race(client, pool)
+    with slowed(client, 0.2):
+        race.send("long", prompt_of(30 * CHUNK, seed=21))
+        wait_until(lambda: server.log_path.read_bytes()[seen:].count(b"run_batch sleep") >= 2)
+        for seed in (22, 23, 24):
+            race.send("short", prompt_of(CHUNK // 2 - 1, seed))
+        assert race.results() == ["short", "short", "short", "long"]
+
+
+def test_a_stream_of_short_prompts_does_not_starve_a_long_one(
+    client: Client, pool: ThreadPoolExecutor
+) -> None:
+    stop, answered = Event(), []
+
+    def stream(worker: int) -> None:
+        rng = random.Random(1000 + worker)
+        while not stop.is_set():
+            answered.append(client.generate(random_ids(rng, 40), 1))
+
+    with slowed(client, 0.05):
+        workers = [pool.submit(stream, worker) for worker in range(6)]
+        try:
+            wait_until(lambda: len(answered) >= len(workers))
+            before = len(answered)
+            long = pool.submit(client.generate, prompt_of(6 * CHUNK, seed=31), 1)
+            assert len(long.result(timeout=60)) == 1
+            overtaking = len(answered) - before
+            assert not any(worker.done() for worker in workers)
+        finally:
+            stop.set()
+            for worker in workers:
+                worker.result()
+    # It ages by 64 tokens a batch; until it is its turn more short ones come than ever waited.
+    assert overtaking > len(workers)
+
+
+def test_the_same_tokens_as_hugging_face(
+    client: Client, pool: ThreadPoolExecutor, model_dir: Callable[[str], Path]
+) -> None:
+    prompts = [prompt_of(length, seed=40 + length) for length in (300, 5, 64, 65, 20)]
+    outputs = list(pool.map(lambda prompt: client.generate(prompt, 12), prompts))
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir("micro"), dtype=torch.float32)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            for _ in output:
+                best = model(ids).logits[:, -1:].argmax(-1)
+                ids = torch.cat([ids, best], dim=1)
+        assert output == ids[0, len(prompt) :].tolist()
+
+
+def test_scoring_is_served_beside_it(client: Client) -> None:
+    body = score_body(51, 30, [5] * 8)
+    assert_same_answer(client.score(body), client.score(body, stock=True))
+    assert client.scheduler()["counters"]["requests"]["ok"] == 1
+
+
+# How it is asked for
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """How starts ended, by case."""
+    directory = tmp_path_factory.mktemp("launch")
+    argv = ["--model-path", str(model_dir("micro")), "--device", "cpu", *SRPT]
+    cases = {
+        "alone": {"argv": argv},
+        "priorities": {"argv": [*argv, ENABLE, "--enable-priority-scheduling"]},
+        "disaggregation": {"argv": [*argv, ENABLE, "--disaggregation-mode", "prefill"]},
+        "help": {"argv": ["--help"], "parse_only": True},
+    }
+    asked, out = directory / "cases.json", directory / "out.json"
+    asked.write_text(json.dumps(cases))
+    run_script("launch_runner.py", asked, out)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_without_the_flag_it_is_refused(outcomes: dict[str, Any]) -> None:
+    assert outcomes["alone"]["exit"].startswith(
+        "--schedule-policy srpt needs --enable-prefill-only; add that flag, or choose"
+    )
+    assert outcomes["alone"]["children"] == []
+
+
+def test_sglang_refuses_it_with_priorities(outcomes: dict[str, Any]) -> None:
+    wanted = "schedule_policy must be 'fcfs' or 'lof'. 'srpt' is not supported."
+    assert wanted in outcomes["priorities"]["error"]
+
+
+def test_disaggregation_is_refused(outcomes: dict[str, Any]) -> None:
+    message = outcomes["disaggregation"]["exit"]
+    assert "--enable-prefill-only cannot be combined with --disaggregation-mode" in message
+
+
+def test_the_help_lists_it(outcomes: dict[str, Any]) -> None:
+    assert outcomes["help"]["exit"] == 0
+    text = " ".join(outcomes["help"]["output"].split())
+    assert "shortest-prefill-first,srpt}" in text
+    assert "srpt: shortest remaining prefill first, with ageing; needs" in text
+
+
+def test_the_engine_takes_it_with_the_flag_only(model_dir: Callable[[str], Path]) -> None:
+    code = """
+import sys
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.plugins import load_plugins
+load_plugins()
+given = {"model_path": sys.argv[1], "device": "cpu", "schedule_policy": "srpt"}
+enabled = Engine.server_args_class(**given, enable_prefill_only=True)
+enabled.resolve_once()
+enabled.check_server_args()
+print(enabled.schedule_policy)
+Engine(**given)
+"""
+    run = run_python("-c", code, model_dir("micro"))
+    assert run.stdout.splitlines()[-1] == "srpt"
+    assert run.returncode == 1
+    assert "--schedule-policy srpt needs --enable-prefill-only" in run.stderr
