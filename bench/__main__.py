@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import signal
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from bench.command import begin, no_figures_on_error
 from bench.plan import Plan
 from bench.plot import save_plot
-from bench.record import append, run_context
+from bench.record import append
 from bench.report import closed_table, compare_paths, open_table
 from bench.session import ModelRun
 from bench.workloads import Shape, parse_load
-from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.modelmaker import make_model
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,8 +27,6 @@ EXTENSION_ARGS = ("--enable-prefill-only",)
 LOADS = ["1", "4", "8", "70%"]
 QUICK_LOADS = ["8", "70%"]
 SECONDS, QUICK_SECONDS = 6.0, 3.0
-FILE_WIDTH = 120  # columns where the output is no terminal
-BUSY_LOAD = 0.5  # runnable processes before the run starts
 
 
 def main(
@@ -66,11 +60,8 @@ def main(
     name: Annotated[str, typer.Option(help="File name in bench/results.")] = "local",
 ) -> None:
     """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-    context = run_context()
-    if context["machine"]["load_average"] > BUSY_LOAD:
-        console.print("[yellow]The machine is busy; ratios mislead there.[/]")
-    try:
+    console, context = begin("bench")
+    with no_figures_on_error(console):
         plan = Plan(
             shapes=tuple(Shape.parse(each) for each in shape or SHAPES),
             loads=tuple(parse_load(each) for each in load or (QUICK_LOADS if quick else LOADS)),
@@ -81,29 +72,9 @@ def main(
             extension_args=() if self_check else (*EXTENSION_ARGS, *shlex.split(flags)),
             stock_args=() if against is None else (*EXTENSION_ARGS, *shlex.split(against)),
         )
-        with terminable():
-            runs = measure(preset or (PRESETS[:1] if quick else PRESETS), plan, console)
-    except PrefillExtError as error:
-        console.print(f"[red]No figures:[/] {error}", highlight=False)
-        raise typer.Exit(1) from error
+        runs = measure(preset or (PRESETS[:1] if quick else PRESETS), plan, console)
     show(runs, console)
     save(runs, plan, name, context, console)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM unwind as SIGINT does: the server has a process group of its own and would
-    outlive this process. Exits with the status that a shell gives a terminated process."""
-
-    def leave(number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server is being stopped already
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def measure(presets: list[str], plan: Plan, console: Console) -> list[ModelRun]:

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import cast
+import time
+from typing import TypeAlias, cast
 
 from sglang_prefill_ext.errors import PrefillExtError
+
+KEEP_ALIVE_ENV = {"SGLANG_TIMEOUT_KEEP_ALIVE": "3600"}
+"""Of the server: the generator keeps idle connections, which SGLang else closes after 5 s."""
+
+Piece: TypeAlias = tuple[float, bytes]
+"""When bytes of an answer came, on the clock of `time.perf_counter`, and the bytes."""
 
 _OK = b"HTTP/1.1 200 "
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _HEAD_END = b"\r\n\r\n"
+_LAST_CHUNK = b"\r\n0\r\n\r\n"  # JSON holds no bare line ends, so only the end looks like this
 _SHOWN_BYTES = 300
 
 
@@ -32,10 +40,22 @@ def post_bytes(path: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
+def get_bytes(path: str) -> bytes:
+    """A whole ``GET`` request."""
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+
+
 async def connect(port: int) -> Connection:
     """Open a connection to a server on this machine."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+    return connection
+
+
+async def connect_streaming(port: int) -> StreamConnection:
+    """Open a connection for answers that are streamed."""
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(StreamConnection, "127.0.0.1", port)
     return connection
 
 
@@ -105,3 +125,33 @@ class Connection(asyncio.Protocol):
     def _fail(self, why: str) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(LoadError(why))
+
+
+class StreamConnection(Connection):
+    """A connection whose answers are streamed in chunks, such as server-sent events.
+
+    What came when is only kept; reading it can wait until the clock has stopped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[Piece] = []
+
+    async def stream(self, request: bytes) -> list[Piece]:
+        """Send a request and return its whole answer, head included, as it came.
+
+        Raises:
+            LoadError: the status is not 200 or the server hung up.
+        """
+        self._pieces = []
+        await self.send(request)
+        return self._pieces
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append((time.perf_counter(), data))
+        self._received += data
+        if not self._received.startswith(_OK[: len(self._received)]):
+            self._fail(self._received[:_SHOWN_BYTES].decode(errors="replace"))
+        elif self._received.endswith(_LAST_CHUNK) and self._answer is not None:
+            self._answer.set_result(bytes(self._received))
+            self._received.clear()

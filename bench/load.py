@@ -8,11 +8,13 @@ import math
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bench.http_client import Connection, LoadError, connect
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Measurement:
             counted answer.
         latencies_s: one per counted answer. Closed: from sending. Open: from the *scheduled*
             arrival, so that a late generator or a full queue is never left out.
+        numbers: of the pool's requests that they belong to.
+        ended_s: when the answers were complete, on the clock of `time.perf_counter`.
         answers: last body received for each request of the pool, by its number.
         sent: requests answered in all, those of the warm-up included.
         generator_cpu_s: CPU seconds of this process meanwhile, stolen from the server.
@@ -44,6 +48,8 @@ class Measurement:
 
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
     answers: dict[int, bytes] = field(default_factory=dict)
     sent: int = 0
     generator_cpu_s: float = 0.0
@@ -56,9 +62,16 @@ class Measurement:
         """Latency in ms that `percent` of the answers did not exceed."""
         return float(np.percentile(self.latencies_s, percent)) * 1e3
 
+    def add(self, number: int, latency_s: float, ended_s: float, answer: bytes) -> None:
+        """Count an answer."""
+        self.latencies_s.append(latency_s)
+        self.numbers.append(number)
+        self.ended_s.append(ended_s)
+        self.answers[number] = answer
 
-def run_loop(loop: Coroutine[Any, Any, Measurement]) -> Measurement:
-    """Run one of the loops below to its end.
+
+def run_loop(loop: Coroutine[Any, Any, T]) -> T:
+    """Run one of the loops below, or something that awaits them, to its end.
 
     Raises:
         LoadError: an answer was not 200; the first one if there were several.
@@ -66,8 +79,10 @@ def run_loop(loop: Coroutine[Any, Any, Measurement]) -> Measurement:
     try:
         return asyncio.run(loop)
     except* LoadError as group:
-        errors = group.exceptions
-    raise errors[0]
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):  # of the loops that ran side by side
+            error = error.exceptions[0]
+    raise error
 
 
 async def closed_loop(
@@ -128,8 +143,7 @@ class _Counting:
             self._begin, self._cpu_begin = now, time.process_time()
             return
         seen = self.measurement
-        seen.latencies_s.append(latency_s)
-        seen.answers[number] = answer
+        seen.add(number, latency_s, now, answer)
         seen.seconds = now - self._begin
         enough = len(seen.latencies_s) >= self._window.min_requests
         if enough and seen.seconds >= self._window.seconds:
@@ -169,10 +183,11 @@ async def open_loop(port: int, pool: Sequence[bytes], arrivals: np.ndarray) -> M
         else:
             connection = await connect(port)
             opened.append(connection)
-        seen.answers[number] = await connection.send(pool[number])
+        answer = await connection.send(pool[number])
+        now = time.perf_counter()
         idle.append(connection)
-        seen.seconds = time.perf_counter() - begin
-        seen.latencies_s.append(seen.seconds - due)
+        seen.seconds = now - begin
+        seen.add(number, seen.seconds - due, now, answer)
         seen.sent += 1
 
     try:

@@ -12,7 +12,10 @@ import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _PACKAGES = ("torch", "sglang", "sglang-prefill-ext", "transformers", "triton", "numpy")
 
@@ -57,7 +60,7 @@ class Result:
     operation_ratio: float
 
 
-def append(path: Path, results: Iterable[Result], context: dict[str, Any]) -> None:
+def append(path: Path, results: Iterable[DataclassInstance], context: dict[str, Any]) -> None:
     """Append one line per result, each with the whole `context`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
@@ -65,11 +68,15 @@ def append(path: Path, results: Iterable[Result], context: dict[str, Any]) -> No
             file.write(json.dumps({**asdict(result), **context}) + "\n")
 
 
-def run_context() -> dict[str, Any]:
-    """When, with which command, from which commit and on which machine; take it at the start."""
+def run_context(module: str = "bench") -> dict[str, Any]:
+    """When, with which command, from which commit and on which machine; take it at the start.
+
+    Args:
+        module: that was run, as in ``python -m bench``.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": ["python", "-m", "bench", *sys.argv[1:]],
+        "command": ["python", "-m", module, *sys.argv[1:]],
         **commit(Path(__file__).parent),
         "machine": machine(),
     }

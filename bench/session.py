@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.gate import TOLERANCE, Agreement, compare
+from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import (
     Measurement,
     Window,
@@ -23,8 +24,6 @@ from bench.workloads import ClosedLoop, Load, Shape
 from sglang_prefill_ext.local_server import LocalServer
 
 _MIN_REQUESTS = 20
-# The generator keeps idle connections, which SGLang would otherwise close after 5 s.
-_SERVER_ENV = {"SGLANG_TIMEOUT_KEEP_ALIVE": "3600"}
 _STATUS_PATH = "/prefill_only/status"
 
 
@@ -64,7 +63,7 @@ class ModelRun:
                 self.tell(f"{self.preset}: start {repeat + 1} of {path}")
                 log = self.model.parent / f"{self.preset}-{path}.log"
                 args = self.plan.server_args(path)
-                with LocalServer(self.model, args, env=_SERVER_ENV, log_path=log) as server:
+                with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
                     self._check_before_timing(path, server.port, cases)
                     for case in cases:
                         for load in self.plan.ordered_loads():

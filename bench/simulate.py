@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,58 +14,102 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.record import run_context
-from bench.simulation import LENGTHS, SHARED, VARIANTS, CostModel, Outcome, draw_traffic, simulate
+from bench.record import append, run_context
+from bench.simulation.cache import CACHE_TOKENS
+from bench.simulation.run import Outcome, simulate
+from bench.simulation.traffic import LENGTHS, CostModel, draw_traffic
+from bench.simulation.variants import ALONE, SHARED, VARIANTS
 
 mpl.use("Agg")
 
 RESULTS = Path(__file__).parent / "results"
 LOADS = [0.7, 0.95, 1.3]
+SHARES = [0.0, 0.5]
 COST = CostModel()
-TABLE_WIDTH = 150  # columns
+TABLE_WIDTH = 160  # columns
 
 
-def table_of(outcomes: Sequence[Outcome]) -> Table:
-    """One line per variant; the last column compares with fcfs under the same load."""
-    table = Table(title="Mean slowdown", title_justify="left", box=box.SIMPLE_HEAD)
+def table_of(outcomes: Sequence[Outcome], shared: float) -> Table:
+    """One line per variant; the last column compares with fcfs under the same load.
+
+    Args:
+        shared: see `Traffic`; outcomes of other traffic are left out.
+    """
+    title = f"Mean slowdown, {_described(shared)}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     lengths = [f"{length} tokens" for length in LENGTHS]
-    for name in ("load", "variant", "all", *lengths, "per forward"):
+    for name in ("load", "variant", "all", *lengths, "per forward", "cached"):
         table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
     table.add_column("bound violated", justify="right")
     table.add_column("P99 of the longest, ms (of fcfs)", justify="right")
-    fcfs = {each.load: each.longest_p99_ms for each in outcomes if each.variant == SHARED.name}
-    for each in outcomes:
+    own = [each for each in outcomes if each.shared == shared]
+    fcfs = {each.load: each.longest_p99_ms for each in own if each.variant == SHARED.name}
+    for each in own:
         table.add_row(
             f"{each.load:.2f}",
             each.variant,
             f"{each.mean_slowdown:.1f}",
             *(f"{slowdown:.1f}" for slowdown in each.class_slowdown.values()),
             f"{each.requests_per_forward:.1f}",
+            f"{each.cached_share:.0%}",
             "-" if each.bound_violations is None else str(each.bound_violations),
             f"{each.longest_p99_ms:,.0f} ({each.longest_p99_ms / fcfs[each.load]:.2f}x)",
+            end_section=each.variant == VARIANTS[-1].name,
         )
     return table
 
 
 def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG: for every load the mean slowdown, and the P99 of the longest class."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for name in dict.fromkeys(each.variant for each in outcomes):
-        own = [each for each in outcomes if each.variant == name]
-        loads = [each.load for each in own]
-        left.plot(loads, [each.mean_slowdown for each in own], marker="o", label=name)
-        right.plot(loads, [each.longest_p99_ms for each in own], marker="o", label=name)
-    left.set(xlabel="load", ylabel="mean slowdown", yscale="log")
-    right.set(xlabel="load", ylabel=f"P99 of {LENGTHS[-1]} tokens, ms", yscale="log")
-    left.legend(fontsize=8)
+    """Write a PNG: a row per kind of traffic, a panel per load; towards the origin is better.
+
+    Requests that share no forward are left out: they would lie far outside.
+    """
+    shares, loads = (
+        list(dict.fromkeys(getattr(each, name) for each in outcomes)) for name in ("shared", "load")
+    )
+    figure, rows = plt.subplots(
+        len(shares),
+        len(loads),
+        figsize=(4 * len(loads), 4 * len(shares)),
+        layout="constrained",
+        squeeze=False,
+    )
+    for panels, shared in zip(rows, shares, strict=True):
+        for panel, load in zip(panels, loads, strict=True):
+            own = [each for each in outcomes if (each.shared, each.load) == (shared, load)]
+            _trade_off(panel, [each for each in own if each.variant != ALONE.name])
+            panel.set_title(f"load {load:g}, {_described(shared)}", fontsize=8)
+    rows[0, 0].legend(fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
+def _trade_off(panel: Any, outcomes: Sequence[Outcome]) -> None:
+    srpt = [each for each in outcomes if each.variant.startswith("srpt")]
+    panel.plot(*_places(srpt), color="lightgrey", zorder=0)
+    markers = "sD^ooooX"
+    for each, marker in zip(outcomes, markers, strict=True):
+        panel.plot(*_places([each]), marker, label=each.variant, markersize=6, alpha=0.8)
+    panel.set(xlabel="mean slowdown", ylabel=f"P99 of {LENGTHS[-1]} tokens, ms")
+
+
+def _places(outcomes: Sequence[Outcome]) -> tuple[list[float], list[float]]:
+    return [each.mean_slowdown for each in outcomes], [each.longest_p99_ms for each in outcomes]
+
+
+def _described(shared: float) -> str:
+    if not shared:
+        return "no shared prefixes"
+    return f"{shared:.0%} of the requests with a shared prefix"
+
+
 def main(
     load: Annotated[
         list[float] | None, typer.Option(min=0.01, help="1 is all that single requests allow.")
+    ] = None,
+    shared: Annotated[
+        list[float] | None, typer.Option(min=0, max=1, help="Share that begins with such a prefix.")
     ] = None,
     requests: Annotated[int, typer.Option(min=100, help="Per load.")] = 20_000,
     launch_ms: Annotated[float, typer.Option(help="Of any forward.")] = COST.launch_ms,
@@ -79,23 +121,16 @@ def main(
     """Compare orders of service on prompts of mixed lengths; nothing but arithmetic runs."""
     cost = CostModel(launch_ms, ms_per_token, ms_per_row)
     console = Console(width=TABLE_WIDTH)
+    settings = {"cost": asdict(cost), "requests": requests, "seed": seed, "cache": CACHE_TOKENS}
+    context = run_context("bench.simulate") | settings
+    shares = list(dict.fromkeys(shared or SHARES))
     outcomes = []
-    for each in load or LOADS:
-        traffic = draw_traffic(each, requests, cost, seed)
-        outcomes += [simulate(variant, traffic, cost) for variant in VARIANTS]
-    console.print(table_of(outcomes))
-    save(outcomes, {"cost": asdict(cost), "requests": requests, "seed": seed}, name, console)
-
-
-def save(
-    outcomes: Sequence[Outcome], settings: dict[str, Any], name: str, console: Console
-) -> None:
-    """Append the records and draw the plot."""
-    command = ["python", "-m", "bench.simulate", *sys.argv[1:]]
-    context = run_context() | {"command": command} | settings
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps({**asdict(each), **context}) + "\n" for each in outcomes)
+    for share in shares:
+        for each in load or LOADS:
+            traffic = draw_traffic(each, requests, cost, seed, share)
+            outcomes += [simulate(variant, traffic, cost) for variant in VARIANTS]
+        console.print(table_of(outcomes, share))
+    append(RESULTS / f"{name}.jsonl", outcomes, context)
     save_plot(RESULTS / f"{name}.png", outcomes)
     console.print(f"written: {RESULTS / name}.jsonl, .png")
 

@@ -162,3 +162,10 @@ def score_body(
         "return_token_logprobs": token_logprobs,
     }
     return json.dumps(body, separators=(",", ":")).encode()
+
+
+def generate_body(prompt: Sequence[int], new_tokens: int) -> bytes:
+    """The JSON body of ``POST /generate`` for so many greedy tokens, streamed as they come."""
+    sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+    body = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True}
+    return json.dumps(body, separators=(",", ":")).encode()

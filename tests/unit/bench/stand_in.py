@@ -1,18 +1,25 @@
-"""A stand-in for a scoring server: answers `/v1/score` and the status page."""
+"""A stand-in for a server: answers `/v1/score`, streams `/generate`, and has a status page."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import time
 from dataclasses import dataclass, field
+from typing import Any
 
+_CHUNKED = b"transfer-encoding: chunked\r\ncontent-type: text/event-stream\r\n\r\n"
 _LENGTH = re.compile(rb"Content-Length: (\d+)")
 
 
 @dataclass
 class StandIn:
-    """Scores are a function of the tokens; the knobs below make it misbehave."""
+    """Answers are a function of the tokens; the knobs below make it misbehave.
+
+    The status page tells that every packed request had a forward of its own, and that packed
+    forwards kept the device busy for a quarter of the time.
+    """
 
     port: int = 0
     delay_s: float = 0.0
@@ -23,6 +30,10 @@ class StandIn:
     extension_shift: float = 0.0
     counts_packed: bool = False
     packed: int = 0
+    token_delay_s: float = 0.001
+    id_shift: int = 0
+    extension_id_shift: int = 0
+    declines: bool = False
     seen: list[dict[str, object]] = field(default_factory=list)
 
     def score(self, body: bytes) -> bytes:
@@ -42,7 +53,10 @@ class StandIn:
                 length = _LENGTH.search(head)
                 body = await reader.readexactly(int(length[1]) if length else 0)
                 await asyncio.sleep(self.delay_s)
-                await self._answer(writer, self._body(head, body))
+                if head.startswith(b"POST /generate "):
+                    await self._stream(writer, json.loads(body))
+                else:
+                    await self._answer(writer, self._body(head, body))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -52,15 +66,37 @@ class StandIn:
         if head.startswith(b"POST /v1/score "):
             return self.score(body)
         assert head.startswith(b"GET /prefill_only/status ")
-        return json.dumps(
-            {"frontend": {"counters": {"requests": {"packed": self.packed}}}}
-        ).encode()
+        scheduler = {"counters": {"forwards": self.packed}, "busy_s": time.perf_counter() / 4}
+        status = {
+            "frontend": {"counters": {"requests": {"packed": self.packed}}},
+            "schedulers": [scheduler],
+        }
+        return json.dumps(status).encode()
+
+    async def _stream(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
+        """Each event repeats all tokens so far, as SGLang's do."""
+        await self._send(writer, f"HTTP/1.1 {self.status} Some Reason\r\n".encode() + _CHUNKED)
+        first = sum(request["input_ids"]) + self.id_shift
+        ids = [first + n for n in range(request["sampling_params"]["max_new_tokens"])]
+        for end in range(1, len(ids) + 1):
+            await asyncio.sleep(self.token_delay_s)
+            await self._send(writer, _chunk(json.dumps({"output_ids": ids[:end]}).encode()))
+        await self._send(writer, _chunk(b"[DONE]") + b"0\r\n\r\n")
 
     async def _answer(self, writer: asyncio.StreamWriter, body: bytes) -> None:
         length = f"content-length: {len(body)}\r\n" if self.keep_length else ""
-        answer = f"HTTP/1.1 {self.status} Some Reason\r\n{length}\r\n".encode() + body
+        await self._send(
+            writer, f"HTTP/1.1 {self.status} Some Reason\r\n{length}\r\n".encode() + body
+        )
+
+    async def _send(self, writer: asyncio.StreamWriter, answer: bytes) -> None:
         for start in range(0, len(answer), self.chunk_bytes):
             writer.write(answer[start : start + self.chunk_bytes])
             await writer.drain()
             if self.chunk_bytes < len(answer):
                 await asyncio.sleep(0.001)  # so that the pieces arrive one by one
+
+
+def _chunk(event: bytes) -> bytes:
+    data = b"data: " + event + b"\n\n"
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from bench.http_client import LoadError, connect, post_bytes
+from bench.http_client import LoadError, connect, connect_streaming, post_bytes
+from bench.workloads import generate_body
 from tests.unit.bench.stand_in import StandIn
 
 BODY = {"query": [1, 2], "items": [[3], [4]], "return_token_logprobs": False}
@@ -52,3 +53,33 @@ async def test_a_server_that_hangs_up_is_an_error_at_once_and_later() -> None:
         for _ in range(2):
             with pytest.raises(LoadError, match="closed the connection"):
                 await connection.send(REQUEST)
+
+
+GENERATE = post_bytes("/generate", generate_body([5, 6], 3))
+
+
+async def streamed(stand_in: StandIn, times: int) -> list[bytes]:
+    connection = await connect_streaming(stand_in.port)
+    try:
+        answers = [await connection.stream(GENERATE) for _ in range(times)]
+    finally:
+        connection.close()
+    for pieces in answers:
+        assert [second for second, _ in pieces] == sorted(second for second, _ in pieces)
+    return [b"".join(data for _, data in pieces) for pieces in answers]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1 << 20])
+async def test_a_stream_ends_with_its_last_chunk(stand_in: StandIn, chunk_bytes: int) -> None:
+    stand_in.chunk_bytes = chunk_bytes
+    answers = await streamed(stand_in, 2)
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.count(b"output_ids") == 3
+        assert answer.endswith(b"0\r\n\r\n")
+
+
+async def test_a_stream_with_an_error_status_is_raised(stand_in: StandIn) -> None:
+    stand_in.status = 503
+    with pytest.raises(LoadError, match=r"HTTP/1\.1 503"):
+        await streamed(stand_in, 1)

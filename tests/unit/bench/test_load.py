@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 import numpy as np
 import pytest
@@ -51,6 +53,15 @@ def test_closed_loop_keeps_each_answer_under_its_number(stand_in: StandIn) -> No
         assert first_score(answer) == pytest.approx((number + 1) / 997)
 
 
+def test_closed_loop_says_which_request_ended_when(stand_in: StandIn) -> None:
+    before = time.perf_counter()
+    seen = run_loop(closed_loop(stand_in.port, pool(3), 1, Window(0.0, 6)))
+    assert seen.numbers == [1, 2, 0, 1, 2, 0]  # the first of all warms up
+    assert seen.ended_s == sorted(seen.ended_s)
+    assert before < seen.ended_s[0]
+    assert seen.ended_s[-1] - seen.ended_s[0] <= seen.seconds
+
+
 def test_closed_loop_keeps_its_clients_busy(stand_in: StandIn) -> None:
     stand_in.delay_s = 0.05
     one = run_loop(closed_loop(stand_in.port, pool(3), 1, Window(0.3, 3)))
@@ -63,6 +74,8 @@ def test_open_loop_sends_at_every_arrival_and_counts_from_it(stand_in: StandIn) 
     seen = run_loop(open_loop(stand_in.port, pool(3), np.array([0.0, 0.01, 0.02, 0.03])))
     assert seen.sent == len(seen.latencies_s) == 4
     assert sorted(seen.answers) == [0, 1, 2]
+    assert sorted(seen.numbers) == [0, 0, 1, 2]
+    assert seen.ended_s == sorted(seen.ended_s)
     assert 0.53 <= seen.seconds < 1.8  # they overlap: one after the other would take 2 s
     assert all(0.5 <= latency < 1.8 for latency in seen.latencies_s)
 
@@ -95,6 +108,18 @@ def test_a_failing_server_stops_an_open_loop(stand_in: StandIn) -> None:
     stand_in.status = 503
     with pytest.raises(LoadError, match="503"):
         run_loop(open_loop(stand_in.port, pool(3), np.array([0.0, 0.01, 60.0])))
+
+
+def test_the_first_failure_is_raised_from_loops_side_by_side(stand_in: StandIn) -> None:
+    stand_in.status = 503
+
+    async def side_by_side() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(2):
+                tasks.create_task(closed_loop(stand_in.port, pool(3), 2, Window(5.0, 1)))
+
+    with pytest.raises(LoadError, match="503"):
+        run_loop(side_by_side())
 
 
 def test_percentiles_are_in_ms() -> None:

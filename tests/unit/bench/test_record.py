@@ -48,3 +48,8 @@ def test_the_commit_is_dirty_when_a_file_differs(tmp_path: Path) -> None:
 
 def test_there_may_be_no_repository(tmp_path: Path) -> None:
     assert record.commit(tmp_path) == {"commit": None, "dirty": False}
+
+
+def test_the_command_names_the_module() -> None:
+    assert record.run_context()["command"][:3] == ["python", "-m", "bench"]
+    assert record.run_context("bench.mixed")["command"][:3] == ["python", "-m", "bench.mixed"]

@@ -8,7 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from bench import simulate
-from bench.simulation import LENGTHS, VARIANTS
+from bench.simulation.traffic import LENGTHS
+from bench.simulation.variants import VARIANTS
 
 
 @pytest.fixture
@@ -26,21 +27,23 @@ def _run(*arguments: str) -> str:
     return result.output
 
 
-def test_prints_a_line_per_load_and_variant(results: Path) -> None:
+def test_prints_a_line_per_kind_of_traffic_load_and_variant(results: Path) -> None:
     lines = _run("--load", "0.5", "--load", "0.8").splitlines()
     for variant in VARIANTS:
-        assert sum(f" {variant.name} " in line for line in lines) == 2
+        assert sum(f" {variant.name} " in line for line in lines) == 4
     fcfs = [line for line in lines if " fcfs " in line]
     assert all("(1.00x)" in line for line in fcfs)
 
 
 def test_appends_records_and_draws_the_plot(results: Path) -> None:
+    options = ("--load", "0.5", "--shared", "0.3", "--launch-ms", "2", "--name", "two")
     for _ in range(2):
-        _run("--load", "0.5", "--launch-ms", "2", "--name", "two")
+        assert "30% of the requests" in _run(*options)
     lines = [json.loads(line) for line in (results / "two.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * len(VARIANTS)
     first = lines[0]
     assert first["cost"] == {"launch_ms": 2.0, "ms_per_token": 0.0025, "ms_per_row": 0.0}
+    assert first["shared"] == 0.3
     assert list(first["class_slowdown"]) == [str(length) for length in LENGTHS]
-    assert {"commit", "machine", "seed", "requests"} <= set(first)
+    assert {"commit", "machine", "seed", "requests", "cache"} <= set(first)
     assert (results / "two.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -13,6 +13,7 @@ from bench.workloads import (
     ScoreRequest,
     Shape,
     draw_requests,
+    generate_body,
     parse_load,
     score_body,
 )
@@ -99,3 +100,11 @@ def test_body_is_what_the_score_endpoint_reads() -> None:
     assert text["query"] == "[20, 21]"
     assert text["items"] == ["[30]", "[31, 32]"]
     assert text["return_token_logprobs"] is True
+
+
+def test_generations_are_greedy_streamed_and_of_fixed_length() -> None:
+    assert json.loads(generate_body([20, 21], 7)) == {
+        "input_ids": [20, 21],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 7, "ignore_eos": True},
+        "stream": True,
+    }

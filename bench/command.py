@@ -1,0 +1,54 @@
+"""What the commands for live servers share: how they begin, and how they end early."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from bench.record import run_context
+from sglang_prefill_ext.errors import PrefillExtError
+
+FILE_WIDTH = 120  # columns where the output is no terminal
+BUSY_LOAD = 0.5  # runnable processes before the run starts
+
+
+def begin(module: str) -> tuple[Console, dict[str, Any]]:
+    """Return where to print and the record's context; say so where the machine is busy."""
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    context = run_context(module)
+    if context["machine"]["load_average"] > BUSY_LOAD:
+        console.print("[yellow]The machine is busy; figures mislead there.[/]")
+    return console, context
+
+
+@contextmanager
+def no_figures_on_error(console: Console) -> Iterator[None]:
+    """End the command with a message and status 1 where the body fails or the gate is red."""
+    try:
+        with terminable():
+            yield
+    except PrefillExtError as error:
+        console.print(f"[red]No figures:[/] {error}", highlight=False)
+        raise typer.Exit(1) from error
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM unwind as SIGINT does: the server has a process group of its own and would
+    outlive this process. Exits with the status that a shell gives a terminated process."""
+
+    def leave(number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server is being stopped already
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""Generations beside packed load on real servers."""

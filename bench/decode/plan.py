@@ -1,0 +1,92 @@
+"""What the experiment on generation beside packed load consists of (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.plan import BEST_STOCK_ARGS, EXTENSION
+from bench.workloads import Shape
+
+ALONE, OPEN, SATURATED = "alone", "open loop", "saturated"
+"""Phases: generation alone, beside an open loop of scoring, beside a saturating closed loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """What to run.
+
+    Attributes:
+        shape: of scoring requests.
+        clients: that generate.
+        prompt_tokens, new_tokens: of each generation.
+        share: rate of the open loop, of what stock scores alone in a closed loop.
+        score_clients: of the closed loops of scoring.
+        seconds: length of each phase, without its warm-up.
+        alternations: how often each of the two servers is started, in turn.
+        decode_slowdown: the factor within which the extension promises to keep the distance
+            between tokens, ``--prefill-only-decode-slowdown``.
+        dtype: of the model in both servers; decides the gate's tolerance.
+        extension_args: further flags of the extension's server.
+        seed: of prompts, requests and arrivals.
+    """
+
+    shape: Shape
+    clients: int
+    prompt_tokens: int
+    new_tokens: int
+    share: float
+    score_clients: int
+    seconds: float
+    alternations: int
+    decode_slowdown: int
+    dtype: str = "float32"
+    extension_args: tuple[str, ...] = ()
+    seed: int = 0
+
+    def server_args(self, path: str) -> list[str]:
+        """Flags of the stock or the extension server, beyond the launcher's own."""
+        args = ["--dtype", self.dtype, *BEST_STOCK_ARGS]
+        if path != EXTENSION:
+            return args
+        slowdown = ("--prefill-only-decode-slowdown", str(self.decode_slowdown))
+        return [*args, "--enable-prefill-only", *self.extension_args, *slowdown]
+
+    def phases(self, path: str) -> tuple[str, ...]:
+        """In the order in which they run on a server."""
+        return (ALONE, OPEN, SATURATED) if path == EXTENSION else (ALONE, OPEN)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeResult:
+    """One phase on one server.
+
+    Attributes:
+        preset: model.
+        path: ``stock`` or ``extension``.
+        repeat: which start of this server, from 0.
+        phase: `ALONE`, `OPEN` or `SATURATED`.
+        clients: that generate.
+        seconds: measured.
+        tokens_per_s: generated, by all clients.
+        ms_per_token: of one client, its time to the first token included.
+        gap_p50_ms, gap_p99_ms: between two events of a stream.
+        offered_per_s: scoring requests per second; None but in the open loop.
+        items_per_s: scored meanwhile.
+        packed_share: of the time, that of packed forwards; None for stock.
+        generator_cpu_share: of one core, used by the load generator.
+    """
+
+    preset: str
+    path: str
+    repeat: int
+    phase: str
+    clients: int
+    seconds: float
+    tokens_per_s: float
+    ms_per_token: float
+    gap_p50_ms: float
+    gap_p99_ms: float
+    offered_per_s: float | None
+    items_per_s: float
+    packed_share: float | None
+    generator_cpu_share: float

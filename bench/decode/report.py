@@ -1,0 +1,167 @@
+"""What people read of generation beside packed load: phases, ratios, and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import pyplot as plt
+from rich import box
+from rich.table import Table
+
+from bench.decode.plan import ALONE, OPEN, SATURATED, DecodeResult
+from bench.plan import EXTENSION, PATHS, STOCK
+
+mpl.use("Agg")
+
+LEAST_ALONE = 0.97
+LEAST_BY_SHARE = 0.95
+"""Aims: tokens per second alone over stock's, and beside packed load over what time is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A ratio, one value per start of the servers.
+
+    Attributes:
+        what: it says.
+        values: in order of the starts.
+        least, most: its aim; None where there is none.
+    """
+
+    what: str
+    values: list[float]
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def aim(self) -> str:
+        if self.least is not None:
+            return f"≥ {self.least:g}"
+        return "-" if self.most is None else f"≤ {self.most:g}"
+
+    @property
+    def is_met(self) -> bool | None:
+        """None where there is no aim."""
+        if self.least is not None:
+            return self.value >= self.least
+        return None if self.most is None else self.value <= self.most
+
+
+def findings(results: Sequence[DecodeResult], decode_slowdown: float) -> list[Finding]:
+    """The ratios that the experiment is about; `decode_slowdown` is what the extension promises."""
+    alone, opened = (_paired(results, phase) for phase in (ALONE, OPEN))
+    own = [extension for _, extension in alone]
+    beside = list(zip(own, _of(results, EXTENSION, SATURATED), strict=True))
+
+    def ratios(pairs: Sequence[tuple[DecodeResult, DecodeResult]], name: str) -> list[float]:
+        return [getattr(after, name) / getattr(before, name) for before, after in pairs]
+
+    by_share = [throughput_by_share(before, after) for before, after in beside]
+    return [
+        Finding("alone: tokens/s, of stock", ratios(alone, "tokens_per_s"), least=LEAST_ALONE),
+        Finding("alone: gap P99, of stock", ratios(alone, "gap_p99_ms")),
+        Finding("open loop: tokens/s, of stock", ratios(opened, "tokens_per_s")),
+        Finding("open loop: gap P99, of stock", ratios(opened, "gap_p99_ms")),
+        Finding("open loop: items/s, of stock", ratios(opened, "items_per_s")),
+        Finding("saturated: tokens/s, of the share of time", by_share, least=LEAST_BY_SHARE),
+        Finding("saturated: gap P99, of alone", ratios(beside, "gap_p99_ms"), most=decode_slowdown),
+    ]
+
+
+def throughput_by_share(alone: DecodeResult, beside: DecodeResult) -> float:
+    """Tokens per second beside packed load, over those alone in the time it leaves."""
+    assert beside.packed_share is not None, "measured on the extension"
+    return beside.tokens_per_s / (alone.tokens_per_s * (1 - beside.packed_share))
+
+
+def findings_table(found: Sequence[Finding]) -> Table:
+    """One line per ratio: median over the starts, range and aim."""
+    table = Table(title="Ratios", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("ratio", justify="right", style="bold")
+    for name in ("what", "range", "aim"):
+        table.add_column(name, no_wrap=True)
+    colours = {True: "green", False: "yellow", None: "default"}
+    for each in found:
+        table.add_row(
+            f"[{colours[each.is_met]}]{each.value:.3f}[/]",
+            each.what,
+            f"{min(each.values):.3f}–{max(each.values):.3f}" if len(each.values) > 1 else "once",
+            each.aim,
+        )
+    return table
+
+
+def phase_table(results: Sequence[DecodeResult]) -> Table:
+    """One line per phase and server: medians over the starts."""
+    table = Table(title="Generation", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("phase", "server"):
+        table.add_column(name, no_wrap=True)
+    names = ("tokens/s", "ms/token", "gap P50 ms", "gap P99 ms", "items/s", "packed time")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for phase, path in _cells(results):
+        own = _of(results, path, phase)
+        share = own[0].packed_share
+        table.add_row(
+            phase,
+            path,
+            f"{_median(own, 'tokens_per_s'):,.0f}",
+            f"{_median(own, 'ms_per_token'):.2f}",
+            f"{_median(own, 'gap_p50_ms'):.2f}",
+            f"{_median(own, 'gap_p99_ms'):.2f}",
+            f"{_median(own, 'items_per_s'):,.0f}",
+            "-" if share is None else f"{_median(own, 'packed_share'):.0%}",
+        )
+    return table
+
+
+def save_decode_plot(path: Path, results: Sequence[DecodeResult], title: str) -> None:
+    """Write a PNG: tokens per second, and the gaps between tokens, of every phase and server."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    cells = _cells(results)
+    rows = np.arange(len(cells))
+    labels = [f"{phase}, {server}" for phase, server in cells]
+    for panel, names, label in (
+        (left, ("tokens_per_s",), "generated tokens per second"),
+        (right, ("gap_p50_ms", "gap_p99_ms"), "gap between tokens, P50 and P99, ms"),
+    ):
+        height = 0.8 / len(names)
+        for place, name in enumerate(names):
+            values = [_median(_of(results, server, phase), name) for phase, server in cells]
+            bars = panel.barh(rows + place * height, values, height)
+            panel.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+        panel.set_yticks(rows + 0.4 - height / 2, labels, fontsize=8)
+        panel.set_xlabel(label)
+        panel.invert_yaxis()
+        panel.margins(x=0.12)
+    figure.suptitle(title, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _cells(results: Sequence[DecodeResult]) -> list[tuple[str, str]]:
+    phases = (ALONE, OPEN, SATURATED)
+    return [(p, path) for p in phases for path in PATHS if _of(results, path, p)]
+
+
+def _of(results: Sequence[DecodeResult], path: str, phase: str) -> list[DecodeResult]:
+    return [each for each in results if (each.path, each.phase) == (path, phase)]
+
+
+def _paired(results: Sequence[DecodeResult], phase: str) -> list[tuple[DecodeResult, DecodeResult]]:
+    """Stock and extension, each start with its neighbour."""
+    return list(zip(_of(results, STOCK, phase), _of(results, EXTENSION, phase), strict=True))
+
+
+def _median(results: Sequence[DecodeResult], name: str) -> float:
+    return statistics.median(float(getattr(each, name)) for each in results)

@@ -1,0 +1,170 @@
+"""Stock and extension in turn: start, pass the gate, generate in every phase, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.decode.beside import SCORING_MARGIN_S, WARM_UP_S, Phase, generate_each, run_phase
+from bench.decode.plan import OPEN, SATURATED, DecodePlan, DecodeResult
+from bench.decode.stream import Generation, decode_figures
+from bench.floor import ModelShape
+from bench.gate import GateError
+from bench.http_client import KEEP_ALIVE_ENV, post_bytes
+from bench.load import Window, closed_loop, open_loop, poisson_arrivals, run_loop
+from bench.plan import EXTENSION, PATHS, STOCK
+from bench.score_gate import ScoreGate
+from bench.workloads import Shape, draw_requests, generate_body, score_body
+from sglang_prefill_ext.local_server import LocalServer
+
+_PROMPTS = 16
+_POOL_REQUESTS = 64
+_GATE_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCase:
+    """The prepared requests: generations, scoring requests, and those with log-probabilities."""
+
+    prompts: list[bytes]
+    pool: list[bytes]
+    gate: list[bytes]
+
+
+def make_decode_case(model: Path, plan: DecodePlan) -> DecodeCase:
+    """Prepare the requests for the model in a directory."""
+    vocabulary = ModelShape.from_directory(model).vocabulary
+    prompts = draw_requests(Shape(plan.prompt_tokens, 0, 1), vocabulary, _PROMPTS, plan.seed)
+    drawn = draw_requests(plan.shape, vocabulary, _POOL_REQUESTS + _GATE_REQUESTS, plan.seed)
+    timed, checked = drawn[:_POOL_REQUESTS], drawn[_POOL_REQUESTS:]
+    return DecodeCase(
+        [post_bytes("/generate", generate_body(each.query, plan.new_tokens)) for each in prompts],
+        [post_bytes("/v1/score", score_body(each)) for each in timed],
+        [post_bytes("/v1/score", score_body(each, token_logprobs=True)) for each in checked],
+    )
+
+
+@dataclass(slots=True)
+class DecodeRun:
+    """All measurements of one model.
+
+    Attributes:
+        preset: the model's name in results.
+        model: its directory.
+        plan: what to run.
+        tell: told what happens, in a few words; never a figure.
+        results: what was measured so far.
+        gate: of scores.
+        equal_generations: how many were compared with stock's first ones, all of them equal.
+    """
+
+    preset: str
+    model: Path
+    plan: DecodePlan
+    tell: Callable[[str], None]
+    results: list[DecodeResult] = field(default_factory=list)
+    gate: ScoreGate = field(init=False)
+    equal_generations: int = 0
+    _stock_rate: float = 0.0
+    _expected_ids: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gate = ScoreGate(self.plan.dtype)
+
+    def run(self) -> None:
+        """Measure stock and extension in turn.
+
+        Raises:
+            GateError: they disagree; no figure may be shown then.
+            LoadError: a server failed under load.
+            ServerStartError: a server did not start.
+        """
+        case = make_decode_case(self.model, self.plan)
+        for repeat in range(self.plan.alternations):
+            for path in PATHS:
+                self.tell(f"{self.preset}: start {repeat + 1} of {path}")
+                log = self.model.parent / f"{self.preset}-{path}.log"
+                args = self.plan.server_args(path)
+                with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+                    self._check_before_timing(path, server.port, case)
+                    if not self._stock_rate:
+                        self._score_alone(server.port, case)
+                    for phase in self.plan.phases(path):
+                        self.tell(f"{self.preset}: {path}, generation {phase}")
+                        self._measure(path, repeat, server.port, case, phase)
+
+    def _check_before_timing(self, path: str, port: int, case: DecodeCase) -> None:
+        window = Window(seconds=0.0, min_requests=len(case.gate))
+        scored = run_loop(closed_loop(port, case.gate, 1, window))
+        self._compare_scores(path, "gate", scored.answers)
+        self._read(path, "before timing", run_loop(generate_each(port, case.prompts)))
+
+    def _score_alone(self, port: int, case: DecodeCase) -> None:
+        """Find what stock scores without generations; the open loop's rate is a share of it."""
+        self.tell(f"{self.preset}: {STOCK}, scoring alone")
+        window = Window(self.plan.seconds / 2, 2 * self.plan.score_clients)
+        seen = run_loop(closed_loop(port, case.pool, self.plan.score_clients, window))
+        self._compare_scores(STOCK, "timed", seen.answers)
+        self._stock_rate = seen.requests_per_s
+
+    def _measure(self, path: str, repeat: int, port: int, case: DecodeCase, name: str) -> None:
+        window = Window(WARM_UP_S + self.plan.seconds + SCORING_MARGIN_S, 1)
+        rate = self.plan.share * self._stock_rate if name == OPEN else None
+        scoring = None
+        if name == SATURATED:
+            scoring = closed_loop(port, case.pool, self.plan.score_clients, window)
+        elif rate is not None:
+            arrivals = poisson_arrivals(rate, window, self.plan.seed)
+            scoring = open_loop(port, case.pool, arrivals)
+        phase = run_loop(
+            run_phase(
+                port,
+                case.prompts,
+                self.plan.clients,
+                self.plan.seconds,
+                scoring=scoring,
+                is_extension=path == EXTENSION,
+            )
+        )
+        generations = self._read(path, name, phase)
+        if phase.scoring is not None:
+            self._compare_scores(path, "timed", phase.scoring.answers)
+        figures = decode_figures(generations, self.plan.clients, phase.begin_s, phase.end_s)
+        self.results.append(
+            DecodeResult(
+                preset=self.preset,
+                path=path,
+                repeat=repeat,
+                phase=name,
+                clients=self.plan.clients,
+                seconds=phase.seconds,
+                **asdict(figures),
+                offered_per_s=rate,
+                items_per_s=phase.scored_per_s * self.plan.shape.items,
+                packed_share=phase.packed_share,
+                generator_cpu_share=phase.generator_cpu_s / phase.seconds,
+            )
+        )
+
+    def _read(self, path: str, name: str, phase: Phase) -> list[Generation]:
+        """Read a phase's generations and hold them against the first ones of the same prompts."""
+        generations = [Generation.from_pieces(*answer) for answer in phase.answers]
+        for each in generations:
+            expected = self._expected_ids.get(each.number)
+            if expected is None:
+                self._expected_ids[each.number] = each.output_ids
+                continue
+            self.equal_generations += 1
+            if each.output_ids != expected:
+                raise GateError(
+                    f"{self.preset}, {path}, {name}: generation {each.number} differs from stock's"
+                    f" first: {each.output_ids} instead of {expected}"
+                )
+        return generations
+
+    def _compare_scores(self, path: str, requests: str, answers: Mapping[int, bytes]) -> None:
+        if path == STOCK:
+            self.gate.keep(requests, answers)
+        else:
+            self.gate.check(f"{self.preset}, scores", requests, answers)

@@ -1,0 +1,75 @@
+"""Short prompts behind long ones on real servers: ``python -m bench.mixed``."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.__main__ import RESULTS
+from bench.command import begin, no_figures_on_error
+from bench.mixed.plan import MixPlan
+from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table, save_mix_plot
+from bench.mixed.session import MixRun
+from bench.record import append
+from sglang_prefill_ext.modelmaker import make_model
+
+LENGTHS = [32, 128, 512, 2048]
+
+
+def main(
+    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
+    length: Annotated[
+        list[int] | None, typer.Option(help="Tokens of a prompt, ascending; repeatable.")
+    ] = None,
+    load: Annotated[float, typer.Option(min=0.01, help="Share of the saturation rate.")] = 0.95,
+    seconds: Annotated[float, typer.Option(help="Least seconds per load.")] = 60.0,
+    saturation_seconds: Annotated[
+        float, typer.Option(help="Least seconds of the closed loop that finds the rate.")
+    ] = 15.0,
+    clients: Annotated[int, typer.Option(min=1, help="Of that closed loop.")] = 16,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    flags: Annotated[str, typer.Option(help="Further flags of the extension's servers.")] = "",
+    seed: Annotated[int, typer.Option()] = 0,
+    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "mixed",
+) -> None:
+    """Measure how much prompts of mixed lengths slow each other down, stock and extension."""
+    console, context = begin("bench.mixed")
+    plan = MixPlan(
+        lengths=tuple(length or LENGTHS),
+        load=load,
+        seconds=seconds,
+        saturation_seconds=saturation_seconds,
+        clients=clients,
+        dtype=dtype,
+        extension_args=tuple(shlex.split(flags)),
+        seed=seed,
+    )
+    with (
+        no_figures_on_error(console),
+        tempfile.TemporaryDirectory(prefix="bench-") as directory,
+        console.status("") as status,
+    ):
+        model = Path(directory) / preset
+        make_model(preset, model)
+        run = MixRun(preset, model, plan, status.update)
+        run.run()
+    console.print(mix_table(run.results))
+    console.print(f"aims: all <= {MAX_SLOWDOWN:g}×, of fcfs <= {MAX_LONGEST:g}×", highlight=False)
+    if any(min(each.length_slowdown.values()) < 1.0 for each in run.results):
+        console.print("[yellow]Slowdowns below 1: something disturbed the idle server.[/]")
+    for what, agreement in run.gate.agreement.items():
+        console.print(f"gate green: {what}: {agreement}", highlight=False)
+    gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
+    append(RESULTS / f"{name}.jsonl", run.results, {"plan": asdict(plan), "gate": gate, **context})
+    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    save_mix_plot(RESULTS / f"{name}.png", run.results, title)
+    console.print(f"written: {RESULTS / name}.jsonl, .png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

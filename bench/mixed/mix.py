@@ -1,0 +1,125 @@
+"""Single prompts of mixed lengths, and how much each is slowed down by the others (pure).
+
+A request's *slowdown* is its latency over that of its length alone on the same, idle server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.workloads import ScoreRequest, Shape, draw_requests
+from sglang_prefill_ext.errors import ConfigError
+
+WARM_UP = 0.1  # share of the requests that is left out of the figures
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Requests in order of arrival.
+
+    Attributes:
+        lengths: of prompts, in tokens, ascending.
+        length_class: each request's place in `lengths`; int64 ``[requests]``.
+        requests: the prompts, all different.
+    """
+
+    lengths: tuple[int, ...]
+    length_class: NDArray[np.int64]
+    requests: list[ScoreRequest]
+
+
+def draw_mix(lengths: Sequence[int], vocabulary: int, count: int, seed: int) -> Mix:
+    """Draw `count` prompts, every length equally likely.
+
+    A mix of fewer requests is the beginning of a longer one with the same other arguments.
+
+    Raises:
+        ConfigError: `lengths` are none, not ascending or not positive.
+    """
+    ascending = tuple(sorted(set(lengths)))
+    if ascending != tuple(lengths) or not ascending or ascending[0] < 1:
+        raise ConfigError(f"lengths {list(lengths)}: give ascending numbers of tokens from 1 on.")
+    length_class = np.random.default_rng(seed).integers(0, len(lengths), count)
+    of_class = [
+        iter(draw_requests(Shape(length, 0, 1), vocabulary, int(frequency), seed))
+        for length, frequency in zip(
+            ascending, np.bincount(length_class, minlength=len(ascending)), strict=True
+        )
+    ]
+    return Mix(ascending, length_class, [next(of_class[number]) for number in length_class])
+
+
+@dataclass(frozen=True, slots=True)
+class MixResult:
+    """What one variant did under one load.
+
+    Attributes:
+        preset: model.
+        variant: the server's, see `mix_session`.
+        load_of: whose saturation the load is a share of.
+        load: that share.
+        rate_per_s: requests per second that were offered.
+        requests: answers; the first `WARM_UP` of them is in no figure but this and the rates.
+        requests_per_s: answers per second.
+        idle_ms: median latency on the idle server, by length.
+        mean_slowdown: of all requests.
+        length_slowdown: mean, by length.
+        longest_p99_ms: latency of the longest prompts.
+        requests_per_forward: mean; None for stock, which does not tell.
+        generator_cpu_share: of one core, used by the load generator.
+    """
+
+    preset: str
+    variant: str
+    load_of: str
+    load: float
+    rate_per_s: float
+    requests: int
+    requests_per_s: float
+    idle_ms: dict[int, float]
+    mean_slowdown: float
+    length_slowdown: dict[int, float]
+    longest_p99_ms: float
+    requests_per_forward: float | None
+    generator_cpu_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdowns:
+    """Figures of the requests after the warm-up; see `MixResult`."""
+
+    mean: float
+    by_length: dict[int, float]
+    longest_p99_ms: float
+
+
+def slowdowns(mix: Mix, latency_ms: Sequence[float], idle_ms: dict[int, float]) -> Slowdowns:
+    """Compute the figures of one load.
+
+    Args:
+        mix: what was sent.
+        latency_ms: of every request, in the order of arrival.
+        idle_ms: latency on the idle server, by length.
+
+    Raises:
+        ConfigError: too few requests, so that a length does not occur after the warm-up.
+    """
+    latencies = np.array(latency_ms)
+    alone = np.array([idle_ms[length] for length in mix.lengths])
+    slowdown = latencies / alone[mix.length_class]
+    counted = np.arange(len(latencies)) >= WARM_UP * len(latencies)
+    of_class = [counted & (mix.length_class == number) for number in range(len(mix.lengths))]
+    if not all(chosen.any() for chosen in of_class):
+        raise ConfigError("a length does not occur after the warm-up; measure more --seconds.")
+    return Slowdowns(
+        float(slowdown[counted].mean()),
+        {
+            length: float(slowdown[chosen].mean())
+            for length, chosen in zip(mix.lengths, of_class, strict=True)
+        },
+        float(np.percentile(latencies[of_class[-1]], 99)),
+    )

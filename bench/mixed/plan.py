@@ -1,0 +1,50 @@
+"""What the experiment on mixed lengths consists of (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.plan import BEST_STOCK_ARGS, STOCK
+
+ALONE, FCFS, SRPT = "fcfs, one a forward", "fcfs", "srpt"
+EXTENSION_ARGS = {
+    ALONE: ("--prefill-only-order", "fcfs", "--prefill-only-launch-tokens", "1"),
+    FCFS: ("--prefill-only-order", "fcfs"),
+    SRPT: ("--prefill-only-order", "srpt"),
+}
+"""Variants of the extension. At 1 token a launch, a forward is only shared in a long queue."""
+
+SATURATED_BY = {STOCK: "stock", ALONE: "extension"}
+"""Variants whose rate in a closed loop is a load of 1, and the name of that load."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixPlan:
+    """What to run.
+
+    Attributes:
+        lengths: of prompts, in tokens, ascending; all are equally frequent.
+        load: share of the saturation rate that is offered.
+        seconds: least length of an open loop.
+        saturation_seconds: least length of the closed loop that finds the rate of load 1.
+        clients: of that closed loop.
+        dtype: of the model in all servers; decides the gate's tolerance.
+        extension_args: what every variant of the extension gets, before its own.
+        seed: of prompts and arrivals.
+    """
+
+    lengths: tuple[int, ...]
+    load: float
+    seconds: float
+    saturation_seconds: float
+    clients: int
+    dtype: str = "float32"
+    extension_args: tuple[str, ...] = ()
+    seed: int = 0
+
+    def server_args(self, variant: str) -> list[str]:
+        """Flags of a variant's server, beyond the launcher's own."""
+        args = ["--dtype", self.dtype, *BEST_STOCK_ARGS]
+        if variant == STOCK:
+            return args
+        return [*args, "--enable-prefill-only", *self.extension_args, *EXTENSION_ARGS[variant]]

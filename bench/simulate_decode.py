@@ -1,0 +1,113 @@
+"""Would a multi-level feedback queue help generations? ``python -m bench.simulate_decode``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib as mpl
+import typer
+from matplotlib import pyplot as plt
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench.record import append, run_context
+from bench.simulation.decode_run import (
+    REGIMES,
+    STOCK,
+    VARIANTS,
+    DecodeOutcome,
+    simulate_decode,
+)
+from bench.simulation.decode_traffic import DecodeCost, draw_decode_traffic
+
+mpl.use("Agg")
+
+RESULTS = Path(__file__).parent / "results"
+LOADS = [0.7, 0.95, 1.3]
+TABLE_WIDTH = 150  # columns
+_PANELS = {
+    "normalised_ms": "normalised latency",
+    "normalised_p99_ms": "P99 of it",
+    "mean_slowdown": "mean slowdown",
+    "first_token_ms": "time to first token",
+    "gap_p99_ms": "P99 gap of tokens",
+    "stall_p99_ms": "P99 longest gap",
+}
+
+
+def table_of(outcomes: Sequence[DecodeOutcome]) -> Table:
+    """One line per regime, load and variant; times in ms."""
+    table = Table(title="Generations", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("scarce", "variant"):
+        table.add_column(name, no_wrap=True)
+    for name in ("load", "batch", "recomputed", *_PANELS.values(), "tokens/s"):
+        table.add_column(name, justify="right")
+    for each in outcomes:
+        table.add_row(
+            each.regime,
+            each.variant,
+            f"{each.load:.2f}",
+            f"{each.mean_batch:.1f}",
+            f"{each.recomputed:.0%}",
+            *(f"{getattr(each, name):,.1f}" for name in _PANELS),
+            f"{each.tokens_per_s:,.0f}",
+            end_section=each.variant == VARIANTS[-1].name,
+        )
+    return table
+
+
+def save_plot(path: Path, outcomes: Sequence[DecodeOutcome]) -> None:
+    """Write a PNG: every figure over stock's, below 1 is better."""
+    figure, panels = plt.subplots(
+        2, len(_PANELS) // 2, figsize=(11, 7), layout="constrained", sharey=True
+    )
+    stock = {(each.regime, each.load): each for each in outcomes if each.variant == STOCK.name}
+    places = {key: number for number, key in enumerate(reversed(stock))}
+    for panel, (name, title) in zip(panels.flat, _PANELS.items(), strict=True):
+        for variant, marker in zip(VARIANTS[1:], "os", strict=True):
+            own = [each for each in outcomes if each.variant == variant.name]
+            ratios = [
+                getattr(each, name) / getattr(stock[each.regime, each.load], name) for each in own
+            ]
+            rows = [places[each.regime, each.load] for each in own]
+            panel.plot(ratios, rows, marker, label=variant.name, alpha=0.8)
+        panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
+        panel.set(xscale="log", xlabel=f"{title}, over stock's")
+    labels = [f"{regime} scarce, load {load:g}" for regime, load in places]
+    panels[0, 0].set_yticks(list(places.values()), labels)
+    panels[0, 0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(
+    load: Annotated[
+        list[float] | None, typer.Option(min=0.01, help="1 is what full batches just serve.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=100, help="Per load.")] = 4_000,
+    seed: Annotated[int, typer.Option()] = 0,
+    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "decode_policies",
+) -> None:
+    """Compare orders of generations where slots or memory are scarce; nothing is computed."""
+    console = Console(width=TABLE_WIDTH)
+    cost = DecodeCost()
+    settings = {"cost": asdict(cost), "requests": requests, "seed": seed}
+    context = run_context("bench.simulate_decode") | settings
+    outcomes = []
+    for regime in REGIMES:
+        for each in load or LOADS:
+            traffic = draw_decode_traffic(each, requests, regime.sized_for, cost, seed)
+            outcomes += [simulate_decode(variant, regime, traffic, cost) for variant in VARIANTS]
+    console.print(table_of(outcomes))
+    append(RESULTS / f"{name}.jsonl", outcomes, context)
+    save_plot(RESULTS / f"{name}.png", outcomes)
+    console.print(f"written: {RESULTS / name}.jsonl, .png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Discrete-event simulations of orders of service; nothing but arithmetic runs."""

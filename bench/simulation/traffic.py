@@ -1,0 +1,84 @@
+"""Single prompts of mixed lengths that come at random, and what serving them costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+
+LENGTHS = (128, 512, 2048, 8192)
+SHARED_PREFIXES = 50  # a length; how often each comes follows Zipf's law, 1 / rank
+_NOTHING = int_array([])
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Milliseconds of one forward. The defaults are a guess at a small model on a large GPU."""
+
+    launch_ms: float = 6.0
+    ms_per_token: float = 0.0025
+    ms_per_row: float = 0.0
+
+    def forward_ms(self, tokens: Any, rows: Any = 1) -> Any:
+        """Time of a forward, or of many, given as arrays."""
+        return self.launch_ms + self.ms_per_token * tokens + self.ms_per_row * rows
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests in order of arrival.
+
+    Attributes:
+        load: 1 is what the device can just serve with every request in a forward of its own and
+            nothing cached.
+        shared: share of the requests that begin with a shared prefix, half of their length.
+        arrival_ms: when each comes.
+        length_class: each one's place in `LENGTHS`.
+        prefix: number of the shared prefix among those of its length; -1 for none.
+    """
+
+    load: float
+    shared: float
+    arrival_ms: NDArray[np.float64]
+    length_class: NDArray[np.int64]
+    prefix: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of every request."""
+        return np.array(LENGTHS).take(self.length_class)
+
+    def rows(self, number: int) -> PackedRows:
+        """Return a request as the runtime takes it: one row, read at its last token.
+
+        Without a shared prefix there is none at all, so that it leaves nothing in the cache.
+        """
+        length_class, prefix = int(self.length_class[number]), int(self.prefix[number])
+        length = LENGTHS[length_class]
+        tokens = np.zeros(length, dtype=np.int32)
+        prefix_len = length // 2 if prefix >= 0 else 0
+        tokens[:prefix_len] = 1 + prefix * len(LENGTHS) + length_class
+        return PackedRows(
+            tokens, prefix_len, int_array([length - prefix_len]), int_array([1]), _NOTHING
+        )
+
+
+def draw_traffic(
+    load: float, requests: int, cost: CostModel, seed: int, shared: float = 0.0
+) -> Traffic:
+    """Draw Poisson arrivals; every length is equally frequent.
+
+    Arrivals and lengths are the same whatever `shared` is.
+    """
+    rng = np.random.default_rng(seed)
+    mean_gap_ms = cost.forward_ms(np.array(LENGTHS)).mean() / load
+    arrivals = np.cumsum(rng.exponential(mean_gap_ms, requests))
+    length_class = rng.integers(0, len(LENGTHS), requests)
+    weights = 1 / np.arange(1, SHARED_PREFIXES + 1)
+    prefix = rng.choice(SHARED_PREFIXES, requests, p=weights / weights.sum())
+    prefix[rng.random(requests) >= shared] = -1
+    return Traffic(load, shared, arrivals, length_class, prefix)

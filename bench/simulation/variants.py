@@ -1,0 +1,107 @@
+"""Ways of scheduling to compare, also in orders that the server does not offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sglang_prefill_ext.config import Order, PrefillOnlyConfig
+from sglang_prefill_ext.oneshot.admission import QueueLimits
+from sglang_prefill_ext.oneshot.budget import UNLIMITED, ForwardBudget
+from sglang_prefill_ext.oneshot.job import Job
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
+from sglang_prefill_ext.oneshot.queue import JobQueue
+
+DEFAULTS = PrefillOnlyConfig()
+
+
+class OtherOrder(StrEnum):
+    """Orders of stock SGLang's ``--schedule-policy``."""
+
+    LPM = "lpm"  # longest cached prefix first
+    HRRN = "hrrn"  # highest response ratio next
+
+
+@dataclass(frozen=True, slots=True)
+class LongestPrefixFirst(SchedulingPolicy):
+    """Most cached tokens first, as counted on arrival; first come first served among equals.
+
+    SGLang counts them again in every pass, and gives up the order where more than 128 wait.
+    """
+
+    def new_queue(self) -> JobQueue:
+        return JobQueue(lambda job: (-job.cached_tokens,))
+
+
+class ResponseRatioQueue(JobQueue):
+    """Highest response ratio next, (wait + service) / service; arrival decides among equals.
+
+    The ratio grows at a pace of each job's own, so there is no key that stays as it is: the jobs
+    are sorted whenever somebody looks.
+
+    Args:
+        processed_tokens: tells the time, as everything here is counted in tokens.
+    """
+
+    def __init__(self, processed_tokens: Callable[[], int]) -> None:
+        super().__init__(lambda job: ())
+        self._processed_tokens = processed_tokens
+
+    def __iter__(self) -> Iterator[Job]:
+        now = self._processed_tokens()
+
+        def ratio(job: Job) -> float:
+            return (now - job.mark) / job.remaining_tokens + 1
+
+        return iter(sorted(super().__iter__(), key=ratio, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class HighestResponseRatio(SchedulingPolicy):
+    """Serves from a `ResponseRatioQueue`."""
+
+    processed_tokens: Callable[[], int]
+
+    def new_queue(self) -> JobQueue:
+        return ResponseRatioQueue(self.processed_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way of scheduling."""
+
+    name: str
+    order: Order | OtherOrder
+    ageing: int = DEFAULTS.ageing
+    launch_tokens: int = DEFAULTS.launch_tokens
+
+    def policy(self, processed_tokens: Callable[[], int]) -> SchedulingPolicy:
+        """Return the policy; it rejects nothing.
+
+        Args:
+            processed_tokens: of all forwards launched so far.
+        """
+        budget = ForwardBudget(DEFAULTS.max_forward_tokens)
+        limits = QueueLimits(UNLIMITED, UNLIMITED, UNLIMITED)
+        order = self.order if isinstance(self.order, Order) else Order.FCFS
+        settings = (budget, order, self.ageing, self.launch_tokens, limits)
+        match self.order:
+            case OtherOrder.LPM:
+                return LongestPrefixFirst(*settings)
+            case OtherOrder.HRRN:
+                return HighestResponseRatio(*settings, processed_tokens)
+            case _:
+                return SchedulingPolicy(*settings)
+
+
+ALONE = Variant("fcfs, one a forward", Order.FCFS, launch_tokens=0)
+SHARED = Variant("fcfs", Order.FCFS)
+VARIANTS = (
+    ALONE,
+    SHARED,
+    Variant("lpm", OtherOrder.LPM),
+    Variant("hrrn", OtherOrder.HRRN),
+    *(Variant(f"srpt, ageing {w}", Order.SRPT, ageing=w) for w in (1, 2, 5, 20)),
+    Variant("priority, short first", Order.PRIORITY),
+)

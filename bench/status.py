@@ -1,0 +1,59 @@
+"""What the extension's server counts about its packed path."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from bench.http_client import connect, get_bytes
+
+_STATUS_PATH = "/prefill_only/status"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCounters:
+    """Totals since the server's start, over its schedulers.
+
+    Attributes:
+        requests: answered on the packed path.
+        forwards: packed forwards launched.
+        busy_s: seconds for which they kept the device busy.
+    """
+
+    requests: int
+    forwards: int
+    busy_s: float
+
+    @classmethod
+    def from_status(cls, status: dict[str, Any]) -> PackedCounters:
+        """Read the status page."""
+        schedulers = status["schedulers"]
+        return cls(
+            status["frontend"]["counters"]["requests"].get("packed", 0),
+            sum(each["counters"]["forwards"] for each in schedulers),
+            sum(each["busy_s"] for each in schedulers),
+        )
+
+    def since(self, before: PackedCounters) -> PackedCounters:
+        """What was added meanwhile."""
+        return PackedCounters(
+            self.requests - before.requests,
+            self.forwards - before.forwards,
+            self.busy_s - before.busy_s,
+        )
+
+
+async def packed_counters(port: int) -> PackedCounters:
+    """Ask the extension's server.
+
+    Raises:
+        LoadError: the server does not answer, or has no status page as stock has none.
+    """
+    connection = await connect(port)
+    try:
+        return PackedCounters.from_status(
+            json.loads(await connection.send(get_bytes(_STATUS_PATH)))
+        )
+    finally:
+        connection.close()
