@@ -24,7 +24,7 @@ DECODE_SLOWDOWN = PrefillOnlyConfig().decode_slowdown
 
 
 def main(
-    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
+    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "tiny",
     clients: Annotated[int, typer.Option(min=1, help="That generate.")] = 4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each generation.")] = 128,
     new_tokens: Annotated[int, typer.Option(min=2, help="Of each generation.")] = 32,

@@ -68,7 +68,7 @@ class DecodeResult:
         clients: that generate.
         seconds: measured.
         tokens_per_s: generated, by all clients.
-        ms_per_token: of one client, its time to the first token included.
+        ms_per_token: of one client from its first token on.
         gap_p50_ms, gap_p99_ms: between two events of a stream.
         offered_per_s: scoring requests per second; None but in the open loop.
         items_per_s: scored meanwhile.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bench.cores import SINGLE_THREADED, scheduler_apart
 from bench.decode.beside import SCORING_MARGIN_S, WARM_UP_S, Phase, generate_each, run_phase
 from bench.decode.plan import OPEN, SATURATED, DecodePlan, DecodeResult
 from bench.decode.stream import Generation, decode_figures
@@ -86,7 +87,11 @@ class DecodeRun:
                 self.tell(f"{self.preset}: start {repeat + 1} of {path}")
                 log = self.model.parent / f"{self.preset}-{path}.log"
                 args = self.plan.server_args(path)
-                with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+                env = KEEP_ALIVE_ENV | SINGLE_THREADED
+                with (
+                    LocalServer(self.model, args, env=env, log_path=log) as server,
+                    scheduler_apart(server.pids),
+                ):
                     self._check_before_timing(path, server.port, case)
                     if not self._stock_rate:
                         self._score_alone(server.port, case)
@@ -130,7 +135,7 @@ class DecodeRun:
         generations = self._read(path, name, phase)
         if phase.scoring is not None:
             self._compare_scores(path, "timed", phase.scoring.answers)
-        figures = decode_figures(generations, self.plan.clients, phase.begin_s, phase.end_s)
+        figures = decode_figures(generations, phase.begin_s, phase.end_s)
         self.results.append(
             DecodeResult(
                 preset=self.preset,

@@ -77,7 +77,7 @@ class DecodeFigures:
 
     Attributes:
         tokens_per_s: tokens that came in it, per second.
-        ms_per_token: of one client, its time to the first token included.
+        ms_per_token: of one client from its first token on: the mean time per output token.
         gap_p50_ms, gap_p99_ms: between two events of one generation.
     """
 
@@ -88,7 +88,7 @@ class DecodeFigures:
 
 
 def decode_figures(
-    generations: Sequence[Generation], clients: int, begin_s: float, end_s: float
+    generations: Sequence[Generation], begin_s: float, end_s: float
 ) -> DecodeFigures:
     """Count what came from `begin_s` on and before `end_s`.
 
@@ -96,14 +96,20 @@ def decode_figures(
         LoadError: no gap between two events ended within the window.
     """
     gaps_s: list[float] = []
-    tokens = 0
+    tokens = tokens_after_first = 0
     for each in generations:
         times = np.array(each.event_s)
         inside = (times >= begin_s) & (times < end_s)
-        tokens += int(np.array(each.event_tokens)[inside].sum())
+        counts = np.array(each.event_tokens)
+        tokens += int(counts[inside].sum())
+        tokens_after_first += int(counts[1:][inside[1:]].sum())
         gaps_s += np.diff(times)[inside[1:]].tolist()
     if not gaps_s:
         raise LoadError("no token came in the measured time; measure for longer")
-    tokens_per_s = tokens / (end_s - begin_s)
     p50, p99 = np.percentile(gaps_s, [50, 99]) * 1e3
-    return DecodeFigures(tokens_per_s, clients * 1e3 / tokens_per_s, float(p50), float(p99))
+    return DecodeFigures(
+        tokens_per_s=tokens / (end_s - begin_s),
+        ms_per_token=sum(gaps_s) * 1e3 / tokens_after_first,
+        gap_p50_ms=float(p50),
+        gap_p99_ms=float(p99),
+    )

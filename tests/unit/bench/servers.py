@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from tests.unit.bench.stand_in import StandIn
 
@@ -23,6 +23,8 @@ class Servers:
 
 
 class Running:
+    pids: ClassVar[list[int]] = []
+
     def __init__(self, stand_in: StandIn, is_extension: bool) -> None:
         self.port = stand_in.port
         stand_in.shift = stand_in.extension_shift if is_extension else 0.0

@@ -85,7 +85,7 @@ def test_mixed_warns_of_a_disturbed_idle_server(
 
 def test_decode_prints_and_keeps_its_record(results: Path) -> None:
     output = _invoke(decode, "--name", "here", "--alternations", "1")
-    assert "saturated: tokens/s, of the share of time" in output
+    assert "saturated: pace, of the share of time" in output
     assert "gate green: 77 generations equal" in output
     lines = [json.loads(line) for line in (results / "here.jsonl").read_text().splitlines()]
     assert [(line["path"], line["phase"]) for line in lines] == [

@@ -14,7 +14,7 @@ from bench.decode.report import (
     findings_table,
     phase_table,
     save_decode_plot,
-    throughput_by_share,
+    pace_by_share,
 )
 from bench.plan import EXTENSION, STOCK
 from tests.unit.bench.results import decode_result
@@ -24,7 +24,9 @@ RESULTS = [
     for repeat, factor in enumerate((1.0, 0.9))
     for result in (
         decode_result(STOCK, ALONE, repeat=repeat, tokens_per_s=100.0),
-        decode_result(STOCK, OPEN, repeat=repeat, tokens_per_s=50.0, items_per_s=300.0),
+        decode_result(
+            STOCK, OPEN, repeat=repeat, tokens_per_s=50.0, ms_per_token=80.0, items_per_s=300.0
+        ),
         decode_result(EXTENSION, ALONE, repeat=repeat, tokens_per_s=100.0 * factor),
         decode_result(EXTENSION, OPEN, repeat=repeat, tokens_per_s=80.0, items_per_s=330.0),
         decode_result(
@@ -32,6 +34,7 @@ RESULTS = [
             SATURATED,
             repeat=repeat,
             tokens_per_s=40.0 * factor,
+            ms_per_token=100.0 / factor,
             gap_p99_ms=70.0,
             packed_share=0.6,
         ),
@@ -47,14 +50,14 @@ def _text(table: Table) -> str:
 
 def test_ratios_pair_neighbouring_starts() -> None:
     found = {each.what: each for each in findings(RESULTS, decode_slowdown=4)}
-    assert len(found) == 7
+    assert len(found) == 8
     alone = found["alone: tokens/s, of stock"]
     assert alone.values == pytest.approx([1.0, 0.9])
     assert alone.value == pytest.approx(0.95)
     assert alone.is_met is False
     assert found["open loop: tokens/s, of stock"].values == pytest.approx([1.6, 1.6])
     assert found["open loop: items/s, of stock"].values == pytest.approx([1.1, 1.1])
-    assert found["saturated: tokens/s, of the share of time"].values == pytest.approx([1.0, 1.0])
+    assert found["saturated: pace, of the share of time"].values == pytest.approx([1.0, 0.9])
     gap = found["saturated: gap P99, of alone"]
     assert gap.values == pytest.approx([3.5, 3.5])
     assert (gap.aim, gap.is_met) == ("≤ 4", True)
@@ -62,10 +65,10 @@ def test_ratios_pair_neighbouring_starts() -> None:
     assert tighter.is_met is False
 
 
-def test_throughput_is_held_against_the_time_that_packed_forwards_leave() -> None:
-    alone = decode_result(EXTENSION, ALONE, tokens_per_s=200.0)
-    beside = decode_result(EXTENSION, SATURATED, tokens_per_s=45.0, packed_share=0.75)
-    assert throughput_by_share(alone, beside) == pytest.approx(0.9)
+def test_the_pace_is_held_against_the_time_that_packed_forwards_leave() -> None:
+    alone = decode_result(EXTENSION, ALONE, ms_per_token=9.0)
+    beside = decode_result(EXTENSION, SATURATED, ms_per_token=40.0, packed_share=0.75)
+    assert pace_by_share(alone, beside) == pytest.approx(0.9)
 
 
 def test_an_aim_has_two_directions_or_none() -> None:
@@ -80,7 +83,7 @@ def test_findings_show_range_and_aim() -> None:
     (alone,) = (line.split() for line in lines if "alone: tokens/s" in line)
     assert alone == ["0.950", *"alone: tokens/s, of stock".split(), "0.900–1.000", "≥", "0.97"]
     once = _text(findings_table(findings(RESULTS[:5], 4)))
-    assert once.count("once") == 7
+    assert once.count("once") == 8
 
 
 def test_phases_show_medians_and_only_what_was_measured() -> None:

@@ -63,9 +63,10 @@ def test_a_stream_without_tokens_is_an_error() -> None:
 def test_figures_count_what_came_within_the_window() -> None:
     one = Generation(0, [0.5, 1.0, 1.5, 2.5], [1, 2, 1, 1], [1] * 5)
     other = Generation(1, [1.2, 1.3, 3.0], [1, 1, 1], [1] * 3)
-    seen = decode_figures([one, other], clients=2, begin_s=1.0, end_s=2.0)
+    seen = decode_figures([one, other], begin_s=1.0, end_s=2.0)
     assert seen.tokens_per_s == 2 + 1 + 1 + 1
-    assert seen.ms_per_token == pytest.approx(2 * 1e3 / 5)
+    # 1.1 s of gaps for 2 + 1 + 1 tokens.
+    assert seen.ms_per_token == pytest.approx(1.1e3 / 4)
     # Ended within the window: 0.5 s and 0.5 s of the first, 0.1 s of the other.
     assert seen.gap_p50_ms == pytest.approx(500.0)
     assert seen.gap_p99_ms == pytest.approx(500.0)
@@ -75,7 +76,7 @@ def test_figures_count_what_came_within_the_window() -> None:
 def test_even_tokens_have_even_gaps(tokens: int, gap_s: float, clients: int) -> None:
     times = [gap_s * (n + 0.5) for n in range(tokens)]
     each = Generation(0, times, [1] * tokens, [1] * tokens)
-    seen = decode_figures([each] * clients, clients, 0.0, gap_s * tokens)
+    seen = decode_figures([each] * clients, 0.0, gap_s * tokens)
     assert seen.tokens_per_s == pytest.approx(clients / gap_s)
     assert seen.ms_per_token == pytest.approx(gap_s * 1e3)
     assert seen.gap_p50_ms == pytest.approx(gap_s * 1e3)
@@ -84,4 +85,4 @@ def test_even_tokens_have_even_gaps(tokens: int, gap_s: float, clients: int) -> 
 
 def test_a_window_without_tokens_is_an_error() -> None:
     with pytest.raises(LoadError, match="measure for longer"):
-        decode_figures([Generation(0, [1.0, 2.0], [1, 1], [1, 2])], 1, 5.0, 6.0)
+        decode_figures([Generation(0, [1.0, 2.0], [1, 1], [1, 2])], 5.0, 6.0)
