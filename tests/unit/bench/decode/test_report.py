@@ -12,9 +12,9 @@ from bench.decode.report import (
     Finding,
     findings,
     findings_table,
+    pace_by_share,
     phase_table,
     save_decode_plot,
-    pace_by_share,
 )
 from bench.plan import EXTENSION, STOCK
 from tests.unit.bench.results import decode_result
