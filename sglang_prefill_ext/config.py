@@ -79,10 +79,11 @@ class PrefillOnlyConfig:
         },
     )
     launch_tokens: int = field(
-        default=4096,
+        default=0,
         metadata={
-            "help": "What launching a forward costs, in tokens computed in the same time. With "
-            "more, waiting requests share larger forwards."
+            "least": 0,
+            "help": "What launching a forward costs, in tokens computed in the same time; 0 "
+            "measures it at start. With more, waiting requests share larger forwards.",
         },
     )
     prefix_caching: PrefixCaching = field(
@@ -114,10 +115,11 @@ class PrefillOnlyConfig:
         metadata={"help": "Most memory (MiB) of waiting requests; beyond, requests are rejected."},
     )
     decode_step_tokens: int = field(
-        default=1024,
+        default=0,
         metadata={
+            "least": 0,
             "help": "What a decode step costs, in tokens that a packed forward computes in the "
-            "same time."
+            "same time; 0 estimates it from what launching a forward costs.",
         },
     )
     decode_slowdown: int = field(
@@ -145,9 +147,10 @@ def _checked(knob: Field[Any], value: Any) -> Any:
             return kind(value)
         range_text = f"one of {', '.join(kind)}"
     else:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        least = knob.metadata.get("least", 1)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
             return value
-        range_text = "a whole number of at least 1"
+        range_text = f"a whole number of at least {least}"
     raise ConfigError(
         f"{flag_name(knob.name)} must be {range_text}, got {value!r}. "
         f"Leave it out for the default of {knob.default}."

@@ -101,7 +101,7 @@ def simulate(variant: Variant, traffic: Traffic, cost: CostModel) -> Outcome:
         waited_tokens[job.number] = started - job.mark
         needed_tokens[job.number] = job.rows.num_prompt_tokens - job.cached_tokens
 
-    policy = variant.policy(lambda: device.processed_tokens)
+    policy = variant.policy(lambda: device.processed_tokens, cost.launch_tokens)
     runtime = PackedRuntime(device, answer, policy, cache=SimulatedCache())
     longest_queue = _serve(runtime, device, traffic)
     bound = _bound(variant, needed_tokens, longest_queue + max(device.forward_tokens))

@@ -23,6 +23,11 @@ class CostModel:
     ms_per_token: float = 0.0025
     ms_per_row: float = 0.0
 
+    @property
+    def launch_tokens(self) -> int:
+        """What launching a forward costs, in tokens computed in the same time."""
+        return round(self.launch_ms / self.ms_per_token)
+
     def forward_ms(self, tokens: Any, rows: Any = 1) -> Any:
         """Time of a forward, or of many, given as arrays."""
         return self.launch_ms + self.ms_per_token * tokens + self.ms_per_row * rows

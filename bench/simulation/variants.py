@@ -69,23 +69,25 @@ class HighestResponseRatio(SchedulingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way of scheduling."""
+    """A way of scheduling; `launch_tokens` is as the device measures it unless given."""
 
     name: str
     order: Order | OtherOrder
     ageing: int = DEFAULTS.ageing
-    launch_tokens: int = DEFAULTS.launch_tokens
+    launch_tokens: int | None = None
 
-    def policy(self, processed_tokens: Callable[[], int]) -> SchedulingPolicy:
+    def policy(self, processed_tokens: Callable[[], int], measured_launch: int) -> SchedulingPolicy:
         """Return the policy; it rejects nothing.
 
         Args:
             processed_tokens: of all forwards launched so far.
+            measured_launch: what launching a forward costs, in tokens.
         """
+        launch_tokens = measured_launch if self.launch_tokens is None else self.launch_tokens
         budget = ForwardBudget(DEFAULTS.max_forward_tokens)
         limits = QueueLimits(UNLIMITED, UNLIMITED, UNLIMITED)
         order = self.order if isinstance(self.order, Order) else Order.FCFS
-        settings = (budget, order, self.ageing, self.launch_tokens, limits)
+        settings = (budget, order, self.ageing, launch_tokens, limits)
         match self.order:
             case OtherOrder.LPM:
                 return LongestPrefixFirst(*settings)

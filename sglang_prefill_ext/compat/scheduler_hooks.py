@@ -26,7 +26,7 @@ from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.compat.scheduler_status import status_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.calibration import calibrated_budget
+from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.oneshot.job import Job, JobResult
 from sglang_prefill_ext.oneshot.policy import policy_of
@@ -158,16 +158,16 @@ def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> PackedRuntime:
     reason = declined_reason(scheduler)
     if reason:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
-        policy = policy_of(config, ForwardBudget(config.max_forward_tokens))
-        return PackedRuntime(None, answer, policy, declined_reason=reason)
-    executor, budget = _build_executor(scheduler, config)
-    cache = prefix_cache_of(scheduler, config)
-    return PackedRuntime(executor, answer, policy_of(config, budget), cache=cache)
+        nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
+        return PackedRuntime(None, answer, nothing_runs, declined_reason=reason)
+    executor, measured = _build_executor(scheduler, config)
+    policy = policy_of(config, measured.budget, measured.launch_tokens)
+    return PackedRuntime(executor, answer, policy, cache=prefix_cache_of(scheduler, config))
 
 
 def _build_executor(
     scheduler: Any, config: PrefillOnlyConfig
-) -> tuple[PackedExecutor, ForwardBudget]:
+) -> tuple[PackedExecutor, Calibration]:
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = SglangModel(scheduler.tp_worker.model_runner, stream)
     executor = PackedExecutor(
@@ -181,8 +181,6 @@ def _build_executor(
         torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
         return tensor.tolist()
 
-    budget = calibrated_budget(
-        executor, model.device, config.max_forward_tokens, largest_of_all_ranks
-    )
-    logger.info("Prefill-only serving: measured %s", budget)
-    return executor, budget
+    measured = calibrate(executor, model.device, config.max_forward_tokens, largest_of_all_ranks)
+    logger.info("Prefill-only serving: measured %s", measured)
+    return executor, measured

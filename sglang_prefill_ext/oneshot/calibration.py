@@ -1,8 +1,10 @@
-"""Measure at start how much temporary memory a forward takes, and limit forwards by it."""
+"""Measure at start what a forward costs: temporary memory, and time besides its tokens."""
 
 from __future__ import annotations
 
+import timeit
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -25,6 +27,8 @@ ROW_TOKENS = 64
 
 _LEAST_TOKENS = 128  # for samples that differ; they may exceed a smaller limit
 
+_TIMED_RUNS = 3
+
 MEMORY_SHARE = 0.8
 """Of the free memory; the rest is for fragmentation and for what stock batches take."""
 
@@ -32,28 +36,63 @@ Agree: TypeAlias = Callable[[list[int]], list[int]]
 """The largest of each number over all tensor-parallel ranks."""
 
 
-def calibrated_budget(
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured of this model on this device; the same on every rank.
+
+    Attributes:
+        budget: of one forward.
+        launch_tokens: what a forward costs besides its tokens, in tokens computed in that time.
+    """
+
+    budget: ForwardBudget
+    launch_tokens: int
+
+
+def calibrate(
     executor: Executor, device: torch.device, max_tokens: int, agree: Agree
-) -> ForwardBudget:
-    """Return the budget of forwards of this model on this device.
+) -> Calibration:
+    """Run a few forwards before anything is served.
 
     Args:
-        max_tokens: what the operator allows, in tokens.
+        max_tokens: of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
 
     Raises:
         ConfigError: the largest forward that the operator allows does not fit.
     """
     try:
-        model = measured_memory(executor, device, max_tokens)
+        memory = measured_memory(executor, device, max_tokens)
+        launch_tokens = measured_launch(executor, max_tokens)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
-    usable = int(MEMORY_SHARE * free_bytes(device)) - model.fixed_bytes
-    per_token, per_row, too_much = agree([model.bytes_per_token, model.bytes_per_row, -usable])
-    return ForwardBudget(max_tokens, -too_much, per_token, per_row)
+    usable = int(MEMORY_SHARE * free_bytes(device)) - memory.fixed_bytes
+    per_token, per_row, too_much, launch_tokens = agree(
+        [memory.bytes_per_token, memory.bytes_per_row, -usable, launch_tokens]
+    )
+    return Calibration(ForwardBudget(max_tokens, -too_much, per_token, per_row), launch_tokens)
+
+
+def measured_launch(executor: Executor, max_tokens: int) -> int:
+    """Return by how many tokens a forward would have to be longer to take twice as long as none.
+
+    Taken from the times of a short and of a long forward; at most `max_tokens`.
+    """
+    tokens = max(min(CHUNK_TOKENS, max_tokens), _LEAST_TOKENS)
+    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1))
+    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS))
+    s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
+    if s_per_token * max_tokens <= short_s:
+        return max_tokens
+    return max(1, round(short_s / s_per_token) - ROW_TOKENS)
+
+
+def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
+    """Of several times, as whatever disturbs one only makes it slower."""
+    return min(timeit.repeat(partial(_run, executor, plan), number=1, repeat=_TIMED_RUNS))
 
 
 def measured_memory(executor: Executor, device: torch.device, max_tokens: int) -> MemoryModel:

@@ -91,7 +91,7 @@ class IterationPolicy:
     """
 
     def __init__(self, share: DecodeShare) -> None:
-        self._share = share
+        self.share = share
         self._saved = 0
         self._waited_steps = 0
 
@@ -108,12 +108,12 @@ class IterationPolicy:
         if not decoding or not next_tokens:
             self._saved = self._waited_steps = 0
             return UNLIMITED if next_tokens else None
-        cost = self._share.launch_tokens + next_tokens
-        allowance = self._share.allowance
+        cost = self.share.launch_tokens + next_tokens
+        allowance = self.share.allowance
         self._saved = min(self._saved + allowance, max(allowance, cost))
-        if self._saved < cost and self._waited_steps < self._share.max_wait_steps:
+        if self._saved < cost and self._waited_steps < self.share.max_wait_steps:
             self._waited_steps += 1
             return None
-        payable = self._saved - self._share.launch_tokens
+        payable = self._saved - self.share.launch_tokens
         self._saved = self._waited_steps = 0
         return payable

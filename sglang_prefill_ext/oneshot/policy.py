@@ -34,13 +34,15 @@ class SchedulingPolicy:
         return JobQueue(order_key(self.order, self.ageing))
 
 
-def policy_of(config: PrefillOnlyConfig, budget: ForwardBudget) -> SchedulingPolicy:
-    """Return what the flags ask for, with forwards of a measured size."""
+def policy_of(
+    config: PrefillOnlyConfig, budget: ForwardBudget, launch_tokens: int
+) -> SchedulingPolicy:
+    """Return what the flags ask for; what they leave open is as measured."""
     return SchedulingPolicy(
         budget=budget,
         order=config.order,
         ageing=config.ageing,
-        launch_tokens=config.launch_tokens,
+        launch_tokens=config.launch_tokens or launch_tokens,
         limits=QueueLimits(
             tokens=config.max_queued_tokens,
             rows=config.max_queued_rows,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of, retry_after_s
-from sglang_prefill_ext.oneshot.budget import UNLIMITED, ForwardBudget
+from sglang_prefill_ext.oneshot.budget import UNLIMITED
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.oneshot.flight import Executor
@@ -50,18 +50,13 @@ class PackedRuntime:
     ) -> None:
         self.stats = RuntimeStats()
         self.declined_reason = declined_reason
+        self.policy = policy
         self._answer = answer
-        self._policy = policy
         self._declines = executor is None
         self._cache = cache
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end)
         self._queue = self._forwards.queue
         self._num_jobs = 0
-
-    @property
-    def budget(self) -> ForwardBudget:
-        """What one forward may take."""
-        return self._policy.budget
 
     @property
     def busy(self) -> bool:
@@ -80,7 +75,7 @@ class PackedRuntime:
     @property
     def next_tokens(self) -> int:
         """Tokens of the piece that the next forward computes in any case; 0 if none waits."""
-        jobs = choose_jobs(self._queue, self._policy.budget, launch_tokens=0)
+        jobs = choose_jobs(self._queue, self.policy.budget, launch_tokens=0)
         return jobs[0].piece.num_tokens if jobs else 0
 
     @property
@@ -101,7 +96,7 @@ class PackedRuntime:
         for all that waits: nobody gains if one gives up, and forwards that are never tried would
         leave a pace that was measured on slow ones as it is.
         """
-        if self._policy.budget.fits(self._queue.load.tokens, self._queue.load.rows):
+        if self.policy.budget.fits(self._queue.load.tokens, self._queue.load.rows):
             return math.inf
         return self.stats.tokens_per_s or math.inf
 
@@ -142,16 +137,16 @@ class PackedRuntime:
             self._end(job, JobStatus.DECLINED, self.declined_reason)
             return
         longest = int(rows.suffix_lens.max())
-        if longest > self._policy.budget.longest_row:
+        if longest > self.policy.budget.longest_row:
             self._end(job, JobStatus.UNFIT, f"A row of {longest} tokens fits no forward.")
             return
-        refusal = self._policy.limits.refusal(self._queue.load, load_of(rows))
+        refusal = self.policy.limits.refusal(self._queue.load, load_of(rows))
         if refusal:
             self._end(job, JobStatus.REJECTED, refusal)
             return
         try:
             kept, job.value_places = distinct_rows(rows)
-            job.pieces = split_request(kept, self._policy.budget, namespace)
+            job.pieces = split_request(kept, self.policy.budget, namespace)
             job.cached_tokens = self._cached_tokens(job.piece)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)

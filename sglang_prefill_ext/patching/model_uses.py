@@ -26,9 +26,12 @@ MODEL_USES = (
         id="U31",
         target=f"{_EXECUTOR}.model_runner.ModelRunner",
         group=Group.SCHEDULER,
-        used_by=("compat.model", "compat.radix"),
-        why="model, device, pool and stock attention backend",
-        members=("model", "attn_backend", "device", "model_config", "token_to_kv_pool", "dtype"),
+        used_by=("compat.model", "compat.radix", "compat.packed_work"),
+        why="model, device, pool, stock attention backend, and how decode steps are launched",
+        members=(
+            *"model attn_backend device model_config token_to_kv_pool dtype".split(),
+            "decode_cuda_graph_captured",
+        ),
     ),
     Use(
         id="U32",

@@ -25,6 +25,7 @@ SCHEDULER_USES = (
             *"enable_overlap forward_stream_ctx enable_lora is_generation tree_cache".split(),
             *"token_to_kv_pool_allocator req_to_token_pool enable_hierarchical_cache".split(),
             *"metrics_collector metrics_collector_context policy schedule_policy".split(),
+            "tp_cpu_group",
         ),
     ),
     Use(

@@ -19,7 +19,17 @@ CONFIG = PrefillOnlyConfig(launch_tokens=6, decode_step_tokens=4, decode_slowdow
 """Each decode step allows 4 tokens; a forward of n tokens costs 6 + n."""
 
 METRICS_OFF = SimpleNamespace(current_scheduler_metrics_enabled=False)
-SCHEDULER = SimpleNamespace(metrics_collector_context=METRICS_OFF, metrics_collector=None)
+
+
+def scheduler(*, replays_graphs: bool = False) -> Any:
+    runner = SimpleNamespace(decode_cuda_graph_captured=replays_graphs)
+    return SimpleNamespace(
+        metrics_collector_context=METRICS_OFF,
+        metrics_collector=None,
+        tp_worker=SimpleNamespace(model_runner=runner),
+    )
+
+
 NOW_MS = 1e12
 
 
@@ -35,8 +45,8 @@ def answers() -> Answers:
 
 @pytest.fixture
 def work(answers: Answers) -> PackedWork:
-    runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET))
-    return packed_work(SCHEDULER, runtime, CONFIG)
+    runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET, launch_tokens=1))
+    return packed_work(scheduler(), runtime, CONFIG)
 
 
 def submit(work: PackedWork, rid: str, tokens: int, deadline_ms: float | None = None) -> None:
@@ -70,10 +80,22 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
 
 def test_the_longest_wait_is_a_flag() -> None:
     config = PrefillOnlyConfig(decode_slowdown=1, max_wait_steps=2)
-    runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET))
-    work = packed_work(SCHEDULER, runtime, config)
+    runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=1))
+    work = packed_work(scheduler(), runtime, config)
     submit(work, "a", 3)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "replays_graphs", "step_tokens"), [(7, True, 7), (0, False, 100), (0, True, 25)]
+)
+def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
+    given: int, replays_graphs: bool, step_tokens: int
+) -> None:
+    config = PrefillOnlyConfig(decode_step_tokens=given)
+    runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=100))
+    work = packed_work(scheduler(replays_graphs=replays_graphs), runtime, config)
+    assert work.policy.share.step_tokens == step_tokens
 
 
 @pytest.mark.parametrize(

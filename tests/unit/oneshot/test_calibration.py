@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,14 @@ import torch
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot import calibration
 from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel
-from sglang_prefill_ext.oneshot.calibration import calibrated_budget, measured_memory
+from sglang_prefill_ext.oneshot.calibration import calibrate, measured_launch, measured_memory
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from tests.unit.oneshot.jobs import IdleExecutor
 from tests.unit.oneshot.tiny_model import TinyModel
 
 CPU = torch.device("cpu")
@@ -73,7 +75,7 @@ def test_some_free_memory_is_left_alone(
 ) -> None:
     free = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
     monkeypatch.setattr(calibration, "free_bytes", lambda device: free)
-    budget = calibrated_budget(executor, CPU, MAX_TOKENS, alone)
+    budget = calibrate(executor, CPU, MAX_TOKENS, alone).budget
     assert 0 < memory.fixed_bytes + budget.max_bytes <= 0.8 * free
     assert 0.4 * MAX_TOKENS < budget.longest_row < 0.6 * MAX_TOKENS
 
@@ -83,12 +85,13 @@ def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: Packed
 
     def agree(numbers: list[int]) -> list[int]:
         asked.append(numbers)
-        return [5000, 700, -(1 << 30)]
+        return [5000, 700, -(1 << 30), 77]
 
-    budget = calibrated_budget(executor, CPU, 100, agree)
-    assert budget == ForwardBudget(100, 1 << 30, 5000, 700)
-    ((_, _, too_much),) = asked
-    assert too_much < 0
+    measured = calibrate(executor, CPU, 100, agree)
+    assert measured.budget == ForwardBudget(100, 1 << 30, 5000, 700)
+    assert measured.launch_tokens == 77
+    ((_, _, too_much, launch_tokens),) = asked
+    assert too_much < 0 < launch_tokens
 
 
 def test_a_device_without_room_is_refused(
@@ -96,7 +99,7 @@ def test_a_device_without_room_is_refused(
 ) -> None:
     monkeypatch.setattr(calibration, "free_bytes", lambda device: 10)
     with pytest.raises(ConfigError, match="cannot hold one row"):
-        calibrated_budget(executor, CPU, 100, agree=alone)
+        calibrate(executor, CPU, 100, agree=alone)
 
 
 def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
@@ -105,9 +108,30 @@ def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
             raise torch.OutOfMemoryError("no memory for 2 GiB")
 
     with pytest.raises(ConfigError, match=r"no memory for 2 GiB.*--mem-fraction-static"):
-        calibrated_budget(Exhausted(TinyModel(), readout_bytes=1), CPU, 100, alone)
+        calibrate(Exhausted(TinyModel(), readout_bytes=1), CPU, 100, alone)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 100])
 def test_small_forwards_are_measured_too(executor: PackedExecutor, max_tokens: int) -> None:
-    assert calibrated_budget(executor, CPU, max_tokens, alone).max_tokens == max_tokens
+    measured = calibrate(executor, CPU, max_tokens, alone)
+    assert measured.budget.max_tokens == max_tokens
+    assert 1 <= measured.launch_tokens <= max(max_tokens, 128)
+
+
+class Timed(IdleExecutor):
+    """Takes a time of its own for every launch and every token."""
+
+    def __init__(self, launch_s: float, s_per_token: float) -> None:
+        super().__init__(lambda plan: time.sleep(launch_s + s_per_token * plan.num_tokens))
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "s_per_token", "expected"), [(0.02, 2e-5, 1000), (0.0, 2e-5, 1)]
+)
+def test_a_launch_is_told_in_tokens(launch_s: float, s_per_token: float, expected: int) -> None:
+    measured = measured_launch(Timed(launch_s, s_per_token), MAX_TOKENS)
+    assert measured == pytest.approx(expected, rel=0.2, abs=20)
+
+
+def test_where_tokens_cost_nothing_a_launch_is_worth_a_whole_forward() -> None:
+    assert measured_launch(Timed(0.01, 0.0), MAX_TOKENS) == MAX_TOKENS

@@ -26,7 +26,7 @@ def _push(queue: JobQueue, number: int, tokens: int, *, mark: int = 0, cached: i
         int_array([number] * tokens), prefix, int_array([1]), int_array([1]), int_array([])
     )
     job = Job(str(number), rows, number=number, mark=mark, cached_tokens=cached)
-    job.pieces = split_request(rows, Variant("", Order.FCFS).policy(Clock()).budget)
+    job.pieces = split_request(rows, Variant("", Order.FCFS).policy(Clock(), 0).budget)
     queue.push(job)
 
 
@@ -35,7 +35,7 @@ def _order(queue: JobQueue) -> list[int]:
 
 
 def test_lpm_takes_the_most_cached_tokens_and_then_the_first_come() -> None:
-    queue = Variant("lpm", OtherOrder.LPM).policy(Clock()).new_queue()
+    queue = Variant("lpm", OtherOrder.LPM).policy(Clock(), 0).new_queue()
     for number, cached in enumerate([0, 40, 10, 40, 0]):
         _push(queue, number, 100, cached=cached)
     assert _order(queue) == [1, 3, 2, 0, 4]
@@ -43,7 +43,7 @@ def test_lpm_takes_the_most_cached_tokens_and_then_the_first_come() -> None:
 
 def test_hrrn_looks_at_the_ratio_of_the_moment() -> None:
     clock = Clock()
-    queue = Variant("hrrn", OtherOrder.HRRN).policy(clock).new_queue()
+    queue = Variant("hrrn", OtherOrder.HRRN).policy(clock, 0).new_queue()
     _push(queue, 0, 100, mark=0)
     _push(queue, 1, 10, mark=95)
     clock.now = 100  # (100 + 100) / 100 and (5 + 10) / 10
@@ -54,7 +54,7 @@ def test_hrrn_looks_at_the_ratio_of_the_moment() -> None:
 
 def test_hrrn_needs_no_time_for_what_is_cached_and_keeps_equals_in_order() -> None:
     clock = Clock()
-    queue = Variant("hrrn", OtherOrder.HRRN).policy(clock).new_queue()
+    queue = Variant("hrrn", OtherOrder.HRRN).policy(clock, 0).new_queue()
     for number, cached in enumerate([0, 50, 0]):
         _push(queue, number, 100, cached=cached)
     assert _order(queue) == [0, 1, 2]
@@ -64,7 +64,7 @@ def test_hrrn_needs_no_time_for_what_is_cached_and_keeps_equals_in_order() -> No
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_nothing_is_rejected(variant: Variant) -> None:
-    policy = variant.policy(Clock())
+    policy = variant.policy(Clock(), 0)
     queue = policy.new_queue()
     for number in range(100):
         _push(queue, number, 8192)
