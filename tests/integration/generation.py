@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.integration.client import Client, Json
@@ -25,3 +26,15 @@ def assert_generation_is_undisturbed(client: Client, bodies: list[Json], new_tok
         assert_same_answer(answer, client.score(body, stock=True))
     assert client.memory() == memory
     assert client.generate(PROMPT, new_tokens) == alone
+
+
+def stream_request(new_tokens: int) -> Json:
+    sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+    return {"input_ids": [20, 21, 22], "sampling_params": sampling, "stream": True}
+
+
+def stream_events(client: Client, new_tokens: int) -> list[Json]:
+    with client.http.stream("POST", "/generate", json=stream_request(new_tokens)) as stream:
+        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

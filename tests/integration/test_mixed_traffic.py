@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.integration.client import Client, Json, score_body
+from tests.integration.client import Client, score_body
+from tests.integration.generation import stream_request
 from tests.integration.load import steady_load
 from tests.integration.parity import assert_same_answer, assert_same_answers
 
@@ -38,26 +38,6 @@ def test_packed_requests_are_answered_while_a_generation_runs(client: Client) ->
         assert '"finish_reason":null' in next(line for line in lines if line)
 
 
-def test_a_generation_goes_on_while_packed_requests_are_always_queued(client: Client) -> None:
-    steps = 100
-    with steady_load(client, BODY, workers=6) as answers:
-        before, answered = client.scheduler(), len(answers)
-        events = stream_events(client, steps)
-        after = client.scheduler()
-        forwards = after["counters"]["forwards"] - before["counters"]["forwards"]
-        assert len(answers) > answered
-    assert events[-1]["meta_info"]["completion_tokens"] == steps
-    # A decode step allows less than a forward costs, so at most every second one waits for a
-    # forward; the slack is what runs while the requests of this test itself travel.
-    assert 0 < forwards <= steps / 2 + 50
-    ran = {
-        name: after["iterations"][name]["iterations"] - before["iterations"][name]["iterations"]
-        for name in ("decode", "mixed")
-    }
-    assert ran["decode"] >= steps / 2 - 10
-    assert ran["mixed"] > 0
-
-
 def test_both_paths_of_scoring_side_by_side(client: Client, pool: ThreadPoolExecutor) -> None:
     bodies = [score_body(seed, 30 * seed, [5 + seed] * 12) for seed in range(1, 7)]
     with client.counting() as moved:
@@ -67,15 +47,3 @@ def test_both_paths_of_scoring_side_by_side(client: Client, pool: ThreadPoolExec
             assert_same_answer(one.result(), other.result())
     assert moved["frontend.requests.packed"] == len(bodies)
     assert moved["frontend.fallbacks.opted_out"] == len(bodies)
-
-
-def stream_request(new_tokens: int) -> Json:
-    sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-    return {"input_ids": [20, 21, 22], "sampling_params": sampling, "stream": True}
-
-
-def stream_events(client: Client, new_tokens: int) -> list[Json]:
-    with client.http.stream("POST", "/generate", json=stream_request(new_tokens)) as stream:
-        lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]

@@ -12,6 +12,8 @@ import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.client import OPT_OUT, Client, score_body
+from tests.integration.generation import stream_events
+from tests.integration.load import steady_load
 from tests.integration.own_server import LOGS
 from tests.integration.parity import assert_same_answer
 from tests.integration.processes import held_back
@@ -26,6 +28,8 @@ FLAGS = {
     "order": "priority",
     "launch-tokens": "1",  # so requests do not join each other
     "max-queued-tokens": str(MAX_QUEUED_TOKENS),
+    "decode-slowdown": "4",
+    "decode-step-tokens": "44",  # so two steps grant what a forward with BODY costs
 }
 
 
@@ -150,6 +154,26 @@ def test_wrong_headers_are_refused(client: Client, header: str, value: str, leas
 def test_requests_that_opt_out_ignore_the_headers(client: Client) -> None:
     headers = OPT_OUT | {PRIORITY: "high", TIMEOUT: "0"}
     assert client.http.post("/v1/score", json=BODY, headers=headers).status_code == 200
+
+
+def test_a_generation_goes_on_while_packed_requests_are_always_queued(client: Client) -> None:
+    steps = 100
+    with steady_load(client, BODY, workers=2) as answers:
+        before, answered = client.scheduler(), len(answers)
+        events = stream_events(client, steps)
+        after = client.scheduler()
+        forwards = after["counters"]["forwards"] - before["counters"]["forwards"]
+        assert len(answers) > answered
+    assert events[-1]["meta_info"]["completion_tokens"] == steps
+    # At most every second step waits for a forward; the slack is what runs while the requests of
+    # this test itself travel.
+    assert 0 < forwards <= steps / 2 + 50
+    ran = {
+        name: after["iterations"][name]["iterations"] - before["iterations"][name]["iterations"]
+        for name in ("decode", "mixed")
+    }
+    assert ran["decode"] >= steps / 2 - 10
+    assert ran["mixed"] > 0
 
 
 def test_the_status_shows_order_queue_and_pace(client: Client) -> None:
