@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sglang.srt.layers.pooler import Pooler, PoolingType
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 PACKED_ARCHITECTURES = frozenset(
@@ -18,6 +19,20 @@ PACKED_ARCHITECTURES = frozenset(
 )
 """Model classes whose packed numbers are compared with stock and Hugging Face by the tests."""
 
+VECTOR_ARCHITECTURES = frozenset(
+    {
+        "LlamaForCausalLM",
+        "LlamaForSequenceClassification",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2ForRewardModel",
+        "Qwen2ForSequenceClassification",
+        "Qwen3ForCausalLM",
+        "Qwen3ForSequenceClassification",
+    }
+)
+"""Likewise of models that make a vector of every prompt: embeddings, classes, rewards."""
+
 
 def declined_reason(scheduler: Any) -> str:
     """Return why this scheduler declines packed requests, or "" if it can run them.
@@ -27,13 +42,18 @@ def declined_reason(scheduler: Any) -> str:
     runner = scheduler.tp_worker.model_runner
     if scheduler.enable_lora:
         return "lora"
-    if not scheduler.is_generation:
-        return "not_generation"
-    if type(runner.model).__name__ not in PACKED_ARCHITECTURES:
+    known = PACKED_ARCHITECTURES if scheduler.is_generation else VECTOR_ARCHITECTURES
+    if type(runner.model).__name__ not in known:
         return "model_architecture"
+    if not scheduler.is_generation and not _reads_last_token(runner.model.pooler):
+        return "pooling"
     if getattr(runner.model, "capture_aux_hidden_states", False):
         return "aux_hidden_states"
     return next(_attention_reasons(runner.model), "")
+
+
+def _reads_last_token(pooler: Any) -> bool:
+    return type(pooler) is Pooler and pooler.pooling_type == PoolingType.LAST
 
 
 def _attention_reasons(model: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_prefill_ext.compat.activation import config_of
-from sglang_prefill_ext.compat.messages import PackedScoreReq
+from sglang_prefill_ext.compat.messages import PackedRowsReq
 
 
 def route_packed(_result: None, controller: Any) -> None:
@@ -17,9 +17,9 @@ def route_packed(_result: None, controller: Any) -> None:
     if config_of(controller.server_args) is None:
         return
 
-    def dispatch(message: PackedScoreReq) -> None:
+    def dispatch(message: PackedRowsReq) -> None:
         if controller.refresh_load_budget_on_dispatch:
             controller.refresh_load_budget()
         controller.dispatching(message)
 
-    controller._request_dispatcher._mapping[PackedScoreReq] = dispatch
+    controller._request_dispatcher._mapping[PackedRowsReq] = dispatch

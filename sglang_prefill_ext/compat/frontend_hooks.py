@@ -9,18 +9,19 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
-from sglang_prefill_ext.compat import http
+from sglang_prefill_ext.compat import embed_hooks, http
 from sglang_prefill_ext.compat.activation import config_of
-from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
+from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import HTTP_ANSWERED, counted_as, with_status
-from sglang_prefill_ext.compat.messages import PackedScoreResult, PackedStatusResult
+from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import opted_out, options_of
-from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, Scored, StockPathTaken
 from sglang_prefill_ext.frontend.prompts import check_prompt
+from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 
 _ATTRIBUTE = "_prefill_only_frontend"
@@ -34,11 +35,13 @@ def attach_frontend(_result: None, manager: Any) -> None:
     link = TokenizerManagerLink(manager)
     frontend = _build_frontend(manager, link, config)
     setattr(manager, _ATTRIBUTE, frontend)
+    if not manager.is_generation:
+        embed_hooks.attach(manager, link, frontend)
 
-    def on_result(message: PackedScoreResult) -> None:
-        frontend.deliver(message.rid, message)
+    def on_result(message: PackedRowsResult) -> None:
+        frontend.exchange.deliver(message.rid, message)
 
-    manager._result_dispatcher._mapping[PackedScoreResult] = on_result
+    manager._result_dispatcher._mapping[PackedRowsResult] = on_result
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
     http.add_routes(frontend, link)
 
@@ -52,10 +55,14 @@ async def score_request(
         RequestError: the request is wrong (HTTP 400).
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
-    frontend: PackedFrontend | None = getattr(manager, _ATTRIBUTE, None)
+    frontend: ScoreFrontend | None = getattr(manager, _ATTRIBUTE, None)
     if frontend is None:
         return await original(manager, *args, **kwargs)
     call = ScoreCall(*args, **kwargs)
+    if not manager.is_generation:
+        # SGLang makes these scores of vectors; the call for those is packed and counted.
+        http.note_explanation(call.request, partial(explain_stock, "not_generation"))
+        return await original(manager, *args, **kwargs)
     try:
         scored = await _score(frontend, call)
     except StockPathTaken as stock:
@@ -76,7 +83,7 @@ async def score_request(
     )
 
 
-async def _score(frontend: PackedFrontend, call: ScoreCall) -> Scored:
+async def _score(frontend: ScoreFrontend, call: ScoreCall) -> Scored:
     frontend.check_limits(call)
     headers = getattr(call.request, "headers", None) or {}
     if opted_out(headers):
@@ -103,33 +110,26 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     if len(input_ids) == 0 and continues_session:
         return
     field = "input_ids" if obj.input_ids is not None else "text"
-    check_prompt(input_ids, _embedding_rows(manager), field=field)
-
-
-def _embedding_rows(manager: Any) -> int:
-    """Token ids must lie below; the output head may be larger."""
-    return int(manager.model_config.hf_text_config.vocab_size)
+    check_prompt(input_ids, embedding_rows(manager), field=field)
 
 
 def _build_frontend(
     manager: Any, link: TokenizerManagerLink, config: PrefillOnlyConfig
-) -> PackedFrontend:
+) -> ScoreFrontend:
     tokenizer = manager.tokenizer
     # SGLang refuses label ids beyond the tokenizer's base vocabulary, where it has one.
     label_vocab_size = manager.model_config.vocab_size
     if tokenizer is not None:
         label_vocab_size = min(label_vocab_size, tokenizer.vocab_size)
     labels = manager.metrics_collector.labels if manager.enable_metrics else None
-    frontend = PackedFrontend(
+    frontend = ScoreFrontend(
         link,
         config,
         FrontendMetrics(labels),
-        vocab_size=_embedding_rows(manager),
+        vocab_size=embedding_rows(manager),
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
     )
-    if not manager.is_generation:
-        frontend.decline("not_generation")
-    elif manager.server_args.enable_mis:
-        frontend.decline("multi_item_scoring")
+    if manager.server_args.enable_mis:
+        frontend.exchange.decline("multi_item_scoring")
     return frontend

@@ -12,7 +12,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_prefill_ext.compat.messages import PackedScoreReq, PackedStatusReq, PackedStatusResult
+from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedStatusReq, PackedStatusResult
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import PackedRows
 
@@ -39,7 +39,7 @@ class TokenizerManagerLink:
             yield
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
-        self._manager._dispatch_to_scheduler(PackedScoreReq.of(rid, rows, options))
+        self._manager._dispatch_to_scheduler(PackedRowsReq.of(rid, rows, options))
 
     def abort(self, rid: str) -> None:
         self._manager._dispatch_to_scheduler(AbortReq(rid=rid))
@@ -78,3 +78,8 @@ class TokenizerManagerLink:
     def deliver_status(self, message: PackedStatusResult) -> None:
         if message.rid == self._status_rid:  # else it comes too late for its own request
             self._status_replies.put_nowait(json.loads(message.payload))
+
+
+def embedding_rows(manager: Any) -> int:
+    """Token ids must lie below; the output head may be larger."""
+    return int(manager.model_config.hf_text_config.vocab_size)

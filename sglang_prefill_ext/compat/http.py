@@ -14,7 +14,7 @@ from sglang.srt.entrypoints.openai.protocol import ScoringRequest
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
-from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend
+from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.patching import engine
 
 STATUS_PATH = "/prefill_only/status"
@@ -24,7 +24,7 @@ EXPLAIN_PATH = "/prefill_only/explain"
 _EXPLANATION = "prefill_only_explanation"
 
 
-def add_routes(frontend: PackedFrontend, link: TokenizerManagerLink) -> None:
+def add_routes(frontend: ScoreFrontend, link: TokenizerManagerLink) -> None:
     """Add our routes, if this process serves HTTP at all.
 
     The module is looked up, not imported: an offline `Engine` never loads it.
@@ -57,7 +57,7 @@ async def _explain(request: ScoringRequest, raw_request: Request) -> Any:
     return raw_request.scope[_EXPLANATION] if response.status_code == 200 else response
 
 
-async def _status(frontend: PackedFrontend, link: TokenizerManagerLink) -> dict[str, Any]:
+async def _status(frontend: ScoreFrontend, link: TokenizerManagerLink) -> dict[str, Any]:
     return {
         "enabled": True,
         "version": __version__,
@@ -65,7 +65,7 @@ async def _status(frontend: PackedFrontend, link: TokenizerManagerLink) -> dict[
         "config": asdict(frontend.config),
         "frontend": {
             "pid": os.getpid(),
-            "in_flight": frontend.in_flight,
+            "in_flight": frontend.exchange.in_flight,
             "counters": frontend.metrics.as_dict(),
             "patches": [state.as_dict() for state in engine.states()],
         },

@@ -13,10 +13,10 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.job import JobResult
-from sglang_prefill_ext.wire.packed import PackedRows, from_bytes, values_from_bytes
+from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows, from_bytes, values_from_bytes
 
 
-class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     """Frontend to scheduler: all rows of one request (see `PackedRows`)."""
 
     tokens: bytes = b""
@@ -28,9 +28,10 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     priority: int = 0
     deadline_ms: float | None = None
     keep_prefix: bool = False
+    vector_width: int = 0
 
     @classmethod
-    def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedScoreReq:
+    def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
         return cls(
             rid=rid,
             tokens=rows.tokens.tobytes(),
@@ -42,10 +43,19 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             priority=options.priority,
             deadline_ms=options.deadline_ms,
             keep_prefix=options.keep_prefix,
+            vector_width=rows.vector_width,
         )
 
-    def rows(self) -> PackedRows:
-        """Raises `PackingError` if the message is inconsistent."""
+    def rows(self, whole_width: int) -> PackedRows:
+        """Return the rows with the width of their vectors made concrete.
+
+        Args:
+            whole_width: of the model's vectors; 0 if it makes none.
+
+        Raises:
+            PackingError: the message is inconsistent.
+        """
+        width = whole_width if self.vector_width == WHOLE_VECTOR else self.vector_width
         return PackedRows(
             from_bytes(self.tokens),
             self.prefix_len,
@@ -53,6 +63,7 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             from_bytes(self.label_ids),
             from_bytes(self.label_lens),
             self.normalised,
+            width,
         )
 
     # What the data-parallel controller reads of a request when it chooses a replica.
@@ -66,8 +77,8 @@ class PackedScoreReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
         return from_bytes(self.tokens)
 
 
-class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
-    """Scheduler to frontend: the label values of one request, or why there are none."""
+class PackedRowsResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Scheduler to frontend: the values of one request, or why there are none."""
 
     status: str = ""
     message: str = ""
@@ -80,7 +91,7 @@ class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     tokens_cached: int = 0
 
     @classmethod
-    def of(cls, result: JobResult) -> PackedScoreResult:
+    def of(cls, result: JobResult) -> PackedRowsResult:
         return cls(
             rid=result.rid,
             status=result.status,
@@ -94,7 +105,7 @@ class PackedScoreResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             tokens_cached=result.tokens_cached,
         )
 
-    def label_values(self) -> Any:
+    def row_values(self) -> Any:
         return values_from_bytes(self.values)
 
 
@@ -115,4 +126,4 @@ class PackedStatusResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     payload: bytes = b""
 
 
-hook_custom_types(PackedScoreReq, PackedScoreResult, PackedStatusReq, PackedStatusResult)
+hook_custom_types(PackedRowsReq, PackedRowsResult, PackedStatusReq, PackedStatusResult)

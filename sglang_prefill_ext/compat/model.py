@@ -34,11 +34,13 @@ class SglangModel:
         self._context = ForwardContext(attn_backend=backend)
         self._forward_stream = forward_stream
         self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
-        self._has_plain_head = _is_plain_head(runner.model)
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(runner.model)
         self.vocab_size: int = runner.model_config.vocab_size
+        self.vector_width = 0
+        self.unit_length = False
+        self._has_plain_head = runner.is_generation and _is_plain_head(runner.model)
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
 
     @contextmanager
@@ -64,12 +66,14 @@ class SglangModel:
     ) -> Tensor:
         batch = _forward_batch(token_ids, positions, row_lens)
         batch.attend, batch.read_at = attend, read_at
-        model = self._model
         with (
-            get_model().override(shared_experts=model.shared_experts_config),
+            get_model().override(shared_experts=self._model.shared_experts_config),
             forward_context(self._context, forward_batch=batch),
         ):
-            hidden: Tensor = model.model(token_ids, positions, batch, None)
+            return self._run(batch)
+
+    def _run(self, batch: PackedForwardBatch) -> Tensor:
+        hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch, None)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -83,6 +87,45 @@ class SglangModel:
     def head_weight(self) -> Tensor | None:
         # Looked up each time: a weight update may put another tensor in its place.
         return self._model.lm_head.weight[: self.vocab_size] if self._has_plain_head else None
+
+
+class SglangVectorModel(SglangModel):
+    """A model that makes a vector of every row: an embedding, class logits, a reward.
+
+    SGLang's own pooling and heads run on the read positions, each of which is to them the last
+    token of a row of one.
+    """
+
+    def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
+        super().__init__(runner, forward_stream)
+        self.unit_length = bool(runner.model.pooler.normalize)
+        self.vector_width = self._measured_width()
+
+    def _run(self, batch: PackedForwardBatch) -> Tensor:
+        ones = torch.ones_like(batch.read_at, dtype=torch.int32)
+        batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
+        output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
+        vectors: Tensor = output.embeddings
+        return vectors
+
+    def _measured_width(self) -> int:
+        """Heads differ in where they say it, so one token is tried."""
+
+        def attend_to_itself(
+            _layer: int, q: Tensor, _k: Tensor, v: Tensor, _scale: float
+        ) -> Tensor:
+            return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
+        with torch.inference_mode(), self.stream():
+            vectors = self.hidden_states(zero, zero, zero, [1], attend_to_itself)
+        return int(vectors.shape[1])
+
+
+def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:
+    """Return the model of a rank, by what is read of it."""
+    kind = SglangModel if runner.is_generation else SglangVectorModel
+    return kind(runner, forward_stream)
 
 
 def head_shape(model: Any) -> HeadShape:

@@ -15,12 +15,12 @@ from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.messages import (
     PackedExpireReq,
-    PackedScoreReq,
-    PackedScoreResult,
+    PackedRowsReq,
+    PackedRowsResult,
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.compat.model import SglangModel
+from sglang_prefill_ext.compat.model import model_of
 from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.compat.scheduler_status import status_of
@@ -46,14 +46,14 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     config = config_of(scheduler.server_args)
     if config is None:
         return
-    runtime = _build_runtime(scheduler, config)
+    runtime, whole_width = _build_runtime(scheduler, config)
     work = _process_work = packed_work(scheduler, runtime, config)
     setattr(scheduler, _ATTRIBUTE, work)
 
-    def on_request(message: PackedScoreReq) -> None:
+    def on_request(message: PackedRowsReq) -> None:
         runtime.submit(
             message.rid,
-            message.rows(),
+            message.rows(whole_width),
             message,
             priority=message.priority,
             deadline_ms=message.deadline_ms,
@@ -69,7 +69,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
     handlers = {
-        PackedScoreReq: on_request,
+        PackedRowsReq: on_request,
         PackedExpireReq: on_expire,
         PackedStatusReq: on_status,
     }
@@ -105,7 +105,7 @@ def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] 
     if _process_work is None or requests is None:
         return None
     now_ms = time.time() * 1e3
-    scoring = (message for message in requests if isinstance(message, PackedScoreReq))
+    scoring = (message for message in requests if isinstance(message, PackedRowsReq))
     arriving = (each.deadline_ms for each in scoring if each.deadline_ms is not None)
     if not _process_work.is_late(now_ms, arriving):
         return None
@@ -149,27 +149,29 @@ def add_packed_load(load: Any, _inquirer: Any) -> Any:
     return load
 
 
-def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> PackedRuntime:
+def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> tuple[PackedRuntime, int]:
+    """Return the runtime, and how wide the model's vectors are (see `Model`)."""
     sender = scheduler.ipc_channels.send_to_tokenizer
 
     def answer(job: Job, result: JobResult) -> None:
-        sender.send_output(PackedScoreResult.of(result), job.reply_to)
+        sender.send_output(PackedRowsResult.of(result), job.reply_to)
 
     reason = declined_reason(scheduler)
     if reason:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
-        return PackedRuntime(None, answer, nothing_runs, declined_reason=reason)
+        return PackedRuntime(None, answer, nothing_runs, declined_reason=reason), 1
     executor, measured = _build_executor(scheduler, config)
     policy = policy_of(config, measured.budget, measured.launch_tokens)
-    return PackedRuntime(executor, answer, policy, cache=prefix_cache_of(scheduler, config))
+    cache = prefix_cache_of(scheduler, config)
+    return PackedRuntime(executor, answer, policy, cache=cache), executor.vector_width
 
 
 def _build_executor(
     scheduler: Any, config: PrefillOnlyConfig
 ) -> tuple[PackedExecutor, Calibration]:
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
-    model = SglangModel(scheduler.tp_worker.model_runner, stream)
+    model = model_of(scheduler.tp_worker.model_runner, stream)
     executor = PackedExecutor(
         model,
         readout_bytes=config.readout_chunk_mib << 20,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_prefill_ext.frontend.packed_frontend import Scored
+from sglang_prefill_ext.frontend.score_frontend import Scored
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.oneshot.execution import ExecutionClass
 

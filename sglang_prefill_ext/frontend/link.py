@@ -22,7 +22,7 @@ class Answer(Protocol):
     retry_after_s: float
     tokens_cached: int
 
-    def label_values(self) -> Float32Array: ...
+    def row_values(self) -> Float32Array: ...
 
 
 class SchedulerLink(Protocol):

@@ -42,18 +42,27 @@ def pack_token_ids(
 
 
 def pack_rows(
-    rows: list[list[int]], labels: tuple[Int32Array, Int32Array], vocab_size: int
+    rows: list[list[int]],
+    labels: tuple[Int32Array, Int32Array],
+    vocab_size: int,
+    *,
+    field: str = "query, items",
+    vector_width: int = 0,
 ) -> PackedRows:
     """Pack whole prompts, given as token ids.
+
+    Args:
+        labels, vector_width: what to read of them, see `PackedRows`.
+        field: what the user calls the prompts.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
         TypeError: an element is not an integer.
     """
     if not all(rows):
-        check_prompt([], vocab_size, field="items")
+        check_prompt([], vocab_size, field=field)
     prefix = shared_prefix_len(rows)
     parts: list[Any] = [rows[0][:prefix], *(row[prefix:] for row in rows)]
-    tokens = flatten_ids(parts, vocab_size, field="query, items")
+    tokens = flatten_ids(parts, vocab_size, field=field)
     lens = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)) - np.int32(prefix)
-    return PackedRows(tokens, prefix, lens, *labels)
+    return PackedRows(tokens, prefix, lens, *labels, vector_width=vector_width)

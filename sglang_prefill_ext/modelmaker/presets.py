@@ -30,6 +30,7 @@ class Preset:
         shape: arguments of that architecture's configuration class.
         dtype: of the saved weights.
         weights: how they come about.
+        classes: numbers that a head for sequence classification gives; 0 for a language model.
     """
 
     summary: str
@@ -37,6 +38,7 @@ class Preset:
     shape: Mapping[str, Any]
     dtype: str = "float32"
     weights: Weights = "spread"
+    classes: int = 0
 
 
 def _shape(
@@ -78,6 +80,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "llama": Preset("Llama family", "llama", _shape(**_FAMILY)),
         "mistral": Preset(
             "Mistral family, full attention", "mistral", _shape(**_FAMILY, sliding_window=None)
+        ),
+        "classifier": Preset(
+            "Qwen3 with a head of three classes", "qwen3", _shape(**_FAMILY), classes=3
         ),
         "qwen3-moe": Preset(
             "Qwen3 mixture of experts, two of four experts per token",

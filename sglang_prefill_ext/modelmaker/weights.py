@@ -2,9 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as hf_logging
 
 from sglang_prefill_ext.modelmaker.presets import Preset
@@ -29,9 +36,13 @@ def build_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, seed: int) -
         pad_token_id=tokenizer.pad_token_id,
         **preset.shape,
     )
+    kind: Any = AutoModelForCausalLM
+    if preset.classes:
+        kind, config.num_labels = AutoModelForSequenceClassification, preset.classes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, preset.dtype))
+        model: PreTrainedModel = kind.from_config(config, dtype=getattr(torch, preset.dtype))
+    return model
 
 
 @torch.no_grad()
@@ -68,7 +79,7 @@ def _std(name: str, parameter: torch.Tensor, tied: bool) -> float:
     match name.split(".")[-2]:
         case "embed_tokens":
             return LOGIT_STD * fan_in_std if tied else 1.0
-        case "lm_head":
+        case "lm_head" | "score":
             return LOGIT_STD * fan_in_std
         case "q_proj" | "k_proj":
             return _ATTENTION_GAIN * fan_in_std

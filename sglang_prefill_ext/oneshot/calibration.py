@@ -13,6 +13,7 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel, Sample, fit_memory
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.flight import Executor
 from sglang_prefill_ext.oneshot.memory import free_bytes, peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
@@ -50,7 +51,7 @@ class Calibration:
 
 
 def calibrate(
-    executor: Executor, device: torch.device, max_tokens: int, agree: Agree
+    executor: PackedExecutor, device: torch.device, max_tokens: int, agree: Agree
 ) -> Calibration:
     """Run a few forwards before anything is served.
 
@@ -63,7 +64,7 @@ def calibrate(
     """
     try:
         memory = measured_memory(executor, device, max_tokens)
-        launch_tokens = measured_launch(executor, max_tokens)
+        launch_tokens = measured_launch(executor, max_tokens, executor.vector_width)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
@@ -76,14 +77,17 @@ def calibrate(
     return Calibration(ForwardBudget(max_tokens, -too_much, per_token, per_row), launch_tokens)
 
 
-def measured_launch(executor: Executor, max_tokens: int) -> int:
+def measured_launch(executor: Executor, max_tokens: int, vector_width: int = 0) -> int:
     """Return by how many tokens a forward would have to be longer to take twice as long as none.
 
     Taken from the times of a short and of a long forward; at most `max_tokens`.
+
+    Args:
+        vector_width: of the model, see `Model`.
     """
     tokens = max(min(CHUNK_TOKENS, max_tokens), _LEAST_TOKENS)
-    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1))
-    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS))
+    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, vector_width))
+    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, vector_width))
     s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
     if s_per_token * max_tokens <= short_s:
         return max_tokens
@@ -95,7 +99,7 @@ def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
     return min(timeit.repeat(partial(_run, executor, plan), number=1, repeat=_TIMED_RUNS))
 
 
-def measured_memory(executor: Executor, device: torch.device, max_tokens: int) -> MemoryModel:
+def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: int) -> MemoryModel:
     """Run three forwards of up to `max_tokens` tokens, and fit what they took."""
     tokens = max(max_tokens, _LEAST_TOKENS)
     sizes = (
@@ -103,7 +107,7 @@ def measured_memory(executor: Executor, device: torch.device, max_tokens: int) -
         (tokens, tokens // ROW_TOKENS),
         (tokens, tokens // 2),
     )
-    plans = [_plan(*size) for size in sizes]
+    plans = [_plan(*size, executor.vector_width) for size in sizes]
     _run(executor, plans[0])  # sets up what is kept, such as workspaces
     samples = (
         Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
@@ -117,12 +121,18 @@ def _run(executor: Executor, plan: ForwardPlan) -> None:
     executor.launch(plan, nothing, nothing).wait()
 
 
-def _plan(tokens: int, rows: int) -> ForwardPlan:
+def _plan(tokens: int, rows: int, vector_width: int) -> ForwardPlan:
     """A forward whose rows pass over the vocabulary; the prefix is a quarter if there are rows."""
+    labels = [] if vector_width else [0]
     prefix = tokens // 4 if rows > 1 else 0
     lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
     packed = PackedRows(
-        np.zeros(tokens, np.int32), prefix, int_array(lens.tolist()), int_array([0]), int_array([])
+        np.zeros(tokens, np.int32),
+        prefix,
+        int_array(lens.tolist()),
+        int_array(labels),
+        int_array([]),
+        vector_width=vector_width,
     )
     (piece,) = split_request(packed, ForwardBudget(tokens))
     return plan_forward([piece])

@@ -12,7 +12,7 @@ from sglang_prefill_ext.wire.packed import Float32Array
 
 
 class ForwardCompletion:
-    """Label values on their way to the host.
+    """The values of a forward on their way to the host.
 
     On CUDA the copy is asynchronous, into pinned memory, and an event marks its end; the
     device tensors stay referenced until then.

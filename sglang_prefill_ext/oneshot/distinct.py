@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -40,8 +41,12 @@ def _without_repeats(
         (rows.tokens[: rows.prefix_len], rows.tokens[rows.prefix_len :][is_suffix_kept])
     )
     labels, label_lens, places = _labels(rows, number_of)
-    kept = PackedRows(
-        tokens, rows.prefix_len, rows.suffix_lens[first], labels, label_lens, rows.normalised
+    kept = replace(
+        rows,
+        tokens=tokens,
+        suffix_lens=rows.suffix_lens[first],
+        label_ids=labels,
+        label_lens=label_lens,
     )
     return kept, places
 
@@ -51,7 +56,7 @@ def _labels(
 ) -> tuple[Int32Array, Int32Array, NDArray[np.int64]]:
     """Return label ids and label counts of the distinct rows, and the places of all values."""
     if rows.shared_labels:
-        each = len(rows.label_ids)
+        each = rows.values_per_row
         places = (number_of[:, None] * each + np.arange(each)).ravel()
         return rows.label_ids, rows.label_lens, places
     by_row = np.argsort(np.repeat(number_of, rows.label_lens), kind="stable")

@@ -23,6 +23,7 @@ from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
 from sglang_prefill_ext.oneshot.readout import LabelReader
 from sglang_prefill_ext.oneshot.upload import upload
+from sglang_prefill_ext.oneshot.vectors import VectorReader
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +41,22 @@ class PackedExecutor:
     ) -> None:
         self._model = model
         self._way = attention
-        self._reader = LabelReader(
+        self._reader: LabelReader | VectorReader = LabelReader(
             model,
             max_rows=max(1, readout_bytes // (4 * model.vocab_size)),
             kernels=attention is not AttentionWay.TORCH,
         )
+        if model.vector_width:
+            self._reader = VectorReader(unit_length=model.unit_length)
 
     @property
     def asynchronous(self) -> bool:
         return self._model.asynchronous
+
+    @property
+    def vector_width(self) -> int:
+        """See `Model`."""
+        return self._model.vector_width
 
     @torch.inference_mode()
     def launch(
@@ -57,7 +65,7 @@ class PackedExecutor:
         held: Sequence[PrefixSource | None],
         stores: Sequence[PrefixTransaction | None],
     ) -> ForwardCompletion:
-        """Run the forward up to the copy of its label values to the host.
+        """Run the forward up to the copy of its values to the host.
 
         Args:
             held: per group the source of its held prefix; None where nothing is held.

@@ -27,6 +27,11 @@ class Model(Protocol):
     vocab_size: int
     asynchronous: bool
     """Whether work runs on after a call returns (a GPU in the overlap event loop)."""
+    vector_width: int
+    """Numbers of the vector that the model itself makes of every row; 0 for a model whose hidden
+    states are read with labels."""
+    unit_length: bool
+    """Whether these vectors have length 1."""
     last_layer: int
     """The layer whose attention output is needed at the read positions only."""
 
@@ -42,7 +47,10 @@ class Model(Protocol):
         row_lens: list[int],
         attend: Attend,
     ) -> Tensor:
-        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 read positions."""
+        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 read positions.
+
+        The vectors ``[R, vector_width]`` instead, where the model makes them.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

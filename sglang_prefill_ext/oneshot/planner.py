@@ -19,7 +19,7 @@ class Share:
 
     Attributes:
         group: the piece's group in the layout.
-        values: its part of the forward's label values.
+        values: its part of the forward's values.
         num_tokens: tokens computed for it; a shared prefix counts to the first piece of the group.
     """
 
@@ -35,8 +35,9 @@ class ForwardPlan:
     Attributes:
         layout: where prefixes and rows lie.
         token_ids: int32 ``[layout.num_tokens]``.
-        label_ids: labels of the rows, row by row in the order of the layout; int32.
-        label_lens: labels a row; int32 ``[layout.num_rows]``.
+        label_ids: labels of the rows, row by row in the order of the layout; int32; empty where
+            vectors are read.
+        label_lens: values a row; int32 ``[layout.num_rows]``.
         normalised: what to read of each row, see `PackedRows`; bool ``[layout.num_rows]``.
         hold: one entry per group: keep the K/V of its prefix for a later forward.
         shares: one entry per piece, in the order in which the pieces were given.
@@ -57,6 +58,11 @@ class ForwardPlan:
     @property
     def num_rows(self) -> int:
         return len(self.label_lens)
+
+    @property
+    def num_values(self) -> int:
+        """Values that are read of all rows."""
+        return int(self.label_lens.sum())
 
 
 def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
@@ -104,7 +110,7 @@ def _shares(pieces: Sequence[Piece], groups: list[list[int]]) -> tuple[Share, ..
         for number in members:
             piece = pieces[number]
             is_first = number == members[0]
-            stop = start + len(piece.label_ids)
+            stop = start + piece.num_values
             tokens = piece.num_tokens if is_first else len(piece.suffix_ids)
             shares[number] = Share(group, slice(start, stop), tokens)
             start = stop

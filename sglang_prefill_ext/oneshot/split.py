@@ -29,8 +29,8 @@ class Piece:
         span: where the piece lies as long as it does not share its prefix.
         prefix_ids: the fresh prefix; int32 ``[span.fresh]``.
         suffix_ids: the rows' tokens after the prefix, row by row; int32.
-        label_ids: labels of the rows, row by row; int32.
-        label_lens: labels a row; int32 ``[num_rows]``.
+        label_ids: labels of the rows, row by row; int32; empty where vectors are read.
+        label_lens: values a row; int32 ``[num_rows]``.
         normalised: what to read, see `PackedRows`.
         hold: keep the K/V of the prefix, the request's next piece needs it.
         prefix_key: pieces with equal keys compute the same prefix and can share it; None where
@@ -53,6 +53,11 @@ class Piece:
     @property
     def num_rows(self) -> int:
         return len(self.label_lens)
+
+    @property
+    def num_values(self) -> int:
+        """Values that are read of its rows."""
+        return int(self.label_lens.sum())
 
     @property
     def uses_cache(self) -> bool:

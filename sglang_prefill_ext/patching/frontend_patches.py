@@ -12,12 +12,14 @@ _SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
 _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 
 _MESSAGES = ("0003-plugin-message-types.patch",)
+_EMBEDDING = ("0016-embedding-fast-path.patch",)
 _SCORE = ("0005-score-fast-path.patch",)
 _ERRORS = ("0013-keep-headers-of-http-errors.patch",)
 _PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
 _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
+_HAS_EMBEDDING = (f"{_TOKENIZER_MANAGER}.execute_embedding",)
 _HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
 _HAS_ERRORS = (f"{_SERVING}.create_http_error_response",)
 _HAS_PROMPTS = (
@@ -81,6 +83,19 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         fingerprints={"0.5.23": "fe9651c76ec2aff4c998b988a20a33e9b8204515a46553a1e712c7ca2c3597c3"},
         diffs=_ERRORS,
         remove_when=_HAS_ERRORS,
+    ),
+    Patch(
+        id="P24",
+        target=f"{_TOKENIZER_MANAGER}.generate_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.embed_hooks:generate_request",
+        group=Group.FRONTEND,
+        why="Every prompt of an embedding call would become a request of its own.",
+        signature="(self, obj, request=None)",
+        relies_on=("EmbeddingReqInput", "obj.normalize_batch_and_arguments"),
+        fingerprints={"0.5.23": "f10a15468e06516a000262477fdb9e7e63d6d38bb457da26fa6e2c9ee5ba0eb7"},
+        diffs=_EMBEDDING,
+        remove_when=_HAS_EMBEDDING,
     ),
     Patch(
         id="P30",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_prefill_ext.patching.embed_uses import EMBED_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
@@ -71,7 +72,7 @@ _FRONTEND_USES = (
         id="U60",
         target=_TOKENIZER_MANAGER,
         group=Group.FRONTEND,
-        used_by=("compat.frontend_hooks", "compat.frontend_link"),
+        used_by=("compat.frontend_hooks", "compat.frontend_link", "compat.embed_hooks"),
         why="limits, tokenizer, pauses, weight updates",
         members=(
             *"server_args tokenizer model_config metrics_collector enable_metrics".split(),
@@ -183,4 +184,5 @@ USES: tuple[Use, ...] = (
     *PREFIX_USES,
     *ORDER_USES,
     *_DP_USES,
+    *EMBED_USES,
 )

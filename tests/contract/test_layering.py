@@ -71,6 +71,7 @@ ZONES = {
             "attention.way",
             "patching",
             "patching.docs",
+            "patching.embed_uses",
             "patching.flag_patches",
             "patching.frontend_patches",
             "patching.model_uses",

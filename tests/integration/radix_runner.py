@@ -225,7 +225,7 @@ class Completion:
         for source in self.sources:
             check_loaded(source)  # what is locked stays as long as the forward may read it
         self.executor._maybe_fail("wait")
-        return np.zeros(len(self.plan.label_ids), dtype=np.float32)
+        return np.zeros(self.plan.num_values, dtype=np.float32)
 
 
 def check_loaded(source: Watched) -> None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
-from sglang_prefill_ext.frontend.packed_frontend import Scored
+from sglang_prefill_ext.frontend.score_frontend import Scored
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, int_array, values_from_bytes
 
 ROWS = PackedRows(
@@ -24,7 +24,7 @@ class StubAnswer:
     retry_after_s: float = 0.0
     tokens_cached: int = 2
 
-    def label_values(self) -> Float32Array:
+    def row_values(self) -> Float32Array:
         return values_from_bytes(b"")
 
 

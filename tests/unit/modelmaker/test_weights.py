@@ -8,7 +8,9 @@ from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCAB
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.modelmaker.weights import build_model, randomise, save_model
 
-SPREAD = [name for name, preset in PRESETS.items() if preset.weights == "spread"]
+SPREAD = [
+    name for name, preset in PRESETS.items() if preset.weights == "spread" and not preset.classes
+]
 FULL_ATTENTION = [name for name in SPREAD if not PRESETS[name].shape.get("sliding_window")]
 
 

@@ -49,7 +49,7 @@ class IdleExecutor:
 class _IdleCompletion:
     def __init__(self, plan: ForwardPlan) -> None:
         self.held = [None] * len(plan.hold)
-        self._num_values = len(plan.label_ids)
+        self._num_values = plan.num_values
 
     def wait(self) -> Float32Array:
         return np.zeros(self._num_values, dtype=np.float32)

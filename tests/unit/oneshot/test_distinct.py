@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 # One or two tokens of a tiny vocabulary, so that rows repeat.
@@ -68,3 +68,12 @@ def test_a_row_answers_for_the_labels_of_its_repeats() -> None:
     assert kept.label_lens.tolist() == [3, 1]
     assert places is not None
     assert places.tolist() == [0, 1, 3, 2]
+
+
+def test_equal_prompts_share_a_vector() -> None:
+    empty = int_array([])
+    rows = PackedRows(int_array([1, 2, 1]), 0, int_array([1, 1, 1]), empty, empty, vector_width=2)
+    kept, places = distinct_rows(rows)
+    assert (kept.tokens.tolist(), kept.num_rows, kept.num_values) == ([1, 2], 2, 4)
+    assert places is not None
+    assert places.tolist() == [0, 1, 2, 3, 0, 1]

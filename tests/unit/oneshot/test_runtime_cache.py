@@ -65,7 +65,7 @@ class FailingExecutor:
 class FailingCompletion:
     def __init__(self, plan: ForwardPlan, *, fails: bool) -> None:
         self.held = [object() if hold else None for hold in plan.hold]
-        self._num_values, self._fails = len(plan.label_ids), fails
+        self._num_values, self._fails = plan.num_values, fails
 
     def wait(self) -> Float32Array:
         if self._fails:

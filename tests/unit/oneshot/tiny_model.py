@@ -25,6 +25,8 @@ class TinyModel:
     dtype = torch.float32
     heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
     last_layer = LAYERS - 1
+    vector_width = 0
+    unit_length = False
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous

@@ -160,3 +160,15 @@ def test_contradicting_labels_are_refused(damage: Damage, request: PlainRequest)
     rows = two_rows.pack()
     with pytest.raises(PackingError):
         damage(rows)
+
+
+def test_rows_of_vectors_have_no_labels() -> None:
+    empty = int_array([])
+    rows = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), empty, empty, vector_width=5)
+    assert (rows.num_values, rows.values_per_row) == (10, 5)
+    ids, counts = rows.labels_of(0, 2)
+    assert (ids.tolist(), counts.tolist()) == ([], [5, 5])
+    with pytest.raises(PackingError, match="labels"):
+        replace(rows, label_ids=int_array([7]))
+    with pytest.raises(PackingError, match="labels"):
+        replace(rows, vector_width=0)

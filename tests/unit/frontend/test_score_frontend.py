@@ -4,9 +4,8 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,85 +21,23 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
     TooManyItemsError,
 )
-from sglang_prefill_ext.frontend import packed_frontend
+from sglang_prefill_ext.frontend import exchange, score_frontend
 from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.packed_frontend import PackedFrontend, Scored, StockPathTaken
+from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows
+from tests.unit.frontend.links import StubAnswer, StubLink, StubRequest
 
 VOCAB = 300
 CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
 
 
-@dataclass
-class StubAnswer:
-    status: str = "ok"
-    message: str = ""
-    values: Sequence[float] = ()
-    forwards: int = 1
-    tokens_computed: int = 5
-    queue_ms: float = 1.5
-    compute_ms: float = 2.5
-    retry_after_s: float = 0.0
-
-    def label_values(self) -> Float32Array:
-        return np.array(self.values, dtype=np.float32)
-
-
-class StubLink:
-    """Notes what is sent; `on_send` plays the scheduler."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, PackedRows]] = []
-        self.options: list[RequestOptions] = []
-        self.aborted: list[str] = []
-        self.encoded: list[list[str]] = []
-        self.encoding_threads: list[threading.Thread] = []
-        self.admitted = 0
-        self.on_send: Callable[[str, PackedRows], None] = lambda rid, rows: None
-
-    @asynccontextmanager
-    async def admission(self) -> AsyncIterator[None]:
-        self.admitted += 1
-        try:
-            yield
-        finally:
-            self.admitted -= 1
-
-    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
-        assert self.admitted > 0
-        self.sent.append((rid, rows))
-        self.options.append(options)
-        self.on_send(rid, rows)
-
-    def abort(self, rid: str) -> None:
-        self.aborted.append(rid)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        self.encoded.append(list(texts))
-        self.encoding_threads.append(threading.current_thread())
-        return [list(text.encode()) for text in texts]
-
-    def longest_prompt(self) -> int:
-        return 100_000
-
-
-class StubRequest:
-    """A client that is gone when it is asked for the `patience`-th time."""
-
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-
-    async def is_disconnected(self) -> bool:
-        self.patience -= 1
-        return self.patience <= 0
-
-
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_frontend, "_DISCONNECT_POLL_S", 0.001)
+    monkeypatch.setattr(exchange, "_DISCONNECT_POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -109,14 +46,14 @@ def link() -> StubLink:
 
 
 @pytest.fixture
-def frontend(link: StubLink) -> PackedFrontend:
+def frontend(link: StubLink) -> ScoreFrontend:
     return _frontend(link)
 
 
 def _frontend(
     link: StubLink, *, has_tokenizer: bool = True, label_vocab_size: int = VOCAB, **knobs: int
-) -> PackedFrontend:
-    return PackedFrontend(
+) -> ScoreFrontend:
+    return ScoreFrontend(
         link,
         PrefillOnlyConfig(**knobs),
         FrontendMetrics(),
@@ -126,15 +63,15 @@ def _frontend(
     )
 
 
-def _answer_soon(frontend: PackedFrontend, link: StubLink, answer: StubAnswer) -> None:
+def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: StubAnswer) -> None:
     def on_send(rid: str, rows: PackedRows) -> None:
-        asyncio.get_running_loop().call_soon(frontend.deliver, rid, answer)
+        asyncio.get_running_loop().call_soon(frontend.exchange.deliver, rid, answer)
 
     link.on_send = on_send
 
 
-def _nothing_is_left(frontend: PackedFrontend, link: StubLink) -> bool:
-    return frontend.in_flight == 0 and link.admitted == 0
+def _nothing_is_left(frontend: ScoreFrontend, link: StubLink) -> bool:
+    return frontend.exchange.in_flight == 0 and link.admitted == 0
 
 
 async def _until_sent(link: StubLink, count: int = 1) -> None:
@@ -147,7 +84,7 @@ async def _until_sent(link: StubLink, count: int = 1) -> None:
 
 @pytest.mark.parametrize("request_object", [None, object(), StubRequest(patience=10**6)])
 async def test_an_answer_becomes_scores(
-    frontend: PackedFrontend, link: StubLink, request_object: Any
+    frontend: ScoreFrontend, link: StubLink, request_object: Any
 ) -> None:
     _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3], forwards=2))
     call = ScoreCall(
@@ -174,14 +111,14 @@ async def test_an_answer_becomes_scores(
 
 
 async def test_token_logprobs_are_left_out_unless_asked_for(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
     assert (await frontend.score(CALL)).token_logprobs is None
 
 
 async def test_softmax_and_temperature_reach_the_scores(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     _answer_soon(frontend, link, StubAnswer(values=[-1, -1, -1, -3]))
     call = ScoreCall(CALL.query, CALL.items, [7, 8], apply_softmax=True, temperature=2.0)
@@ -195,7 +132,7 @@ async def test_softmax_and_temperature_reach_the_scores(
     [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
 )
 async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
-    frontend: PackedFrontend,
+    frontend: ScoreFrontend,
     link: StubLink,
     apply_softmax: bool,
     return_token_logprobs: bool,
@@ -215,7 +152,7 @@ async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
 
 
 async def test_a_decline_takes_the_stock_path_and_is_remembered(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     _answer_soon(frontend, link, StubAnswer("declined", "linear_attention"))
     for _ in range(3):
@@ -228,7 +165,7 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
 
 
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     for _ in range(2):
         _answer_soon(frontend, link, StubAnswer("unfit", "too long"))
@@ -249,7 +186,7 @@ async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     ],
 )
 async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
-    frontend: PackedFrontend, link: StubLink, status: str, error: type[PrefillExtError]
+    frontend: ScoreFrontend, link: StubLink, status: str, error: type[PrefillExtError]
 ) -> None:
     _answer_soon(frontend, link, StubAnswer(status, "what happened"))
     for _ in range(2):
@@ -262,7 +199,7 @@ async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
 
 
 async def test_a_rejected_client_learns_when_to_come_again(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     _answer_soon(frontend, link, StubAnswer("rejected", "busy", retry_after_s=2.5))
     with pytest.raises(ServerBusyError) as busy:
@@ -271,7 +208,7 @@ async def test_a_rejected_client_learns_when_to_come_again(
 
 
 async def test_a_deadline_passes_before_the_engine_takes_requests_again(
-    frontend: PackedFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager
     async def paused() -> AsyncIterator[None]:
@@ -286,7 +223,7 @@ async def test_a_deadline_passes_before_the_engine_takes_requests_again(
     assert _nothing_is_left(frontend, link)
 
 
-async def test_options_reach_the_scheduler(frontend: PackedFrontend, link: StubLink) -> None:
+async def test_options_reach_the_scheduler(frontend: ScoreFrontend, link: StubLink) -> None:
     _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
     options = RequestOptions(priority=3, deadline_ms=time.time() * 1e3 + 60_000)
     await frontend.score(CALL, options)
@@ -295,7 +232,7 @@ async def test_options_reach_the_scheduler(frontend: PackedFrontend, link: StubL
 
 
 async def test_a_client_that_leaves_is_aborted_once(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     call = ScoreCall(CALL.query, CALL.items, [7, 8], request=StubRequest(patience=3))
     with pytest.raises(RequestAbortedError, match="disconnected"):
@@ -306,7 +243,7 @@ async def test_a_client_that_leaves_is_aborted_once(
 
 @pytest.mark.parametrize("request_object", [None, StubRequest(patience=10**6)])
 async def test_a_cancelled_call_is_aborted_once(
-    frontend: PackedFrontend, link: StubLink, request_object: Any
+    frontend: ScoreFrontend, link: StubLink, request_object: Any
 ) -> None:
     call = ScoreCall(CALL.query, CALL.items, [7, 8], request=request_object)
     task = asyncio.create_task(frontend.score(call))
@@ -319,7 +256,7 @@ async def test_a_cancelled_call_is_aborted_once(
 
 
 async def test_a_call_cancelled_while_it_is_packed_sends_nothing(
-    frontend: PackedFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoding, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -342,7 +279,7 @@ async def test_a_call_cancelled_while_it_is_packed_sends_nothing(
 
 
 async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     def broken(rid: str, rows: PackedRows) -> None:
         raise OSError("socket closed")
@@ -354,26 +291,26 @@ async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(
 
 
 async def test_late_and_unknown_answers_are_ignored(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    frontend.deliver("never-sent", StubAnswer())
+    frontend.exchange.deliver("never-sent", StubAnswer())
     _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
     await frontend.score(CALL)
-    frontend.deliver(link.sent[0][0], StubAnswer("failed"))
+    frontend.exchange.deliver(link.sent[0][0], StubAnswer("failed"))
     assert _nothing_is_left(frontend, link)
 
 
-async def test_the_first_of_two_answers_counts(frontend: PackedFrontend, link: StubLink) -> None:
+async def test_the_first_of_two_answers_counts(frontend: ScoreFrontend, link: StubLink) -> None:
     def answer_twice(rid: str, rows: PackedRows) -> None:
-        frontend.deliver(rid, StubAnswer(values=[0, -1, -2, -3]))
-        frontend.deliver(rid, StubAnswer("failed"))
+        frontend.exchange.deliver(rid, StubAnswer(values=[0, -1, -2, -3]))
+        frontend.exchange.deliver(rid, StubAnswer("failed"))
 
     link.on_send = answer_twice
     assert (await frontend.score(CALL)).scores[0][0] == 1.0
 
 
 async def test_concurrent_calls_get_their_own_answers(
-    frontend: PackedFrontend, link: StubLink
+    frontend: ScoreFrontend, link: StubLink
 ) -> None:
     calls = [ScoreCall([9], [[token], [1, 2]], [token]) for token in range(20)]
     tasks = [
@@ -381,11 +318,11 @@ async def test_concurrent_calls_get_their_own_answers(
         for token, call in enumerate(calls)
     ]
     await _until_sent(link, len(calls))
-    assert frontend.in_flight == len(calls)
+    assert frontend.exchange.in_flight == len(calls)
     assert len({rid for rid, _ in link.sent}) == len(calls)
     for rid, rows in random.Random(3).sample(link.sent, len(calls)):
         label = float(rows.label_ids[0])
-        frontend.deliver(rid, StubAnswer(values=[-label, -label - 1]))
+        frontend.exchange.deliver(rid, StubAnswer(values=[-label, -label - 1]))
     scored: list[Scored] = await asyncio.gather(*tasks)
     for token, result in enumerate(scored):
         assert result.scores == [[np.exp(-float(token))], [np.exp(-float(token) - 1)]]
@@ -397,7 +334,7 @@ async def test_concurrent_calls_get_their_own_answers(
     [(False, ["Frage: ä", "Frage: 日本"]), (True, ["äFrage: ", "日本Frage: "])],
 )
 async def test_texts_are_encoded_in_one_call_off_the_event_loop(
-    frontend: PackedFrontend, link: StubLink, item_first: bool, texts: list[str]
+    frontend: ScoreFrontend, link: StubLink, item_first: bool, texts: list[str]
 ) -> None:
     _answer_soon(frontend, link, StubAnswer(values=[0, -1]))
     await frontend.score(ScoreCall("Frage: ", ["ä", "日本"], [7], item_first=item_first))
@@ -407,7 +344,7 @@ async def test_texts_are_encoded_in_one_call_off_the_event_loop(
     assert rows.num_prompt_tokens == sum(len(text.encode()) for text in texts)
 
 
-async def test_a_lone_text_item_needs_no_query(frontend: PackedFrontend, link: StubLink) -> None:
+async def test_a_lone_text_item_needs_no_query(frontend: ScoreFrontend, link: StubLink) -> None:
     _answer_soon(frontend, link, StubAnswer(values=[0]))
     await frontend.score(ScoreCall(items="alone", label_token_ids=[7]))
     assert link.encoded == [["alone"]]
@@ -432,7 +369,7 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
         threads.append(threading.current_thread())
         return pack_token_ids(*args)
 
-    monkeypatch.setattr(packed_frontend, "pack_token_ids", noting_pack)
+    monkeypatch.setattr(score_frontend, "pack_token_ids", noting_pack)
     frontend = _frontend(link, max_forward_tokens=50_000)
     _answer_soon(frontend, link, StubAnswer(values=[0] * call.num_items))
     await frontend.score(call)
@@ -498,7 +435,7 @@ async def test_calls_at_the_limit_are_packed(
     ids=["id outside the vocabulary", "no token ids", "no text"],
 )
 async def test_wrong_prompts_are_refused_and_send_nothing(
-    frontend: PackedFrontend, link: StubLink, call: ScoreCall
+    frontend: ScoreFrontend, link: StubLink, call: ScoreCall
 ) -> None:
     with pytest.raises(RequestError):
         await frontend.score(call)
@@ -506,8 +443,8 @@ async def test_wrong_prompts_are_refused_and_send_nothing(
     assert _nothing_is_left(frontend, link)
 
 
-async def test_declined_from_the_start(frontend: PackedFrontend, link: StubLink) -> None:
-    frontend.decline("not_generation")
+async def test_declined_from_the_start(frontend: ScoreFrontend, link: StubLink) -> None:
+    frontend.exchange.decline("not_generation")
     with pytest.raises(StockPathTaken, match="not_generation"):
         await frontend.score(CALL)
     assert link.sent == []

@@ -1,0 +1,105 @@
+"""Hook in SGLang's front-end processes: embedding calls take the packed path."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.http_errors import HTTP_ANSWERED, counted_as, with_status
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed_frontend import Embedded, EmbedFrontend
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import opted_out, options_of
+from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
+
+_ATTRIBUTE = "_prefill_only_embedding"
+
+# What SGLang says of every embedding request that ran to its end.
+_FINISHED = {"type": "length", "length": 0}
+
+
+def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> None:
+    """Let `generate_request` of a manager take the packed path, beside its scoring calls."""
+    frontend = EmbedFrontend(
+        link,
+        scoring.exchange,
+        scoring.metrics,
+        vocab_size=embedding_rows(manager),
+        has_tokenizer=manager.tokenizer is not None,
+    )
+    setattr(manager, _ATTRIBUTE, frontend)
+
+
+def generate_request(
+    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
+) -> AsyncIterator[Any]:
+    """AROUND `TokenizerManager.generate_request`, an asynchronous generator."""
+    frontend: EmbedFrontend | None = getattr(manager, _ATTRIBUTE, None)
+    if frontend is None or not isinstance(obj, EmbeddingReqInput):
+        return original(manager, obj, request)
+    return _embed(original, manager, frontend, obj, request)
+
+
+async def _embed(
+    original: Callable[..., AsyncIterator[Any]],
+    manager: Any,
+    frontend: EmbedFrontend,
+    obj: Any,
+    request: Any,
+) -> AsyncIterator[Any]:
+    """Yield the one answer of a packed call, or whatever stock yields.
+
+    Raises:
+        RequestError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+    """
+    begin_s = time.perf_counter()
+    metrics = frontend.metrics
+    try:
+        headers = getattr(request, "headers", None) or {}
+        if opted_out(headers):
+            raise StockPathTaken("opted_out")
+        call = frontend.call_of(obj)
+        obj.normalize_batch_and_arguments()
+        manager._validate_for_matryoshka_dim(obj)
+        options = options_of(headers, now_ms=time.time() * 1e3)
+        embedded = await frontend.embed(call, options, request)
+    except StockPathTaken as stock:
+        metrics.record_fallback(stock.reason)
+        async for answer in original(manager, obj, request):
+            yield answer
+        return
+    except RequestError:
+        metrics.record_error("refused")
+        raise
+    except HTTP_ANSWERED as error:
+        metrics.record_error(counted_as(error))
+        raise with_status(error, request) from error
+    yield _answer(manager, obj, call, embedded, time.perf_counter() - begin_s)
+
+
+def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds: float) -> Any:
+    """The answer as SGLang builds it, a list for a list of prompts."""
+    weight_version = manager.config_value("weight_version")
+    rids = [obj.rid] if call.is_single else obj.rid
+    answers = [
+        {
+            "embedding": vector,
+            "meta_info": {
+                "id": rid,
+                "finish_reason": _FINISHED,
+                "prompt_tokens": tokens,
+                "weight_version": weight_version,
+                "num_retractions": 0,
+                "e2e_latency": seconds,
+                "response_sent_to_client_ts": time.time(),
+            },
+        }
+        for rid, vector, tokens in zip(rids, embedded.vectors, embedded.prompt_tokens, strict=True)
+    ]
+    return answers[0] if call.is_single else answers

@@ -1,0 +1,85 @@
+"""An embedding call as SGLang's `generate_request` receives it, and whether it can be packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Fields that change what is computed; a call that sets one of them is not packed (yet).
+_UNPACKED_FIELDS = {
+    "image_data": "multimodal",
+    "video_data": "multimodal",
+    "audio_data": "multimodal",
+    "input_embeds": "embed_overrides",
+    "embed_overrides": "embed_overrides",
+    "positional_embed_overrides": "embed_overrides",
+    "lora_path": "lora",
+    "multi_item_delimiter_indices": "multi_item_scoring",
+    "token_indices_to_pool": "token_positions",
+    "decision_layout": "token_positions",
+}
+_UNPACKED_SWITCHES = {
+    "is_cross_encoder_request": "cross_encoder",
+    "return_pooled_hidden_states": "pooled_hidden_states",
+    "return_prompt_token_ids": "unusual_input",
+}
+HEALTH_CHECK = "HEALTH_CHECK"
+"""How SGLang begins the ids of its own health checks, which are about the stock path."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedCall:
+    """What a vector is wanted of.
+
+    Attributes:
+        prompts: texts, or token ids.
+        is_single: one prompt that did not come as a list; its answer is no list either.
+        dimensions: leading numbers of each vector; None for all.
+    """
+
+    prompts: list[Any]
+    is_single: bool
+    dimensions: int | None
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.prompts[0], str)
+
+
+def ineligible_embed_reason(request: Any) -> str | None:
+    """Return why an `EmbeddingReqInput` goes down the stock path, or None if it can be packed.
+
+    `unusual_input` covers everything that SGLang itself refuses or treats in its own way.
+    """
+    for field, reason in _UNPACKED_FIELDS.items():
+        if getattr(request, field) is not None:
+            return reason
+    for switch, reason in _UNPACKED_SWITCHES.items():
+        if getattr(request, switch):
+            return reason
+    if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):
+        return "health_check"
+    if request.text is not None and request.input_ids is not None:
+        return "unusual_input"
+    return None if _prompts_of(request) else "unusual_input"
+
+
+def embed_call_of(request: Any) -> EmbedCall:
+    """Read an eligible `EmbeddingReqInput`."""
+    prompts = _prompts_of(request)
+    is_single = prompts[0] is request.text or prompts[0] is request.input_ids
+    return EmbedCall(prompts, is_single, request.dimensions)
+
+
+def _prompts_of(request: Any) -> list[Any]:
+    """The prompts as a list; empty where they are none that can be packed."""
+    if isinstance(request.text, str):
+        return [request.text]
+    if isinstance(request.text, list):
+        return request.text if all(isinstance(each, str) for each in request.text) else []
+    ids = request.input_ids
+    if not isinstance(ids, list) or not ids:
+        return []
+    if isinstance(ids[0], list):
+        return ids if all(isinstance(each, list) for each in ids) else []
+    return [ids]

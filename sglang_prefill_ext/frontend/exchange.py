@@ -1,0 +1,146 @@
+"""One packed request to the scheduler and its answer back, whatever is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.packed import PackedRows
+
+# How often a waiting call looks whether its client is still there.
+_DISCONNECT_POLL_S = 1.0
+
+
+class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
+    """The call must be served by the stock path, for `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class PackedExchange:
+    """The packed requests of one front-end process that are under way."""
+
+    def __init__(self, link: SchedulerLink, *, max_row_tokens: int) -> None:
+        self.declined_reason: str | None = None
+        self._link = link
+        self._max_row_tokens = max_row_tokens
+        self._pending: dict[str, asyncio.Future[Answer]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    def decline(self, reason: str) -> None:
+        """Send every call of this process down the stock path from now on."""
+        self.declined_reason = reason
+
+    def deliver(self, rid: str, answer: Answer) -> None:
+        """Hand an answer to its waiting call; a call that left already is fine."""
+        future = self._pending.get(rid)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    @asynccontextmanager
+    async def admitted(self, options: RequestOptions) -> AsyncIterator[None]:
+        """Wait while the engine takes no requests; hold off weight updates while inside.
+
+        Raises:
+            DeadlineExceededError: the deadline of `options` passed first.
+        """
+        async with AsyncExitStack() as admitted:
+            await _by(options.deadline_ms, admitted.enter_async_context(self._link.admission()))
+            yield
+
+    async def ask(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
+        """Send one message and await its answer; call it while `admitted`.
+
+        Args:
+            request: of the client, with an `is_disconnected`; None if it cannot leave.
+
+        Raises:
+            StockPathTaken: the rows do not fit a forward, or the scheduler declines them.
+            RequestAbortedError: the client left, or an operator aborted the request.
+            PackedForwardError: the forward failed.
+            ServerBusyError: too much waits already.
+            DeadlineExceededError: the deadline of `options` could not be met.
+        """
+        self._require_fitting(rows)
+        answer = await self._round_trip(rows, options, request)
+        if answer.status == "declined":
+            self.decline(answer.message)
+            raise StockPathTaken(answer.message)
+        if answer.status == "unfit":
+            raise StockPathTaken("row_over_budget")
+        if answer.status != "ok":
+            raise _unhappy_end(answer)
+        return answer
+
+    def _require_fitting(self, rows: PackedRows) -> None:
+        longest = int(rows.suffix_lens.max())
+        if rows.prefix_len + longest > self._link.longest_prompt():
+            raise StockPathTaken("prompt_too_long")
+        if longest > self._max_row_tokens:
+            raise StockPathTaken("row_over_budget")
+
+    async def _round_trip(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
+        rid = f"packed-{uuid.uuid4().hex}"
+        future = self._pending[rid] = asyncio.get_running_loop().create_future()
+        try:
+            self._link.send(rid, rows, options)
+            return await _wait_while_connected(future, getattr(request, "is_disconnected", None))
+        finally:
+            del self._pending[rid]
+            if future.cancelled() or not future.done():
+                self._link.abort(rid)
+
+
+async def _by(deadline_ms: float | None, admission: Awaitable[object]) -> None:
+    """Wait for an admission; what has been admitted is ended by the scheduler."""
+    left_s = None if deadline_ms is None else deadline_ms / 1e3 - time.time()
+    try:
+        async with asyncio.timeout(left_s):
+            await admission
+    except TimeoutError as error:
+        raise DeadlineExceededError(
+            "The deadline of the request passed while the engine took no requests."
+        ) from error
+
+
+async def _wait_while_connected(
+    future: asyncio.Future[Answer], is_disconnected: Callable[[], Awaitable[bool]] | None
+) -> Answer:
+    if is_disconnected is None:
+        return await future
+    while True:
+        done, _ = await asyncio.wait((future,), timeout=_DISCONNECT_POLL_S)
+        if done:
+            return future.result()
+        if await is_disconnected():
+            raise RequestAbortedError("The client disconnected before the answer was ready.")
+
+
+def _unhappy_end(answer: Answer) -> PrefillExtError:
+    if answer.status == "aborted":
+        return RequestAbortedError(answer.message)
+    if answer.status == "expired":
+        return DeadlineExceededError(answer.message)
+    if answer.status == "rejected":
+        busy = ServerBusyError(answer.message)
+        busy.retry_after_s = answer.retry_after_s
+        return busy
+    return PackedForwardError(f"Packed forward: {answer.message}")

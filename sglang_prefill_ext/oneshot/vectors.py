@@ -1,0 +1,45 @@
+"""The read-out of models whose answer is a vector a row: embeddings, classes, rewards."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.upload import upload
+
+
+class VectorReader:
+    """As many leading numbers of every row's vector as the row asks for.
+
+    Args:
+        unit_length: the model's vectors have length 1, and so have their beginnings (Matryoshka
+            embeddings, https://arxiv.org/abs/2205.13147).
+    """
+
+    def __init__(self, *, unit_length: bool) -> None:
+        self._unit_length = unit_length
+
+    def read(self, vectors: Tensor, plan: ForwardPlan) -> Tensor:
+        """Read the vectors of a forward.
+
+        Args:
+            vectors: ``[rows, width]``, as the model makes them.
+
+        Returns:
+            float32 ``[plan.num_values]``, row by row, on the device of `vectors`.
+        """
+        vectors = vectors.float()
+        lens = plan.label_lens
+        assert not len(lens) or lens.max() <= vectors.shape[1], "wider than the model's vectors"
+        if (lens == vectors.shape[1]).all():
+            return vectors.flatten()
+        (wanted,) = upload([lens.astype(np.int64)], vectors.device)
+        columns = torch.arange(vectors.shape[1], device=vectors.device)
+        inside = columns < wanted[:, None]
+        beginnings = vectors * inside
+        if self._unit_length:
+            beginnings = normalize(beginnings, p=2, dim=-1)
+        return beginnings[inside]

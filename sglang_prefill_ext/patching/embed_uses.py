@@ -1,0 +1,104 @@
+"""What embedding calls use of SGLang, in the front end and of its models; a part of `uses.USES`."""
+
+from __future__ import annotations
+
+from sglang_prefill_ext.patching.spec import Group, Use
+
+_POOLER = "sglang.srt.layers.pooler"
+_REQUEST = "sglang.srt.managers.io_struct.EmbeddingReqInput"
+_TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+_LANGUAGE_MODELS = ("llama.LlamaForCausalLM", "qwen2.Qwen2ForCausalLM", "qwen3.Qwen3ForCausalLM")
+_LANGUAGE_MODEL_FORWARD = (
+    "(self, input_ids, positions, forward_batch, input_embeds=None, get_embedding=False, "
+    "pp_proxy_tensors=None)"
+)
+_CLASSIFIERS = (
+    "llama_reward.LlamaForSequenceClassification",
+    "qwen2_classification.Qwen2ForSequenceClassification",
+    "qwen2_rm.Qwen2ForRewardModel",
+    "qwen3_classification.Qwen3ForSequenceClassification",
+)
+_CLASSIFIER_FORWARD = (
+    "(self, input_ids, positions, forward_batch, input_embeds=None, get_embedding=True)"
+)
+_FORWARDS = (
+    *((model, _LANGUAGE_MODEL_FORWARD) for model in _LANGUAGE_MODELS),
+    *((model, _CLASSIFIER_FORWARD) for model in _CLASSIFIERS),
+)
+
+EMBED_USES = (
+    Use(
+        id="U92",
+        target=_REQUEST,
+        group=Group.FRONTEND,
+        used_by=("compat.embed_hooks", "compat.frontend_hooks", "frontend.embed_call"),
+        why="what a vector is wanted of, and whether it can be packed",
+        members=(
+            *"rid text input_ids input_embeds dimensions contains_mm_input lora_path".split(),
+            *"image_data video_data audio_data is_cross_encoder_request".split(),
+            *"embed_overrides positional_embed_overrides token_indices_to_pool".split(),
+            *"multi_item_delimiter_indices decision_layout".split(),
+            *"return_pooled_hidden_states return_prompt_token_ids".split(),
+        ),
+    ),
+    Use(
+        id="U93",
+        target=f"{_REQUEST}.normalize_batch_and_arguments",
+        group=Group.FRONTEND,
+        used_by=("compat.embed_hooks",),
+        why="refuses what SGLang refuses, and names the prompts",
+        signature="(self)",
+    ),
+    Use(
+        id="U94",
+        target=f"{_TOKENIZER_MANAGER}._validate_for_matryoshka_dim",
+        group=Group.FRONTEND,
+        used_by=("compat.embed_hooks",),
+        why="which widths the model's vectors may be cut to",
+        signature="(self, obj)",
+    ),
+    Use(
+        id="U95",
+        target=f"{_TOKENIZER_MANAGER}.config_value",
+        group=Group.FRONTEND,
+        used_by=("compat.embed_hooks",),
+        why="the version of the weights, for the answer",
+        signature="(self, name)",
+    ),
+    Use(
+        id="U96",
+        target=f"{_POOLER}.Pooler",
+        group=Group.SCHEDULER,
+        used_by=("compat.capability", "compat.model"),
+        why="where vectors are read, and whether they have length 1",
+        members=("pooling_type", "normalize"),
+    ),
+    Use(
+        id="U97",
+        target=f"{_POOLER}.PoolingType",
+        group=Group.SCHEDULER,
+        used_by=("compat.capability",),
+        why="packed vectors are read at the last token",
+        members=("LAST",),
+    ),
+    Use(
+        id="U98",
+        target=f"{_POOLER}.EmbeddingPoolerOutput",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="the vectors of a forward",
+        members=("embeddings",),
+    ),
+    *(
+        Use(
+            id=f"U{number}",
+            target=f"sglang.srt.models.{model}.forward",
+            group=Group.SCHEDULER,
+            used_by=("compat.model",),
+            why="the layers, pooling and head of a packed architecture",
+            signature=signature,
+        )
+        for number, (model, signature) in enumerate(_FORWARDS, start=99)
+    ),
+)
