@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.score_frontend import Scored
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, int_array, values_from_bytes
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from tests.unit.frontend.links import StubAnswer
 
 ROWS = PackedRows(
     int_array([1, 2, 3, 4, 5, 4]), 3, int_array([1, 1, 1]), int_array([7]), int_array([])
@@ -13,23 +13,11 @@ ROWS = PackedRows(
 """Three rows behind a prefix of three tokens; the first and the last are equal."""
 
 
-@dataclass
-class StubAnswer:
-    status: str = "ok"
-    message: str = ""
-    forwards: int = 2
-    tokens_computed: int = 5
-    queue_ms: float = 1.5
-    compute_ms: float = 2.5
-    retry_after_s: float = 0.0
-    tokens_cached: int = 2
-
-    def row_values(self) -> Float32Array:
-        return values_from_bytes(b"")
+ANSWER = StubAnswer(forwards=2, tokens_computed=5, tokens_cached=2)
 
 
 def test_a_packed_request_is_told_with_its_cost() -> None:
-    facts = explain_packed(Scored([], 12, None, ROWS, StubAnswer()))
+    facts = explain_packed(Scored([], 12, None, ROWS, ANSWER))
     assert json.loads(json.dumps(facts)) == {
         "path": "packed",
         "reason": None,
