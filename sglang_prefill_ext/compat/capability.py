@@ -25,7 +25,6 @@ VECTOR_ARCHITECTURES = frozenset(
         "LlamaForSequenceClassification",
         "MistralForCausalLM",
         "Qwen2ForCausalLM",
-        "Qwen2ForRewardModel",
         "Qwen2ForSequenceClassification",
         "Qwen3ForCausalLM",
         "Qwen3ForSequenceClassification",

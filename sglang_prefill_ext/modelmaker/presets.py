@@ -84,6 +84,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "classifier": Preset(
             "Qwen3 with a head of three classes", "qwen3", _shape(**_FAMILY), classes=3
         ),
+        "classifier-qwen2": Preset(
+            "Qwen2 with a head of three classes", "qwen2", _shape(**_FAMILY), classes=3
+        ),
+        "classifier-llama": Preset(
+            "Llama with a head of three classes", "llama", _shape(**_FAMILY), classes=3
+        ),
         "qwen3-moe": Preset(
             "Qwen3 mixture of experts, two of four experts per token",
             "qwen3_moe",

@@ -13,13 +13,15 @@ import random
 import sys
 import warnings
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 warnings.simplefilter("ignore")
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
@@ -28,17 +30,23 @@ from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
 
-from sglang_prefill_ext.compat.capability import declined_reason  # noqa: E402
-from sglang_prefill_ext.compat.model import SglangModel  # noqa: E402
+from sglang_prefill_ext.compat.capability import (  # noqa: E402
+    VECTOR_ARCHITECTURES,
+    declined_reason,
+)
+from sglang_prefill_ext.compat.model import SglangModel, SglangVectorModel  # noqa: E402
 from sglang_prefill_ext.frontend.labels import pack_labels  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.oneshot.executor import PackedExecutor  # noqa: E402
 from sglang_prefill_ext.oneshot.planner import plan_forward  # noqa: E402
 from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
-from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
+from sglang_prefill_ext.wire.packed import PackedRows, int_array  # noqa: E402
 
 VOCABULARY = 8_000
 ARGS = (
@@ -85,8 +93,8 @@ def load_runner(directory: str) -> tuple[Any, Any]:
     return runner, tokenizer
 
 
-def packed(runner: Any, rows: PackedRows, max_tokens: int) -> dict[str, Any]:
-    executor = PackedExecutor(SglangModel(runner, None), readout_bytes=READOUT_BYTES)
+def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, Any]:
+    executor = PackedExecutor(model, readout_bytes=READOUT_BYTES)
     pieces = split_request(rows, ForwardBudget(max_tokens))
     values: list[float] = []
     held = None
@@ -144,7 +152,7 @@ def untouched(before: dict[str, Any], after: dict[str, Any]) -> dict[str, bool]:
 
 
 def declined(runner: Any, **changes: bool) -> str:
-    scheduler = {"enable_lora": False, "is_generation": True, **changes}
+    scheduler = {"enable_lora": False, "is_generation": runner.is_generation, **changes}
     return declined_reason(
         SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), **scheduler)
     )
@@ -155,7 +163,6 @@ def declined_if_changed(runner: Any) -> dict[str, str]:
     layer = [m for m in runner.model.modules() if isinstance(m, RadixAttention)][-1]
     reasons = {
         "lora": declined(runner, enable_lora=True),
-        "not_generation": declined(runner, is_generation=False),
     }
     for name, changes in UNSUPPORTED_LAYERS.items():
         before = {attribute: getattr(layer, attribute) for attribute in changes}
@@ -170,8 +177,9 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     work = list(requests())
     stock = [[stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work]
     before = pools(runner)  # not blank: stock prefill has written to the slots
+    model = SglangModel(runner, None)
     results = {
-        name: [packed(runner, rows, budget) for rows in work] for name, budget in BUDGETS.items()
+        name: [packed(model, rows, budget) for rows in work] for name, budget in BUDGETS.items()
     }
     unchanged = untouched(before, pools(runner))
     reference = AutoModelForCausalLM.from_pretrained(
@@ -181,6 +189,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         [reference(torch.tensor([p])).logits[0, -1].float() for p in prompts(rows)] for rows in work
     ]
     return {
+        "vectors": vectors(runner, embedding_of(reference)),
         "row_labels": [rows.labels_of(0, rows.num_rows)[1].tolist() for rows in work],
         "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
         "packed": {name: [r["values"] for r in results[name]] for name in BUDGETS},
@@ -190,11 +199,51 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     }
 
 
+def embedding_of(reference: Any) -> Callable[[list[int]], torch.Tensor]:
+    """The last token's final state, at unit length."""
+
+    def embed(prompt: list[int]) -> torch.Tensor:
+        state: torch.Tensor = reference.model(torch.tensor([prompt])).last_hidden_state[0, -1]
+        return state / state.norm()
+
+    return embed
+
+
+@torch.inference_mode()
+def vectors(runner: Any, wanted: Callable[[list[int]], torch.Tensor]) -> dict[str, Any]:
+    """Vectors of all rows, packed with both budgets, and of Hugging Face; `[rows, width]`."""
+    if type(runner.model).__name__ not in VECTOR_ARCHITECTURES:
+        return {}
+    model, empty = SglangVectorModel(runner, None), int_array([])
+    work = [
+        replace(rows, label_ids=empty, label_lens=empty, vector_width=model.vector_width)
+        for rows in requests()
+    ]
+    found = {
+        name: [value for rows in work for value in packed(model, rows, budget)["values"]]
+        for name, budget in BUDGETS.items()
+    }
+    exact = [wanted(prompt).tolist() for rows in work for prompt in prompts(rows)]
+    shape = (len(exact), model.vector_width)
+    return {name: np.reshape(values, shape).tolist() for name, values in found.items()} | {
+        "hugging_face": exact
+    }
+
+
+def classes(runner: Any, directory: str) -> dict[str, Any]:
+    reference = AutoModelForSequenceClassification.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    return {"vectors": vectors(runner, lambda prompt: reference(torch.tensor([prompt])).logits[0])}
+
+
 def report(directory: str, out: Path) -> None:
     torch.set_num_threads(2)
     runner, tokenizer = load_runner(directory)
     result: dict[str, Any] = {"declined": declined(runner)}
-    if not result["declined"]:
+    if not result["declined"] and not runner.is_generation:
+        result |= classes(runner, directory)
+    elif not result["declined"]:
         result |= numbers(runner, tokenizer, directory)
         result["declined_if"] = declined_if_changed(runner)
     out.write_text(json.dumps(result))

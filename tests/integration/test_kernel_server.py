@@ -13,7 +13,11 @@ from tests.integration.parity import assert_paths_agree
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-FLAGS = ("--enable-prefill-only", "--prefill-only-prefix-caching=always")
+FLAGS = (
+    "--enable-prefill-only",
+    "--prefill-only-prefix-caching=always",
+    "--prefill-only-max-forward-tokens=128",  # one such forward is measured at start
+)
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 
 
