@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sglang_prefill_ext.client.commands import COMMANDS
 from sglang_prefill_ext.errors import ConfigError, PrefillExtError, RequestError
 
 app = typer.Typer(
@@ -19,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Prefill-only serving for stock SGLang.",
 )
+for client_command in COMMANDS:
+    app.command()(client_command)
 
 
 @app.command()

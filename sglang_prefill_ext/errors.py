@@ -12,6 +12,10 @@
     ├── PackedForwardError       the forward of this request failed        -> HTTP 500
     ├── ServerBusyError          too much waits already                    -> HTTP 429
     ├── DeadlineExceededError    the request could not be served in time   -> HTTP 504
+    ├── ClientError              a client of ours got no answer that it can use
+    │   ├── ServerRefusedError       the server answered with an error that no repeat cures
+    │   ├── ServerUnavailableError   no connection, or HTTP 503
+    │   └── UnexpectedAnswerError    what answers there is not an SGLang server
     ├── ServerStartError         a local server did not start, or was not ready in time
     └── ModelSpecError           `make-model` was asked for something it cannot make
 
@@ -60,6 +64,27 @@ class ServerBusyError(PrefillExtError):
 
 class DeadlineExceededError(PrefillExtError):
     """The request waited until it could not be served in the time that the client gave it."""
+
+
+class ClientError(PrefillExtError):
+    """A client got no answer that it can use; the message names what was asked, and the remedy."""
+
+
+class ServerRefusedError(ClientError):
+    """The server refused a request or failed at it: HTTP `status`, and the server's `message`."""
+
+    status: int = 0
+    message: str = ""
+
+
+class ServerUnavailableError(ClientError):
+    """No connection, or HTTP 503; try again in about `retry_after_s` seconds, 0: unknown."""
+
+    retry_after_s: float = 0.0
+
+
+class UnexpectedAnswerError(ClientError):
+    """Something answered with HTTP 200, but not as an SGLang server does."""
 
 
 class ServerStartError(PrefillExtError):

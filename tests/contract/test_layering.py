@@ -92,6 +92,11 @@ ZONES = {
     "frontend": Zone(
         ("frontend", "frontend.*"), zones=("errors", "pure", "metrics"), libraries=("numpy",)
     ),
+    "client": Zone(
+        ("client", "client.*"),
+        zones=("errors", "frontend"),
+        libraries=("httpx", "numpy", "rich", "tenacity", "typer"),
+    ),
     "guard": Zone(
         ("patching.guard", "patching.reach", "patching.doctor"),
         zones=("pure",),
@@ -118,7 +123,7 @@ ZONES = {
     ),
     "tools": Zone(
         ("cli", "local_server", "demo", "demo.*"),
-        zones=("errors", "pure", "guard", "models"),
+        zones=("errors", "pure", "client", "guard", "models"),
         libraries=(
             "httpx",
             "matplotlib",
@@ -131,7 +136,7 @@ ZONES = {
     ),
 }
 # Importing these imports none of HEAVY; hooks, the platform and the demo are loaded when used.
-LIGHT = ("errors", "pure", "metrics", "frontend", "guard", "engine", "entrances")
+LIGHT = ("errors", "pure", "metrics", "frontend", "client", "guard", "engine", "entrances")
 
 
 def _modules() -> dict[str, Path]:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from sglang_prefill_ext.client import PrefillClient
 from tests.integration.client import Client, Json, random_ids
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
@@ -126,6 +127,14 @@ def test_base64_holds_the_same_numbers(embedder: Serving) -> None:
     np.testing.assert_allclose(decoded, plain[0], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS, TEXTS], ids=["ids", "texts"])
+def test_the_python_client_embeds(embedder: Serving, prompts: Any) -> None:
+    raw = vectors(embedder.client.post("/v1/embeddings", {"model": "m", "input": prompts}))
+    with PrefillClient(embedder.server.base_url, max_items_per_request=3) as client:
+        found = client.embed(prompts)
+    np.testing.assert_allclose(found, raw, rtol=0, atol=TOLERANCE)
+
+
 def test_single_prompts_of_many_clients_share_forwards(
     embedder: Serving, oracle: Callable[[list[int]], NDArray[np.float64]]
 ) -> None:
@@ -233,3 +242,11 @@ def test_class_probabilities_are_stocks(classifier: Serving) -> None:
     for one, other in zip(packed["data"], stock["data"], strict=True):
         assert one["label"] == other["label"]
         np.testing.assert_allclose(one["probs"], other["probs"], rtol=0, atol=TOLERANCE)
+
+
+def test_the_python_client_classifies(classifier: Serving) -> None:
+    raw = classifier.client.post("/classify", {"input_ids": INSTRUCTED}).json()
+    with PrefillClient(classifier.server.base_url, max_items_per_request=3) as client:
+        found = client.classify(INSTRUCTED)
+    wanted = [each["embedding"] for each in raw]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)

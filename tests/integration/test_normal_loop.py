@@ -20,7 +20,7 @@ from tests.integration.processes import scheduler_pid, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = {"prefix": 1000, "suffixes": [250] * 80}
+LONG = {"prefix": 1000, "suffixes": [250] * 400}
 """Many forwards of the budget below: seconds of work, interruptible between two forwards."""
 
 

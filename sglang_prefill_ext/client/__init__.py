@@ -1,0 +1,13 @@
+"""A client of a prefill-only server: `PrefillClient`, and `AsyncPrefillClient` for asyncio.
+
+Both speak plain SGLang HTTP, so they work with a stock server, too. Requests are built, answers
+read and repeats decided in pure modules that both share.
+"""
+
+from sglang_prefill_ext.client.aio import AsyncPrefillClient
+from sglang_prefill_ext.client.answers import Scores
+from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client.retry import Retries
+from sglang_prefill_ext.client.sync import PrefillClient
+
+__all__ = ["AsyncPrefillClient", "Options", "PrefillClient", "Retries", "Scores"]

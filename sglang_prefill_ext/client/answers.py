@@ -1,0 +1,124 @@
+"""What a server answers, as arrays or as errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    PrefillExtError,
+    ServerBusyError,
+    ServerRefusedError,
+    ServerUnavailableError,
+)
+
+_SHOWN_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """Scores of items.
+
+    Attributes:
+        scores: probabilities, ``[items, labels]``; without labels what a classification model
+            makes of its classes, ``[items, classes]``.
+        token_logprobs: natural log-probabilities of the labels in the whole vocabulary at
+            temperature 1, ``[items, labels]``; None unless asked for.
+        prompt_tokens: tokens of all prompts, the query counted with every item.
+    """
+
+    scores: NDArray[np.float64]
+    token_logprobs: NDArray[np.float64] | None
+    prompt_tokens: int
+
+
+def read_scores(answer: Any, items: int) -> Scores:
+    """Read an answer of /v1/score; a `ValueError`, `KeyError` or `TypeError` if it is none."""
+    logprobs = answer.get("token_logprobs")
+    return Scores(
+        scores=_rows(answer["scores"], items, np.float64),
+        token_logprobs=None if logprobs is None else _rows(logprobs, items, np.float64),
+        prompt_tokens=int(answer["usage"]["prompt_tokens"]),
+    )
+
+
+def join_scores(parts: Sequence[Scores]) -> Scores:
+    """Join the scores of parts of one item list, in order."""
+    logprobs = [part.token_logprobs for part in parts if part.token_logprobs is not None]
+    return Scores(
+        scores=np.concatenate([part.scores for part in parts]),
+        token_logprobs=np.concatenate(logprobs) if logprobs else None,
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+    )
+
+
+def read_embeddings(answer: Any, prompts: int) -> NDArray[np.float32]:
+    """Read an answer of /v1/embeddings in base64 (little-endian float32), ``[prompts, dim]``."""
+    codes = [base64.b64decode(each["embedding"], validate=True) for each in answer["data"]]
+    return _rows([np.frombuffer(code, "<f4") for code in codes], prompts, np.float32)
+
+
+def read_classes(answer: Any, prompts: int) -> NDArray[np.float32]:
+    """Read an answer of /classify, ``[prompts, classes]``."""
+    return _rows([each["embedding"] for each in answer], prompts, np.float32)
+
+
+def _rows(rows: Any, count: int, dtype: type[Any]) -> NDArray[Any]:
+    array = np.array(rows, dtype)
+    if array.ndim != 2 or len(array) != count:
+        raise ValueError(f"shape {array.shape} instead of {count} rows")
+    return array
+
+
+def error_of(asked: str, status: int, headers: Mapping[str, str], text: str) -> PrefillExtError:
+    """Return the error for an answer that is not 200.
+
+    Args:
+        asked: what was asked for, for the message.
+        headers: names in lower case, or a mapping that ignores case.
+    """
+    said = f"{asked}: HTTP {status}: {message_of(text)}"
+    error: PrefillExtError
+    match status:
+        case 429:
+            error = ServerBusyError(f"{said} Try again later, or with fewer requests at a time.")
+            error.retry_after_s = _seconds(headers.get("retry-after", ""))
+        case 503:
+            error = ServerUnavailableError(f"{said} Try again when the server is ready.")
+            error.retry_after_s = _seconds(headers.get("retry-after", ""))
+        case 504:
+            error = DeadlineExceededError(f"{said} Give it a longer timeout_s, or fewer items.")
+        case _:
+            error = ServerRefusedError(said)
+            error.status = status
+            error.message = message_of(text)
+    return error
+
+
+def message_of(text: str) -> str:
+    """Return what the body of an error says.
+
+    SGLang writes ``{"message": ...}`` or ``{"error": {"message": ...}}``; what stands before it
+    may write ``{"detail": ...}``, ``{"error": ...}`` or text.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = text
+    while isinstance(found, dict) and (inner := found.keys() & {"message", "error", "detail"}):
+        found = found[min(inner, key=("message", "error", "detail").index)]
+    said = found if isinstance(found, str) else json.dumps(found)
+    return said.strip()[:_SHOWN_CHARACTERS] or "(no message)"
+
+
+def _seconds(retry_after: str) -> float:
+    """Seconds of a Retry-After header; 0, for unknown, if it holds a date or anything else."""
+    return float(retry_after) if re.fullmatch(r"[0-9]{1,6}", retry_after) else 0.0

@@ -1,0 +1,148 @@
+"""`sglang-prefill score`, `rank`, `embed` and `classify`: records in, records with answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.client.exchange import DEFAULT_URL
+from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client.pipeline import answer_file
+from sglang_prefill_ext.client.records import Fields, field, label_ids
+from sglang_prefill_ext.client.sync import PrefillClient
+
+Source = Annotated[typer.FileBinaryRead, typer.Argument(help="JSONL or .csv; - for stdin.")]
+Output = Annotated[typer.FileTextWrite, typer.Option(help="Where the answers go, as JSONL.")]
+Url = Annotated[str, typer.Option(help="Where the server is.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="SGLANG_PREFILL_API_KEY", help="Key of the server.")
+]
+Concurrency = Annotated[int, typer.Option(min=1, help="Records at a time.")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds for each record.")]
+LabelIds = Annotated[
+    str | None, typer.Option(help="Label token ids of records without any, e.g. 1,2.")
+]
+FieldName = Annotated[
+    str, typer.Option("--field", help="The field that holds the text, or token ids.")
+]
+
+
+def score(
+    source: Source = "-",  # type: ignore[assignment]  # typer opens it
+    output: Output = "-",  # type: ignore[assignment]
+    label_token_ids: LabelIds = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = None,
+) -> None:
+    """Score the items of records with query, items and label_token_ids; adds scores."""
+    options = Options(timeout_s=timeout)
+
+    def answer(client: PrefillClient, fields: Fields) -> Fields:
+        scores = _probabilities(client, fields, label_token_ids, options)
+        return fields | {"scores": scores.tolist()}
+
+    _run(answer, source, output, url, api_key, concurrency)
+
+
+def rank(
+    source: Source = "-",  # type: ignore[assignment]
+    output: Output = "-",  # type: ignore[assignment]
+    label_token_ids: LabelIds = None,
+    top: Annotated[int | None, typer.Option(min=1, help="Keep this many items.")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = None,
+) -> None:
+    """Sort the items of records with query and items by the probability of the first label."""
+    options = Options(timeout_s=timeout)
+
+    def answer(client: PrefillClient, fields: Fields) -> Fields:
+        scores = _probabilities(client, fields, label_token_ids, options)[:, 0]
+        items = _items(fields)
+        best = np.argsort(-scores, kind="stable")[:top].tolist()
+        ranked = [{"index": i, "score": float(scores[i]), "item": items[i]} for i in best]
+        return fields | {"items": ranked}
+
+    _run(answer, source, output, url, api_key, concurrency)
+
+
+def embed(
+    source: Source = "-",  # type: ignore[assignment]
+    output: Output = "-",  # type: ignore[assignment]
+    field_name: FieldName = "text",
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, help="Shorten Matryoshka embeddings.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = None,
+) -> None:
+    """Embed the text of records; adds embedding."""
+    options = Options(timeout_s=timeout)
+
+    def answer(client: PrefillClient, fields: Fields) -> Fields:
+        prompts = [field(fields, field_name)]
+        vectors = client.embed(prompts, dimensions=dimensions, options=options)
+        return fields | {"embedding": vectors[0].tolist()}
+
+    _run(answer, source, output, url, api_key, concurrency)
+
+
+def classify(
+    source: Source = "-",  # type: ignore[assignment]
+    output: Output = "-",  # type: ignore[assignment]
+    field_name: FieldName = "text",
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    concurrency: Concurrency = 8,
+    timeout: Timeout = None,
+) -> None:
+    """Classify the text of records; adds the logits of the classes."""
+    options = Options(timeout_s=timeout)
+
+    def answer(client: PrefillClient, fields: Fields) -> Fields:
+        prompts = [field(fields, field_name)]
+        logits = client.classify(prompts, options=options)
+        return fields | {"logits": logits[0].tolist()}
+
+    _run(answer, source, output, url, api_key, concurrency)
+
+
+COMMANDS = (score, rank, embed, classify)
+
+
+def _run(
+    answer: Callable[[PrefillClient, Fields], Fields],
+    source: typer.FileBinaryRead,
+    output: typer.FileTextWrite,
+    url: str,
+    api_key: str | None,
+    concurrency: int,
+) -> None:
+    with PrefillClient(url, api_key=api_key) as client:
+        if not answer_file(source, output, partial(answer, client), concurrency):
+            raise typer.Exit(1)
+
+
+def _probabilities(
+    client: PrefillClient, fields: Fields, default_labels: str | None, options: Options
+) -> NDArray[np.float64]:
+    """Probabilities of a record's items, ``[items, labels]``."""
+    own = fields.get("label_token_ids")
+    labels = label_ids(own or default_labels or field(fields, "label_token_ids"))
+    return client.score(field(fields, "query"), _items(fields), labels, options=options).scores
+
+
+def _items(fields: Fields) -> list[Any]:
+    """Items of a record; a lone text is one item."""
+    items = field(fields, "items")
+    return [items] if isinstance(items, str) else items

@@ -1,0 +1,168 @@
+"""What the user asks for, as HTTP requests of limited size, and how to join their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.client.answers import (
+    Scores,
+    join_scores,
+    read_classes,
+    read_embeddings,
+    read_scores,
+)
+from sglang_prefill_ext.errors import RequestError
+
+Prompt = str | Sequence[int] | NDArray[np.integer]
+"""A text, or token ids."""
+Prompts = Sequence[str] | Sequence[Sequence[int]] | Sequence[NDArray[np.integer]]
+Labels = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer]
+"""Label token ids of all items ``[labels]``, or of each item ``[items, labels]``."""
+
+AnswerT = TypeVar("AnswerT")
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[AnswerT]):
+    """One POST.
+
+    Attributes:
+        path: where it goes.
+        content: the body, JSON.
+        items: how many items or prompts it holds.
+        read: turns the parsed answer and `items` into what was asked for.
+    """
+
+    path: str
+    content: bytes
+    items: int
+    read: Callable[[Any, int], AnswerT]
+
+    @property
+    def asked(self) -> str:
+        """What it asks for, for messages."""
+        return f"{self.path} with {self.items} item{'s' * (self.items != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[AnswerT]):
+    """The requests of one call, at least one, and what joins their answers in the same order."""
+
+    requests: tuple[Request[AnswerT], ...]
+    join: Callable[[Sequence[AnswerT]], AnswerT]
+
+
+def plan_score(
+    query: Prompt,
+    items: Prompts,
+    label_token_ids: Labels | None,
+    *,
+    max_items: int,
+    apply_softmax: bool,
+    item_first: bool,
+    temperature: float,
+    return_token_logprobs: bool,
+) -> Plan[Scores]:
+    """Plan the scoring of items.
+
+    Raises:
+        RequestError: an argument is of the wrong kind; the message names it.
+    """
+    flags = {
+        "apply_softmax": apply_softmax,
+        "item_first": item_first,
+        "temperature": float(temperature),
+        "return_token_logprobs": return_token_logprobs,
+    }
+    shared = {"query": _plain("query", query)} | flags
+    listed = _listed("items", items)
+    labels = _labels(label_token_ids, len(listed))
+    per_item = bool(labels) and isinstance(labels[0], list)
+    requests = []
+    for part in _parts(len(listed), max_items):
+        own = labels[part] if per_item else labels
+        body = shared | {"items": listed[part], "label_token_ids": own or None}
+        requests.append(_request("/v1/score", body, len(listed[part]), read_scores))
+    return Plan(tuple(requests), join_scores)
+
+
+def plan_embed(prompts: Prompts, *, max_items: int, dimensions: int | None) -> Plan[Vectors]:
+    """Plan the embedding of prompts; raises as `plan_score` does."""
+    shared: dict[str, Any] = {"encoding_format": "base64"}
+    if dimensions is not None:
+        shared["dimensions"] = int(dimensions)
+    listed = _listed("prompts", prompts)
+    bodies = (shared | {"input": listed[part]} for part in _parts(len(listed), max_items))
+    requests = (
+        _request("/v1/embeddings", body, len(body["input"]), read_embeddings) for body in bodies
+    )
+    return Plan(tuple(requests), np.concatenate)
+
+
+def plan_classify(prompts: Prompts, *, max_items: int) -> Plan[Vectors]:
+    """Plan the classification of prompts; raises as `plan_score` does."""
+    listed = _listed("prompts", prompts)
+    field = "text" if isinstance(listed[0], str) else "input_ids"
+    chunks = (listed[part] for part in _parts(len(listed), max_items))
+    requests = (_request("/classify", {field: chunk}, len(chunk), read_classes) for chunk in chunks)
+    return Plan(tuple(requests), np.concatenate)
+
+
+def _request(
+    path: str, body: dict[str, Any], items: int, read: Callable[[Any, int], AnswerT]
+) -> Request[AnswerT]:
+    return Request(path, json.dumps(body, separators=(",", ":")).encode(), items, read)
+
+
+def _parts(count: int, most: int) -> Iterator[slice]:
+    return (slice(start, start + most) for start in range(0, count, most))
+
+
+def _listed(field: str, prompts: Any) -> list[str | list[int]]:
+    """Prompts that JSON knows, at least one."""
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
+        raise RequestError(f"{field}: {prompts!r:.80} is not a list. Put one prompt into a list.")
+    listed = [_plain(f"{field}[{i}]", prompt) for i, prompt in enumerate(prompts)]
+    if not listed:
+        raise RequestError(f"{field}: the list is empty. Give at least one.")
+    if len({isinstance(prompt, str) for prompt in listed}) == 2:
+        raise RequestError(f"{field}: both texts and token ids. Use one of the two in a call.")
+    return listed
+
+
+def _plain(field: str, prompt: Prompt) -> str | list[int]:
+    return prompt if isinstance(prompt, str) else _token_ids(field, prompt, dimensions=(1,))
+
+
+def _labels(labels: Labels | None, items: int) -> list[Any]:
+    """Lists that JSON knows; empty for the classes of a classification model."""
+    if labels is None:
+        return []
+    plain = _token_ids("label_token_ids", labels, dimensions=(1, 2))
+    if plain and isinstance(plain[0], list) and len(plain) != items:
+        raise RequestError(
+            f"label_token_ids: {len(plain)} lists for {items} items. "
+            "Give one list for each item, or one flat list for all."
+        )
+    return plain
+
+
+def _token_ids(field: str, ids: Any, dimensions: tuple[int, ...]) -> list[Any]:
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of different lengths
+        array = np.empty((0, 0, 0))
+    if array.ndim not in dimensions or not (array.size == 0 or array.dtype.kind in "iu"):
+        rows = " or equally long lists of them" * (2 in dimensions)
+        raise RequestError(
+            f"{field}: {ids!r:.80} is not a list of token ids{rows}. Token ids are whole numbers."
+        )
+    plain: list[Any] = array.tolist()
+    return plain

@@ -1,0 +1,239 @@
+"""Both clients against a real HTTP server; every test runs for each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries
+from sglang_prefill_ext.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    PrefillExtError,
+    RequestError,
+    ServerBusyError,
+    ServerRefusedError,
+    ServerUnavailableError,
+    UnexpectedAnswerError,
+)
+from tests.unit.client.stand_in import Reply, StandIn, value_of
+
+QUICK = Retries(first_wait_s=0.01)
+Method = Literal["score", "embed", "classify"]
+Ask = Callable[..., Any]
+
+
+def ask_threads(url: str, method: Method, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
+    with PrefillClient(url, **{"retries": QUICK, **(settings or {})}) as client:
+        return getattr(client, method)(*args, **kwargs)
+
+
+def ask_asyncio(url: str, method: Method, *args: Any, settings: Any = None, **kwargs: Any) -> Any:
+    async def ask() -> Any:
+        async with AsyncPrefillClient(url, **{"retries": QUICK, **(settings or {})}) as client:
+            return await getattr(client, method)(*args, **kwargs)
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture(params=[ask_threads, ask_asyncio], ids=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    found: Ask = request.param
+    return found
+
+
+def test_scores(ask: Ask, stand_in: StandIn) -> None:
+    scores = ask(stand_in.url, "score", "q", ["a", "b"], [1, 2], return_token_logprobs=True)
+    wanted = np.array([[value_of(item), 1 - value_of(item)] for item in "ab"])
+    np.testing.assert_array_equal(scores.scores, wanted)
+    np.testing.assert_array_equal(scores.token_logprobs, np.log(wanted + 1))
+    assert scores.prompt_tokens == 20
+    (seen,) = stand_in.seen
+    assert seen.path == "/v1/score"
+    assert seen.body["apply_softmax"] is True
+    assert seen.headers["content-type"] == "application/json"
+    assert not {"authorization", "x-prefill-only", "x-prefill-only-timeout-ms"} & set(seen.headers)
+
+
+def test_all_arguments_of_a_score_arrive(ask: Ask, stand_in: StandIn) -> None:
+    fields = {"apply_softmax": False, "item_first": True, "temperature": 0.5}
+    ask(stand_in.url, "score", "q", ["a"], [1], return_token_logprobs=True, **fields)
+    assert stand_in.seen[0].body.items() >= (fields | {"return_token_logprobs": True}).items()
+
+
+def test_embeddings_and_classes(ask: Ask, stand_in: StandIn) -> None:
+    vectors = ask(stand_in.url, "embed", ["a", "b"], dimensions=2)
+    np.testing.assert_array_equal(vectors, np.float32([[value_of("a"), 2], [value_of("b"), 2]]))
+    assert stand_in.seen[-1].body["dimensions"] == 2
+    logits = ask(stand_in.url, "classify", [[7], [8]])
+    np.testing.assert_array_equal(logits, np.float32([[value_of([i]), 1, 2] for i in (7, 8)]))
+
+
+@pytest.mark.parametrize("method", ["score", "embed", "classify"])
+def test_options_and_key_become_headers(ask: Ask, stand_in: StandIn, method: Method) -> None:
+    options = Options(priority=3, timeout_s=60, keep_prefix=True, stock=True)
+    args = ("q", ["a"], [1]) if method == "score" else (["a"],)
+    ask(stand_in.url, method, *args, settings={"api_key": "secret"}, options=options)
+    headers = stand_in.seen[0].headers
+    assert headers["authorization"] == "Bearer secret"
+    assert headers["x-prefill-only-priority"] == "3"
+    assert headers["x-prefill-only-keep-prefix"] == "on"
+    assert headers["x-prefill-only"] == "off"
+    assert 50_000 < int(headers["x-prefill-only-timeout-ms"]) <= 60_000
+
+
+def test_long_lists_go_in_parts_and_come_back_in_order(ask: Ask, stand_in: StandIn) -> None:
+    stand_in.will(Reply(503), *[Reply()] * 2)
+    items = [[i] for i in range(25)]
+    scores = ask(stand_in.url, "score", "q", items, [1], settings={"max_items_per_request": 4})
+    np.testing.assert_array_equal(scores.scores[:, 0], [value_of(item) for item in items])
+    assert scores.prompt_tokens == 250
+    assert len(stand_in.seen) == 7 + 3
+    assert max(len(seen.body["items"]) for seen in stand_in.seen) == 4
+
+
+@pytest.mark.parametrize("lost", [Reply(), Reply(503, "starting"), Reply(429, "full")])
+def test_a_server_that_was_away_or_busy_is_asked_again(
+    ask: Ask, stand_in: StandIn, lost: Reply
+) -> None:
+    stand_in.will(lost, lost)
+    assert ask(stand_in.url, "embed", ["a"]).shape == (1, 2)
+    assert len(stand_in.seen) == 3
+    assert stand_in.seen[0].body == stand_in.seen[2].body
+
+
+def test_retry_after_is_waited_for(ask: Ask, stand_in: StandIn) -> None:
+    stand_in.will(Reply(429, '{"message": "full"}', {"Retry-After": "1"}))
+    ask(stand_in.url, "embed", ["a"])
+    first, second = stand_in.seen
+    assert 1.0 <= second.at - first.at < 3.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (Reply(429, '{"message": "why"}', {"Retry-After": "0"}), ServerBusyError),
+        (Reply(503, '{"message": "why"}'), ServerUnavailableError),
+    ],
+)
+def test_repeats_come_to_an_end(
+    ask: Ask, stand_in: StandIn, reply: Reply, error: type[PrefillExtError]
+) -> None:
+    stand_in.will(*[reply] * 10)
+    with pytest.raises(error, match=r"/v1/embeddings with 1 item: HTTP .* why"):
+        ask(stand_in.url, "embed", ["a"], settings={"retries": Retries(3, first_wait_s=0.01)})
+    assert len(stand_in.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, ServerRefusedError),
+        (401, ServerRefusedError),
+        (500, ServerRefusedError),
+        (504, DeadlineExceededError),
+    ],
+)
+def test_what_would_fail_again_is_asked_once(
+    ask: Ask, stand_in: StandIn, status: int, error: type[PrefillExtError]
+) -> None:
+    stand_in.will(Reply(status, '{"message": "no such token"}'))
+    with pytest.raises(error, match="no such token"):
+        ask(stand_in.url, "score", "q", ["a"], [1])
+    assert len(stand_in.seen) == 1
+
+
+def test_no_server_is_said_with_the_remedy(ask: Ask) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ServerUnavailableError, match=f"no connection with {url} .*Start a"):
+            ask(url, "embed", ["a"])
+
+
+def test_the_time_left_shrinks_with_every_repeat(ask: Ask, stand_in: StandIn) -> None:
+    stand_in.will(Reply(429, "full", {"Retry-After": "1"}))
+    ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=30))
+    first, second = (int(seen.headers["x-prefill-only-timeout-ms"]) for seen in stand_in.seen)
+    assert second <= first - 1000
+
+
+def test_the_deadline_ends_the_repeats(ask: Ask, stand_in: StandIn) -> None:
+    stand_in.will(Reply(429, "full", {"Retry-After": "5"}))
+    start = time.monotonic()
+    with pytest.raises(ServerBusyError):
+        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=2))
+    assert time.monotonic() - start < 2
+
+
+def test_a_server_that_does_not_answer_is_left(
+    ask: Ask, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_prefill_ext.client.exchange._SLACK_S", 0.1)
+    stand_in.will(Reply(200, after_s=1))
+    with pytest.raises(DeadlineExceededError, match=r"did not answer in time.*longer timeout_s"):
+        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=0.1))
+    assert len(stand_in.seen) == 1
+
+
+def test_the_deadline_is_that_of_the_whole_call(ask: Ask, stand_in: StandIn) -> None:
+    stand_in.delay_s = 0.3
+    one_at_a_time = {"max_items_per_request": 1}
+    if ask is ask_asyncio:
+        one_at_a_time["max_concurrency"] = 1
+    with pytest.raises(DeadlineExceededError, match=r"0\.5 s were over before it was sent"):
+        ask(
+            stand_in.url, "embed", ["a"] * 9, settings=one_at_a_time, options=Options(timeout_s=0.5)
+        )
+    assert len(stand_in.seen) == 2
+
+
+@pytest.mark.parametrize("text", ["<html>hello</html>", "{}", "[]", '{"data": []}', '{"data": 5}'])
+def test_what_is_no_such_server_is_told(ask: Ask, stand_in: StandIn, text: str) -> None:
+    stand_in.will(Reply(200, text))
+    with pytest.raises(UnexpectedAnswerError, match="Check that base_url is an SGLang server"):
+        ask(stand_in.url, "embed", ["a"])
+    assert len(stand_in.seen) == 1
+
+
+def test_wrong_arguments_send_nothing(ask: Ask, stand_in: StandIn) -> None:
+    with pytest.raises(RequestError, match="prompts"):
+        ask(stand_in.url, "embed", "a")
+    assert stand_in.seen == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"max_items_per_request": 0}, "max_items_per_request: 0 is below 1")],
+)
+def test_wrong_settings_are_named(ask: Ask, settings: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ask("http://x", "embed", ["a"], settings=settings)
+    with pytest.raises(ConfigError, match=r"base_url: 'localhost:30000' is no address"):
+        ask("localhost:30000", "embed", ["a"])
+
+
+@pytest.mark.parametrize("most", [1, 3])
+async def test_parts_go_together_up_to_the_limit(stand_in: StandIn, most: int) -> None:
+    stand_in.delay_s = 0.05
+    limits = {"max_items_per_request": 1, "max_concurrency": most}
+    async with AsyncPrefillClient(stand_in.url, **limits) as client:
+        await client.embed([str(i) for i in range(9)])
+    assert stand_in.most_together == most
+
+
+async def test_one_failed_part_ends_the_call(stand_in: StandIn) -> None:
+    stand_in.will(Reply(400, "no"))
+    limits = {"max_items_per_request": 1, "max_concurrency": 1}
+    async with AsyncPrefillClient(stand_in.url, **limits) as client:
+        with pytest.raises(ServerRefusedError):
+            await client.embed(["a"] * 5)
+        await asyncio.sleep(0.1)
+        assert len(stand_in.seen) <= 2  # the next part may have been on its way
+        assert (await client.embed(["a"])).shape == (1, 2)

@@ -1,0 +1,114 @@
+"""The commands as a shell runs them, against a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sglang_prefill_ext.cli import app
+from sglang_prefill_ext.errors import ConfigError, RequestError, ServerUnavailableError
+from tests.unit.client.stand_in import Reply, StandIn, value_of
+
+QUERY = {"query": "q", "items": ["a", "c", "b"]}
+
+
+def run(stand_in: StandIn, *args: str, stdin: str | bytes = "", **env: str) -> Result:
+    return CliRunner().invoke(app, [*args, "--url", stand_in.url], input=stdin, env=env)
+
+
+def answers(result: Result) -> list[Any]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def lines(*records: Any) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def test_score_adds_scores_to_what_was_there(stand_in: StandIn, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    record = {"id": 7, **QUERY, "label_token_ids": [4, 5]}
+    file.write_text(lines(record, {"query": [1], "items": [[2]], "label_token_ids": "6"}))
+    result = run(stand_in, "score", str(file))
+    assert result.exit_code == 0, result.output
+    first, second = answers(result)
+    assert first == record | {"scores": [[value_of(i), 1 - value_of(i)] for i in "acb"]}
+    assert second["scores"] == [[value_of([2]), 1 - value_of([2])]]
+    bodies = sorted((seen.body["label_token_ids"], seen.body["query"]) for seen in stand_in.seen)
+    assert bodies == [([4, 5], "q"), ([6], [1])]
+
+
+def test_rank_sorts_and_keeps_the_top(stand_in: StandIn, tmp_path: Path) -> None:
+    file, output = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    file.write_text('\ufeffid,query,items\n1,q,"[""a"", ""c"", ""b""]"\n2,q,lone\n')
+    args = ("--label-token-ids", "1,2", "--top", "2", "--output", str(output))
+    result = run(stand_in, "rank", str(file), *args)
+    assert (result.exit_code, result.stdout) == (0, "")
+    first, second = (json.loads(line) for line in output.read_text().splitlines())
+    assert first == {
+        "id": "1",
+        "query": "q",
+        "items": [
+            {"index": 1, "score": value_of("c"), "item": "c"},
+            {"index": 2, "score": value_of("b"), "item": "b"},
+        ],
+    }
+    assert [item["item"] for item in second["items"]] == ["lone"]
+
+
+def test_embed_and_classify_read_stdin(stand_in: StandIn) -> None:
+    result = run(stand_in, "embed", stdin=lines({"text": "a"}, {"text": [5]}))
+    assert [each["embedding"][1] for each in answers(result)] == [2.0, 2.0]
+    result = run(stand_in, "classify", "-", "--field", "title", stdin=lines({"title": "a"}))
+    assert answers(result)[0]["logits"][1:] == [1.0, 2.0]
+    assert [seen.path for seen in stand_in.seen[-2:]] == ["/v1/embeddings", "/classify"]
+
+
+def test_bad_records_are_named_and_cost_only_themselves(stand_in: StandIn) -> None:
+    good = json.dumps(QUERY | {"label_token_ids": [1]})
+    stdin = "\n".join([good, "{", "", '{"query": "q"}', json.dumps(QUERY), good])
+    result = run(stand_in, "score", stdin=stdin)
+    assert result.exit_code == 1
+    assert len(answers(result)) == 2
+    reported = [line for line in result.stderr.splitlines() if line.startswith("line ")]
+    assert [line.split(": ")[:2] for line in reported] == [
+        ["line 2", "not JSON"],
+        ["line 4", "label_token_ids"],
+        ["line 5", "label_token_ids"],
+    ]
+
+
+def test_what_the_server_refuses_is_reported_with_its_line(stand_in: StandIn) -> None:
+    stand_in.will(Reply(400, '{"message": "[no] such token"}'))
+    stdin = lines({"text": "a"}, {"text": "b"})
+    result = run(stand_in, "embed", "--concurrency", "1", stdin=stdin)
+    assert result.exit_code == 1
+    assert "line 1: /v1/embeddings with 1 item: HTTP 400: [no] such token\n" in result.stderr
+    assert [each["text"] for each in answers(result)] == ["b"]
+
+
+def test_key_and_timeout_reach_the_server(stand_in: StandIn) -> None:
+    key = {"SGLANG_PREFILL_API_KEY": "secret"}
+    result = run(stand_in, "embed", "--timeout", "9", stdin=lines({"text": "a"}), **key)
+    assert result.exit_code == 0, result.output
+    headers = stand_in.seen[0].headers
+    assert headers["authorization"] == "Bearer secret"
+    assert 0 < int(headers["x-prefill-only-timeout-ms"]) <= 9_000
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["embed", "--url", "nowhere"], ConfigError),
+        (["embed", "--timeout", "-1"], RequestError),
+        (["embed", "--url", "http://127.0.0.1:9"], ServerUnavailableError),
+    ],
+)
+def test_what_no_record_can_change_ends_the_run(args: list[str], error: type[Exception]) -> None:
+    result = CliRunner().invoke(app, args, input=lines({"text": "a"}))
+    assert isinstance(result.exception, error)
+    assert result.stdout == ""

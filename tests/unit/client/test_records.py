@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.client.records import Record, field, label_ids, read_csv, read_jsonl
+from sglang_prefill_ext.errors import RequestError
+
+
+def loaded(records: Iterable[Record]) -> list[tuple[int, Any]]:
+    """Lines, and fields or what is wrong with them."""
+    found: list[tuple[int, Any]] = []
+    for record in records:
+        try:
+            found.append((record.line, record.load()))
+        except RequestError as error:
+            found.append((record.line, str(error)))
+    return found
+
+
+def test_lines_of_json_each_stand_alone() -> None:
+    lines = b'{"a": 1}\n\n  \n{"a": \n[1]\n\xff\n{"a": "\xc3\xa9"}'
+    found = loaded(read_jsonl(io.BytesIO(lines)))
+    assert [line for line, _ in found] == [1, 4, 5, 6, 7]
+    assert found[0][1] == {"a": 1}
+    assert found[1][1].startswith("not JSON: ")
+    assert found[2][1] == "not a JSON object. Write one object a line."
+    assert found[3][1].startswith("not JSON: ")
+    assert found[4][1] == {"a": "é"}
+
+
+@given(st.lists(st.tuples(st.text(), st.lists(st.text()), st.lists(st.integers()))))
+def test_csv_comes_back_as_it_was_written(rows: list[Any]) -> None:
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerow(["query", "items", "label_token_ids"])
+    writer.writerows([query, json.dumps(items), json.dumps(ids)] for query, items, ids in rows)
+    file.seek(0)
+    wanted = [{"query": q, "items": items, "label_token_ids": ids} for q, items, ids in rows]
+    assert [fields for _, fields in loaded(read_csv(file))] == wanted
+
+
+def test_rows_of_csv_each_stand_alone() -> None:
+    lines = 'query,items\n[1] q,one\nq,"[""a"",""b""]"\nq,[a\nq\nq,a,b\n"two\nlines",x\nq,\udcff\n'
+    found = loaded(read_csv(io.StringIO(lines, newline="")))
+    assert [line for line, _ in found] == [2, 3, 4, 5, 6, 8, 9]
+    assert found[0][1] == {"query": "[1] q", "items": "one"}
+    assert found[1][1] == {"query": "q", "items": ["a", "b"]}
+    assert found[2][1].startswith("a list is not JSON: ")
+    assert found[3][1] == found[4][1] == "the row has not as many cells as the header."
+    assert found[5][1] == {"query": "two\nlines", "items": "x"}
+    assert found[6][1].startswith("not UTF-8: ")
+
+
+def test_what_is_not_csv_ends_the_reading_but_not_what_was_read() -> None:
+    found = loaded(read_csv(io.StringIO('text\ngood\n"open', newline="")))
+    assert found[0] == (2, {"text": "good"})
+    assert found[1][1].startswith("not CSV, reading ends here: ")
+
+
+def test_label_ids_are_a_list_or_text() -> None:
+    assert label_ids("1, 22") == [1, 22]
+    assert label_ids([[1], [2]]) == [[1], [2]]
+    with pytest.raises(RequestError, match=r"label_token_ids: 'yes' .*Write e\.g\. 1,2"):
+        label_ids("yes")
+
+
+def test_a_missing_field_is_named_beside_what_is_there() -> None:
+    assert field({"a": ""}, "a") == ""
+    with pytest.raises(RequestError, match=r"text: missing; the record has a, b\."):
+        field({"a": 1, "b": 2}, "text")
+    with pytest.raises(RequestError, match="has no field"):
+        field({}, "text")
