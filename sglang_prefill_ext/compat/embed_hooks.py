@@ -9,8 +9,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
-from sglang_prefill_ext.compat.http_errors import HTTP_ANSWERED, counted_as, with_status
-from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -59,27 +58,21 @@ async def _embed(
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
     begin_s = time.perf_counter()
-    metrics = frontend.metrics
+    headers = getattr(request, "headers", None) or {}
     try:
-        headers = getattr(request, "headers", None) or {}
         if opted_out(headers):
             raise StockPathTaken("opted_out")
-        call = frontend.call_of(obj)
-        obj.normalize_batch_and_arguments()
-        manager._validate_for_matryoshka_dim(obj)
-        options = options_of(headers, now_ms=time.time() * 1e3)
-        embedded = await frontend.embed(call, options, request)
+        with counted(frontend.metrics, request):
+            call = frontend.call_of(obj)
+            obj.normalize_batch_and_arguments()
+            manager._validate_for_matryoshka_dim(obj)
+            options = options_of(headers, now_ms=time.time() * 1e3)
+            embedded = await frontend.embed(call, options, request)
     except StockPathTaken as stock:
-        metrics.record_fallback(stock.reason)
+        frontend.metrics.record_fallback(stock.reason)
         async for answer in original(manager, obj, request):
             yield answer
         return
-    except RequestError:
-        metrics.record_error("refused")
-        raise
-    except HTTP_ANSWERED as error:
-        metrics.record_error(counted_as(error))
-        raise with_status(error, request) from error
     yield _answer(manager, obj, call, embedded, time.perf_counter() - begin_s)
 
 

@@ -12,10 +12,9 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 from sglang_prefill_ext.compat import embed_hooks, http
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
-from sglang_prefill_ext.compat.http_errors import HTTP_ANSWERED, counted_as, with_status
+from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
@@ -64,17 +63,12 @@ async def score_request(
         http.note_explanation(call.request, partial(explain_stock, "not_generation"))
         return await original(manager, *args, **kwargs)
     try:
-        scored = await _score(frontend, call)
+        with counted(frontend.metrics, call.request):
+            scored = await _score(frontend, call)
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
         return await original(manager, *args, **kwargs)
-    except RequestError:
-        frontend.metrics.record_error("refused")
-        raise
-    except HTTP_ANSWERED as error:
-        frontend.metrics.record_error(counted_as(error))
-        raise with_status(error, call.request) from error
     http.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,

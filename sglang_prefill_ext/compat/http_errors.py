@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import HTTPException
@@ -13,8 +14,10 @@ from sglang_prefill_ext.errors import (
     PackedForwardError,
     PrefillExtError,
     RequestAbortedError,
+    RequestError,
     ServerBusyError,
 )
+from sglang_prefill_ext.metrics import FrontendMetrics
 
 _ANSWERS: dict[type[PrefillExtError], tuple[int, str]] = {
     RequestAbortedError: (503, "aborted"),
@@ -35,6 +38,27 @@ _WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in
 def counted_as(error: PrefillExtError) -> str:
     """Return the name under which requests that end so are counted."""
     return _ANSWERS[type(error)][1]
+
+
+@contextmanager
+def counted(metrics: FrontendMetrics, request: Any) -> Iterator[None]:
+    """Count how a packed call inside ends badly, and give the error its HTTP status.
+
+    Args:
+        request: the HTTP request that ends with it, if any.
+
+    Raises:
+        RequestError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+    """
+    try:
+        yield
+    except RequestError:
+        metrics.record_error("refused")
+        raise
+    except HTTP_ANSWERED as error:
+        metrics.record_error(counted_as(error))
+        raise with_status(error, request) from error
 
 
 def with_status(error: PrefillExtError, request: Any) -> HTTPException:

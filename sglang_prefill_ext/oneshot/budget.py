@@ -18,7 +18,7 @@ class ForwardBudget:
     """Most tokens of one forward, and most bytes of its temporary memory.
 
     Memory is modelled as ``bytes_per_token * tokens + bytes_per_row * rows``, whole numbers that
-    are the same on every tensor-parallel rank; `calibrated_budget` measures them. K/V that a
+    are the same on every tensor-parallel rank; `calibration.calibrate` measures them. K/V that a
     divided request holds from one forward to the next are not counted.
 
     Args:

@@ -64,7 +64,7 @@ def calibrate(
     """
     try:
         memory = measured_memory(executor, device, max_tokens)
-        launch_tokens = measured_launch(executor, max_tokens, executor.vector_width)
+        launch_tokens = measured_launch(executor, max_tokens)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
@@ -77,17 +77,14 @@ def calibrate(
     return Calibration(ForwardBudget(max_tokens, -too_much, per_token, per_row), launch_tokens)
 
 
-def measured_launch(executor: Executor, max_tokens: int, vector_width: int = 0) -> int:
+def measured_launch(executor: PackedExecutor, max_tokens: int) -> int:
     """Return by how many tokens a forward would have to be longer to take twice as long as none.
 
     Taken from the times of a short and of a long forward; at most `max_tokens`.
-
-    Args:
-        vector_width: of the model, see `Model`.
     """
     tokens = max(min(CHUNK_TOKENS, max_tokens), _LEAST_TOKENS)
-    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, vector_width))
-    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, vector_width))
+    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, executor.vector_width))
+    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, executor.vector_width))
     s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
     if s_per_token * max_tokens <= short_s:
         return max_tokens

@@ -41,13 +41,15 @@ class PackedExecutor:
     ) -> None:
         self._model = model
         self._way = attention
-        self._reader: LabelReader | VectorReader = LabelReader(
-            model,
-            max_rows=max(1, readout_bytes // (4 * model.vocab_size)),
-            kernels=attention is not AttentionWay.TORCH,
-        )
+        self._reader: LabelReader | VectorReader
         if model.vector_width:
             self._reader = VectorReader(unit_length=model.unit_length)
+        else:
+            self._reader = LabelReader(
+                model,
+                max_rows=max(1, readout_bytes // (4 * model.vocab_size)),
+                kernels=attention is not AttentionWay.TORCH,
+            )
 
     @property
     def asynchronous(self) -> bool:

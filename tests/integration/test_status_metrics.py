@@ -14,7 +14,7 @@ from tests.integration.client import Client, Json, score_body
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-BODY = score_body(1, 40, [3, 7, 1])
+BODY = score_body(911, 40, [3, 7, 1])
 PROMPT_TOKENS = 3 * 40 + 11
 COMPUTED_TOKENS = 40 + 11
 

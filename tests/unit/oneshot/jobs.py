@@ -35,6 +35,7 @@ class IdleExecutor:
     """Answers zeros; `on_launch` sees every plan."""
 
     asynchronous = False
+    vector_width = 0
 
     def __init__(self, on_launch: Callable[[ForwardPlan], None] = lambda plan: None) -> None:
         self._on_launch = on_launch
