@@ -38,6 +38,13 @@ class AttentionWay(StrEnum):
     TORCH = "torch"  # dense torch calls, on every device
 
 
+class KnownAnswers(StrEnum):
+    """Whether both paths are compared on a few known prompts at start."""
+
+    ON = "on"  # and packed forwards are not used if they differ
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillOnlyConfig:
     """Knobs of the packed path; every field is a flag ``--prefill-only-<name>``.
@@ -86,6 +93,21 @@ class PrefillOnlyConfig:
             "measures it at start. With more, waiting requests share larger forwards.",
         },
     )
+    gather_rows: int = field(
+        default=64,
+        metadata={
+            "help": "Prompts of small concurrent requests that travel to the scheduler together, "
+            "at most; 1 sends every request on its own."
+        },
+    )
+    gather_ms: int = field(
+        default=10,
+        metadata={
+            "least": 0,
+            "help": "For how long (ms) a small request waits for others at most, while those "
+            "before it are being served. Where none is, it never waits.",
+        },
+    )
     prefix_caching: PrefixCaching = field(
         default=PrefixCaching.REPEATED,
         metadata={
@@ -98,6 +120,13 @@ class PrefillOnlyConfig:
         metadata={
             "help": "How attention is computed: auto (by device and shape), fused (one Triton "
             "kernel), merge (two, joined by log-sum-exp), or torch."
+        },
+    )
+    known_answers: KnownAnswers = field(
+        default=KnownAnswers.ON,
+        metadata={
+            "help": "Whether packed forwards are compared with SGLang's own on a few known prompts "
+            "at start, and not used if they differ: on or off."
         },
     )
     max_queued_tokens: int = field(

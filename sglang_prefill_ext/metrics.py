@@ -32,9 +32,12 @@ class FrontendMetrics:
         if prometheus_labels is not None:
             self._exported = _prometheus_counters(tuple(prometheus_labels))
 
-    def record_packed(self, rows: PackedRows, forwards: int, tokens_computed: int) -> None:
+    def record_packed(self) -> None:
         """Count one request answered on the packed path."""
         self._count_request("packed")
+
+    def record_work(self, rows: PackedRows, forwards: int, tokens_computed: int) -> None:
+        """Count what answering one packed message took; it may hold the rows of many requests."""
         amounts = {
             "items": rows.num_rows,
             "forwards": forwards,

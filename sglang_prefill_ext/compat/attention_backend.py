@@ -22,7 +22,7 @@ class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
 class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
     """Attention over a packed layout; writes no KV slot, whatever `save_kv_cache` says.
 
-    Nothing reads the last layer's output but at the read positions, so only these leave its
+    Where nothing reads the last layer's output but at some positions, only these leave its
     attention; output projection, MLP and final norm then run on one token a row.
 
     Args:
@@ -46,8 +46,9 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        if layer.layer_id == self._last_layer:
-            read_at, stream = forward_batch.read_at, forward_batch.residual_stream
+        read_at = forward_batch.read_at
+        if layer.layer_id == self._last_layer and read_at is not None:
+            stream = forward_batch.residual_stream
             q = q[read_at]
             stream.write(stream.residual[read_at])
         out: Tensor = forward_batch.attend(

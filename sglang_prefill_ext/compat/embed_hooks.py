@@ -1,12 +1,10 @@
-"""Hook in SGLang's front-end processes: embedding calls take the packed path."""
+"""Embedding calls of SGLang's front-end processes take the packed path."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
-
-from sglang.srt.managers.io_struct import EmbeddingReqInput
 
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
@@ -22,52 +20,53 @@ _ATTRIBUTE = "_prefill_only_embedding"
 _FINISHED = {"type": "length", "length": 0}
 
 
-def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> None:
-    """Let `generate_request` of a manager take the packed path, beside its scoring calls."""
+def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> EmbedFrontend:
+    """Let embedding calls of a manager take the packed path, beside its scoring calls."""
     frontend = EmbedFrontend(
         link,
         scoring.exchange,
+        scoring.config,
         scoring.metrics,
         vocab_size=embedding_rows(manager),
         has_tokenizer=manager.tokenizer is not None,
     )
     setattr(manager, _ATTRIBUTE, frontend)
+    return frontend
 
 
-def generate_request(
-    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
-) -> AsyncIterator[Any]:
-    """AROUND `TokenizerManager.generate_request`, an asynchronous generator."""
-    frontend: EmbedFrontend | None = getattr(manager, _ATTRIBUTE, None)
-    if frontend is None or not isinstance(obj, EmbeddingReqInput):
-        return original(manager, obj, request)
-    return _embed(original, manager, frontend, obj, request)
+async def packed_vectors(
+    manager: Any, call: EmbedCall, request: Any, frontend: EmbedFrontend
+) -> Embedded:
+    """Serve a call on the packed path.
+
+    Raises:
+        StockPathTaken: SGLang is to serve it.
+        ValueError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+    """
+    headers = getattr(request, "headers", None) or {}
+    if opted_out(headers):
+        raise StockPathTaken("opted_out")
+    with counted(frontend.metrics, request):
+        manager._validate_for_matryoshka_dim(call)
+        options = options_of(headers, now_ms=time.time() * 1e3)
+        return await frontend.embed(call, options, request)
 
 
-async def _embed(
-    original: Callable[..., AsyncIterator[Any]],
-    manager: Any,
-    frontend: EmbedFrontend,
-    obj: Any,
-    request: Any,
+async def embed(
+    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any
 ) -> AsyncIterator[Any]:
     """Yield the one answer of a packed call, or whatever stock yields.
 
     Raises:
-        RequestError: the request is wrong (HTTP 400).
-        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+        ValueError, PrefillExtError: see `packed_vectors`.
     """
+    frontend: EmbedFrontend = getattr(manager, _ATTRIBUTE)
     begin_s = time.perf_counter()
-    headers = getattr(request, "headers", None) or {}
     try:
-        if opted_out(headers):
-            raise StockPathTaken("opted_out")
-        with counted(frontend.metrics, request):
-            call = frontend.call_of(obj)
-            obj.normalize_batch_and_arguments()
-            manager._validate_for_matryoshka_dim(obj)
-            options = options_of(headers, now_ms=time.time() * 1e3)
-            embedded = await frontend.embed(call, options, request)
+        call = frontend.call_of(obj)
+        obj.normalize_batch_and_arguments()
+        embedded = await packed_vectors(manager, call, request, frontend)
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         async for answer in original(manager, obj, request):

@@ -9,8 +9,9 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
-from sglang_prefill_ext.compat import embed_hooks, http
+from sglang_prefill_ext.compat import embed_hooks, http, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
+from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
@@ -34,15 +35,21 @@ def attach_frontend(_result: None, manager: Any) -> None:
     link = TokenizerManagerLink(manager)
     frontend = _build_frontend(manager, link, config)
     setattr(manager, _ATTRIBUTE, frontend)
+    app = http.application()
     if not manager.is_generation:
-        embed_hooks.attach(manager, link, frontend)
+        embedding = embed_hooks.attach(manager, link, frontend)
+        if app is not None:
+            shorten_embeddings(app, manager, embedding)
+    elif manager.tokenizer is not None:
+        token_hooks.attach(manager, frontend)
 
     def on_result(message: PackedRowsResult) -> None:
         frontend.exchange.deliver(message.rid, message)
 
     manager._result_dispatcher._mapping[PackedRowsResult] = on_result
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
-    http.add_routes(frontend, link)
+    if app is not None:
+        http.add_routes(app, frontend, link)
 
 
 async def score_request(

@@ -44,10 +44,11 @@ class TokenizerManagerLink:
     def abort(self, rid: str) -> None:
         self._manager._dispatch_to_scheduler(AbortReq(rid=rid))
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[list[int]]:
         tokenizer = self._manager.tokenizer
         if not getattr(tokenizer, "is_fast", False):
-            return [tokenizer.encode(text) for text in texts]
+            pairs = ((text,) if isinstance(text, str) else text for text in texts)
+            return [tokenizer.encode(*pair) for pair in pairs]
         encoded = tokenizer(list(texts), return_attention_mask=False, return_token_type_ids=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids

@@ -20,24 +20,29 @@ from sglang_prefill_ext.patching import engine
 STATUS_PATH = "/prefill_only/status"
 EXPLAIN_PATH = "/prefill_only/explain"
 
+_SERVER = "sglang.srt.entrypoints.http_server"
+
 # Entry of an ASGI scope that asks for an explanation, and holds it once the request was served.
 _EXPLANATION = "prefill_only_explanation"
 
 
-def add_routes(frontend: ScoreFrontend, link: TokenizerManagerLink) -> None:
-    """Add our routes, if this process serves HTTP at all.
+def application() -> Any:
+    """Return SGLang's HTTP application; None if this process serves no HTTP.
 
     The module is looked up, not imported: an offline `Engine` never loads it.
     """
-    server = sys.modules.get("sglang.srt.entrypoints.http_server")
-    if server is None:
-        return
-    app: Any = server.app
+    server: Any = sys.modules.get(_SERVER)
+    return None if server is None else server.app
+
+
+def add_routes(app: Any, frontend: ScoreFrontend, link: TokenizerManagerLink) -> None:
+    """Add our routes to SGLang's HTTP application."""
 
     async def status() -> dict[str, Any]:
         return await _status(frontend, link)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
+    server: Any = sys.modules[_SERVER]
     like_score = [Depends(server.validate_json_request)]
     app.add_api_route(EXPLAIN_PATH, _explain, methods=["POST"], dependencies=like_score)
 

@@ -89,8 +89,13 @@ async def answer_errors(
     """
     response = await original(serving, request, raw_request)
     error: HTTPException | None = getattr(raw_request, "scope", {}).get(_ERROR)
-    if error is None:
-        return response
+    return response if error is None else error_response(serving, error)
+
+
+def error_response(serving: Any, error: HTTPException | ValueError) -> Any:
+    """Return the answer to a request that ends with an error, as an OpenAI route gives it."""
+    if isinstance(error, ValueError):
+        return serving.create_error_response(str(error))
     status = error.status_code
     answer = serving.create_error_response(error.detail, str(status), status)
     answer.headers.update(error.headers or {})

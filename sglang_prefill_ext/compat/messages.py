@@ -29,6 +29,9 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     deadline_ms: float | None = None
     keep_prefix: bool = False
     vector_width: int = 0
+    read_lens: bytes = b""
+    prefix_reads: int = 0
+    num_best: int = 0
 
     @classmethod
     def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
@@ -44,6 +47,9 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             deadline_ms=options.deadline_ms,
             keep_prefix=options.keep_prefix,
             vector_width=rows.vector_width,
+            read_lens=rows.read_lens.tobytes(),
+            prefix_reads=rows.prefix_reads,
+            num_best=rows.num_best,
         )
 
     def rows(self, whole_width: int) -> PackedRows:
@@ -64,6 +70,9 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             from_bytes(self.label_lens),
             self.normalised,
             width,
+            from_bytes(self.read_lens),
+            self.prefix_reads,
+            self.num_best,
         )
 
     # What the data-parallel controller reads of a request when it chooses a replica.

@@ -60,7 +60,7 @@ class SglangModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        read_at: Tensor,
+        read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
     ) -> Tensor:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.distributed import ReduceOp
-
 from sglang_prefill_ext.compat.activation import config_of
-from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.messages import (
     PackedExpireReq,
     PackedRowsReq,
-    PackedRowsResult,
     PackedStatusReq,
     PackedStatusResult,
 )
-from sglang_prefill_ext.compat.model import model_of
 from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
-from sglang_prefill_ext.compat.radix import prefix_cache_of
+from sglang_prefill_ext.compat.runtime_setup import set_up_runtime
 from sglang_prefill_ext.compat.scheduler_status import status_of
-from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
-from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
-from sglang_prefill_ext.oneshot.job import Job, JobResult
-from sglang_prefill_ext.oneshot.policy import policy_of
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
-
-logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_prefill_only"
 
@@ -46,7 +30,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     config = config_of(scheduler.server_args)
     if config is None:
         return
-    runtime, whole_width = _build_runtime(scheduler, config)
+    runtime, whole_width, verdict = set_up_runtime(scheduler, config)
     work = _process_work = packed_work(scheduler, runtime, config)
     setattr(scheduler, _ATTRIBUTE, work)
 
@@ -65,7 +49,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         work.show_queue()
 
     def on_status(message: PackedStatusReq) -> PackedStatusResult:
-        status = status_of(scheduler, work, config)
+        status = status_of(scheduler, work, config, verdict)
         return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
     handlers = {
@@ -147,42 +131,3 @@ def add_packed_load(load: Any, _inquirer: Any) -> Any:
         load.num_waiting_reqs += _process_work.runtime.waiting_jobs
         load.num_total_tokens += _process_work.runtime.waiting_load.tokens
     return load
-
-
-def _build_runtime(scheduler: Any, config: PrefillOnlyConfig) -> tuple[PackedRuntime, int]:
-    """Return the runtime, and how wide the model's vectors are (see `Model`)."""
-    sender = scheduler.ipc_channels.send_to_tokenizer
-
-    def answer(job: Job, result: JobResult) -> None:
-        sender.send_output(PackedRowsResult.of(result), job.reply_to)
-
-    reason = declined_reason(scheduler)
-    if reason:
-        logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
-        nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
-        return PackedRuntime(None, answer, nothing_runs, declined_reason=reason), 1
-    executor, measured = _build_executor(scheduler, config)
-    policy = policy_of(config, measured.budget, measured.launch_tokens)
-    cache = prefix_cache_of(scheduler, config)
-    return PackedRuntime(executor, answer, policy, cache=cache), executor.vector_width
-
-
-def _build_executor(
-    scheduler: Any, config: PrefillOnlyConfig
-) -> tuple[PackedExecutor, Calibration]:
-    stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
-    model = model_of(scheduler.tp_worker.model_runner, stream)
-    executor = PackedExecutor(
-        model,
-        readout_bytes=config.readout_chunk_mib << 20,
-        attention=resolve_attention(config.attention, model),
-    )
-
-    def largest_of_all_ranks(numbers: list[int]) -> list[int]:
-        tensor = torch.tensor(numbers)
-        torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
-        return tensor.tolist()
-
-    measured = calibrate(executor, model.device, config.max_forward_tokens, largest_of_all_ranks)
-    logger.info("Prefill-only serving: measured %s", measured)
-    return executor, measured

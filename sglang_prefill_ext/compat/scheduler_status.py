@@ -9,16 +9,25 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.compat.packed_work import PackedWork
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.oneshot.known_answers import Verdict
+from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.patching import engine
 
 
-def status_of(scheduler: Any, work: PackedWork, config: PrefillOnlyConfig) -> dict[str, Any]:
-    """Return one scheduler's part of the status page, ready for JSON."""
+def status_of(
+    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, verdict: Verdict | None
+) -> dict[str, Any]:
+    """Return one scheduler's part of the status page, ready for JSON.
+
+    Args:
+        verdict: on the known prompts; None where they were not asked.
+    """
     runtime = work.runtime
     return {
         "dp_rank": get_parallel().dp_rank or 0,
         "packed": not runtime.declined_reason,
         "declined_reason": runtime.declined_reason or None,
+        "known_answers": _known_answers(runtime, verdict),
         "order": config.order,
         "forward_budget": asdict(runtime.policy.budget),
         "launch_tokens": runtime.policy.launch_tokens,
@@ -31,6 +40,12 @@ def status_of(scheduler: Any, work: PackedWork, config: PrefillOnlyConfig) -> di
         "memory": _memory(scheduler),
         "patches": [state.as_dict() for state in engine.states()],
     }
+
+
+def _known_answers(runtime: PackedRuntime, verdict: Verdict | None) -> dict[str, object]:
+    if verdict is not None:
+        return verdict.as_dict()
+    return {"verdict": "declined" if runtime.declined_reason else "off"}
 
 
 def _memory(scheduler: Any) -> dict[str, int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_prefill_ext.frontend.pairs import text_pairs
+
 # Fields that change what is computed; a call that sets one of them is not packed (yet).
 _UNPACKED_FIELDS = {
     "image_data": "multimodal",
@@ -19,7 +21,6 @@ _UNPACKED_FIELDS = {
     "decision_layout": "token_positions",
 }
 _UNPACKED_SWITCHES = {
-    "is_cross_encoder_request": "cross_encoder",
     "return_pooled_hidden_states": "pooled_hidden_states",
     "return_prompt_token_ids": "unusual_input",
 }
@@ -32,7 +33,7 @@ class EmbedCall:
     """What a vector is wanted of.
 
     Attributes:
-        prompts: texts, or token ids.
+        prompts: texts, pairs of texts that are encoded together, or token ids.
         is_single: one prompt that did not come as a list; its answer is no list either.
         dimensions: leading numbers of each vector; None for all.
     """
@@ -43,7 +44,7 @@ class EmbedCall:
 
     @property
     def is_text(self) -> bool:
-        return isinstance(self.prompts[0], str)
+        return isinstance(self.prompts[0], (str, tuple))
 
 
 def ineligible_embed_reason(request: Any) -> str | None:
@@ -73,6 +74,8 @@ def embed_call_of(request: Any) -> EmbedCall:
 
 def _prompts_of(request: Any) -> list[Any]:
     """The prompts as a list; empty where they are none that can be packed."""
+    if request.is_cross_encoder_request:
+        return text_pairs(request.text)
     if isinstance(request.text, str):
         return [request.text]
     if isinstance(request.text, list):

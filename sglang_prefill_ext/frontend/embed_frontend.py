@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import PackedForwardError, RequestError
 from sglang_prefill_ext.frontend.embed_call import (
     EmbedCall,
     embed_call_of,
     ineligible_embed_reason,
 )
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.pack import pack_rows
+from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, pack_prompts
+from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows, int_array
+from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Float32Array, Int32Array
 
-# Calls with more prompt tokens than this are packed in a worker thread.
+T = TypeVar("T")
+
+# Calls with more prompt tokens than this are read in a worker thread.
 _INLINE_TOKENS = 20_000
-
-_NO_LABELS = int_array([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,16 @@ class Embedded:
     prompt_tokens: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the calls of one batch have in common; two with deadlines never have."""
+
+    options: RequestOptions
+    vector_width: int
+
+
 class EmbedFrontend:
-    """Serves eligible calls for vectors.
+    """Serves eligible calls for vectors; concurrent ones share packed requests.
 
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
@@ -49,6 +62,7 @@ class EmbedFrontend:
         self,
         link: SchedulerLink,
         exchange: PackedExchange,
+        config: PrefillOnlyConfig,
         metrics: FrontendMetrics,
         *,
         vocab_size: int,
@@ -60,6 +74,10 @@ class EmbedFrontend:
         self._vocab_size = vocab_size
         self._has_tokenizer = has_tokenizer
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-only-embed")
+        self._most_gathered = config.gather_rows
+        most, wait_s = config.gather_rows, config.gather_ms / 1e3
+        self._texts = Gatherer(self._encode, max_items=most, max_wait_s=wait_s)
+        self._prompts = Gatherer(self._vectors, max_items=most, max_wait_s=wait_s)
 
     def call_of(self, request: Any) -> EmbedCall:
         """Read an `EmbeddingReqInput`.
@@ -67,16 +85,13 @@ class EmbedFrontend:
         Raises:
             StockPathTaken: it is not eligible.
         """
-        reason = self._exchange.declined_reason or ineligible_embed_reason(request)
-        if reason is None:
-            call = embed_call_of(request)
-            if self._has_tokenizer or not call.is_text:
-                return call
-            reason = "no_tokenizer"
-        raise StockPathTaken(reason)
+        reason = ineligible_embed_reason(request)
+        if reason is not None:
+            raise StockPathTaken(reason)
+        return embed_call_of(request)
 
     async def embed(self, call: EmbedCall, options: RequestOptions, request: Any) -> Embedded:
-        """Serve a call with one packed request.
+        """Serve a call.
 
         Args:
             request: of the client, see `PackedExchange.ask`.
@@ -85,25 +100,83 @@ class EmbedFrontend:
             RequestError: the call is wrong.
             StockPathTaken, PrefillExtError: see `PackedExchange.ask`.
         """
-        async with self._exchange.admitted(options):
-            rows = await self._pack(call)
-            answer = await self._exchange.ask(rows, options, request)
-        self.metrics.record_packed(rows, answer.forwards, answer.tokens_computed)
-        vectors = answer.row_values().reshape(rows.num_rows, -1).tolist()
-        return Embedded(vectors, (rows.suffix_lens + rows.prefix_len).tolist())
+        if self._exchange.declined_reason:
+            raise StockPathTaken(self._exchange.declined_reason)
+        prompts = await self._token_ids(call, request)
+        self._exchange.require_fitting(max(map(len, prompts)))
+        kind = _Kind(options, call.dimensions or WHOLE_VECTOR)
+        vectors = await self._prompts.ask(kind, prompts, request)
+        self.metrics.record_packed()
+        return Embedded([vector.tolist() for vector in vectors], list(map(len, prompts)))
 
-    async def _pack(self, call: EmbedCall) -> PackedRows:
-        if call.is_text or sum(map(len, call.prompts)) > _INLINE_TOKENS:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._worker, self._encode_and_pack, call)
-        return self._encode_and_pack(call)
+    async def _token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
+        if call.is_text:
+            if not self._has_tokenizer:
+                raise StockPathTaken("no_tokenizer")
+            # Texts and pairs of texts are not mixed in one call of the tokenizer.
+            pairs = isinstance(call.prompts[0], tuple)
+            return await self._texts.ask(pairs, call.prompts, request)
+        if sum(map(len, call.prompts)) > _INLINE_TOKENS:
+            return await self._in_worker(self._checked, call.prompts, "input_ids")
+        return self._checked(call.prompts, "input_ids")
 
-    def _encode_and_pack(self, call: EmbedCall) -> PackedRows:
-        ids = self._link.encode(call.prompts) if call.is_text else call.prompts
-        return pack_rows(
-            ids,
-            (_NO_LABELS, _NO_LABELS),
-            self._vocab_size,
-            field="text" if call.is_text else "input_ids",
-            vector_width=call.dimensions or WHOLE_VECTOR,
-        )
+    async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Int32Array | Exception]:
+        """Encode the texts of several calls in one call of the tokenizer, off the event loop."""
+
+        def encode() -> list[Int32Array | Exception]:
+            return [self._or_error(ids) for ids in self._link.encode(texts)]
+
+        return await self._in_worker(encode)
+
+    def _or_error(self, ids: list[int]) -> Int32Array | Exception:
+        try:
+            (checked,) = self._checked([ids], "text")
+        except RequestError as error:
+            return error
+        return checked
+
+    def _checked(self, prompts: Sequence[list[int]], field: str) -> list[Int32Array]:
+        if not all(prompts):
+            check_prompt([], self._vocab_size, field=field)
+        return [flatten_ids([prompt], self._vocab_size, field=field) for prompt in prompts]
+
+    async def _in_worker(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *args)
+
+    async def _vectors(
+        self, kind: _Kind, prompts: list[Int32Array]
+    ) -> Sequence[Float32Array | Exception]:
+        """Ask the scheduler for the vectors of several calls."""
+        async with self._exchange.admitted(kind.options):
+            groups = pack_prompts(prompts, kind.vector_width)
+            asked = (self._group_vectors(kind, prompts, group) for group in groups)
+            found = await asyncio.gather(*asked)
+        answers: dict[int, Float32Array | Exception] = {}
+        for group, vectors in zip(groups, found, strict=True):
+            answers.update(zip(group.members, vectors, strict=True))
+        return [answers[number] for number in range(len(prompts))]
+
+    async def _group_vectors(
+        self, kind: _Kind, prompts: list[Int32Array], group: PromptGroup
+    ) -> Sequence[Float32Array | Exception]:
+        """The vectors of one packed request, or why there are none."""
+        try:
+            answer = await self._exchange.ask(group.rows, kind.options, None)
+        except PackedForwardError as error:
+            if len(group.members) == 1 or len(prompts) >= self._most_gathered:
+                return [error] * len(group.members)
+            return await self._one_by_one(kind, [prompts[each] for each in group.members])
+        except Exception as error:
+            return [error] * len(group.members)
+        self.metrics.record_work(group.rows, answer.forwards, answer.tokens_computed)
+        return list(answer.row_values().reshape(len(group.members), -1))
+
+    async def _one_by_one(
+        self, kind: _Kind, prompts: list[Int32Array]
+    ) -> Sequence[Float32Array | Exception]:
+        """Find out which of the prompts fails on its own; the others shall not suffer."""
+        answers: list[Float32Array | Exception] = []
+        for prompt in prompts:
+            (alone,) = pack_prompts([prompt], kind.vector_width)
+            answers += await self._group_vectors(kind, [prompt], alone)
+        return answers

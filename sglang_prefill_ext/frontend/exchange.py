@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -16,12 +16,10 @@ from sglang_prefill_ext.errors import (
     RequestAbortedError,
     ServerBusyError,
 )
+from sglang_prefill_ext.frontend.connection import outcome_while_connected
 from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import PackedRows
-
-# How often a waiting call looks whether its client is still there.
-_DISCONNECT_POLL_S = 1.0
 
 
 class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
@@ -70,7 +68,7 @@ class PackedExchange:
         """Send one message and await its answer; call it while `admitted`.
 
         Args:
-            request: of the client, with an `is_disconnected`; None if it cannot leave.
+            request: of the client, see `outcome_while_connected`.
 
         Raises:
             StockPathTaken: the rows do not fit a forward, or the scheduler declines them.
@@ -79,22 +77,28 @@ class PackedExchange:
             ServerBusyError: too much waits already.
             DeadlineExceededError: the deadline of `options` could not be met.
         """
-        self._require_fitting(rows)
+        self.require_fitting(_longest_row(rows), prefix_tokens=rows.prefix_len)
         answer = await self._round_trip(rows, options, request)
         if answer.status == "declined":
             self.decline(answer.message)
             raise StockPathTaken(answer.message)
         if answer.status == "unfit":
+            if rows.reads_row_ends:  # else it may be the reads that are too many
+                self._max_row_tokens = min(self._max_row_tokens, _longest_row(rows) - 1)
             raise StockPathTaken("row_over_budget")
         if answer.status != "ok":
             raise _unhappy_end(answer)
         return answer
 
-    def _require_fitting(self, rows: PackedRows) -> None:
-        longest = int(rows.suffix_lens.max())
-        if rows.prefix_len + longest > self._link.longest_prompt():
+    def require_fitting(self, row_tokens: int, *, prefix_tokens: int = 0) -> None:
+        """Check the longest row of a request, whose prefix the other rows have in common.
+
+        Raises:
+            StockPathTaken: no forward, or not even the model takes so many tokens.
+        """
+        if prefix_tokens + row_tokens > self._link.longest_prompt():
             raise StockPathTaken("prompt_too_long")
-        if longest > self._max_row_tokens:
+        if row_tokens > self._max_row_tokens:
             raise StockPathTaken("row_over_budget")
 
     async def _round_trip(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
@@ -102,7 +106,7 @@ class PackedExchange:
         future = self._pending[rid] = asyncio.get_running_loop().create_future()
         try:
             self._link.send(rid, rows, options)
-            return await _wait_while_connected(future, getattr(request, "is_disconnected", None))
+            return await outcome_while_connected(future, request)
         finally:
             del self._pending[rid]
             if future.cancelled() or not future.done():
@@ -121,17 +125,8 @@ async def _by(deadline_ms: float | None, admission: Awaitable[object]) -> None:
         ) from error
 
 
-async def _wait_while_connected(
-    future: asyncio.Future[Answer], is_disconnected: Callable[[], Awaitable[bool]] | None
-) -> Answer:
-    if is_disconnected is None:
-        return await future
-    while True:
-        done, _ = await asyncio.wait((future,), timeout=_DISCONNECT_POLL_S)
-        if done:
-            return future.result()
-        if await is_disconnected():
-            raise RequestAbortedError("The client disconnected before the answer was ready.")
+def _longest_row(rows: PackedRows) -> int:
+    return int(rows.suffix_lens.max())
 
 
 def _unhappy_end(answer: Answer) -> PrefillExtError:

@@ -36,8 +36,8 @@ class SchedulerLink(Protocol):
 
     def abort(self, rid: str) -> None: ...
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode all texts in one call, as the stock path would encode each."""
+    def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[list[int]]:
+        """Encode all texts, or all pairs of texts, as the stock path would encode each."""
         ...
 
     def longest_prompt(self) -> int:

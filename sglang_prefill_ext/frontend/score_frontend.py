@@ -79,7 +79,8 @@ class ScoreFrontend:
             rows = await self._pack(call, labels)
             rows = replace(rows, normalised=_needs_vocabulary(call))
             answer = await self.exchange.ask(rows, options, call.request)
-        self.metrics.record_packed(rows, answer.forwards, answer.tokens_computed)
+        self.metrics.record_packed()
+        self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         return _scored(answer, rows, call)
 
     def check_limits(self, call: ScoreCall) -> None:

@@ -85,7 +85,7 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 
     progress(f"training a tokenizer of {VOCABULARY} tokens")
-    tokenizer = train_tokenizer(VOCABULARY, CONTEXT_LENGTH)
+    tokenizer = train_tokenizer(VOCABULARY, CONTEXT_LENGTH, reranker=preset.reranker)
     progress("drawing random weights")
     model = weights.build_model(preset, tokenizer, seed)
     if preset.weights != "default":

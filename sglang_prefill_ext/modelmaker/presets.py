@@ -31,6 +31,7 @@ class Preset:
         dtype: of the saved weights.
         weights: how they come about.
         classes: numbers that a head for sequence classification gives; 0 for a language model.
+        reranker: whether its tokenizer is that of a decoder reranker, see `train_tokenizer`.
     """
 
     summary: str
@@ -39,6 +40,7 @@ class Preset:
     dtype: str = "float32"
     weights: Weights = "spread"
     classes: int = 0
+    reranker: bool = False
 
 
 def _shape(
@@ -89,6 +91,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "classifier-llama": Preset(
             "Llama with a head of three classes", "llama", _shape(**_FAMILY), classes=3
+        ),
+        "reranker": Preset(
+            "Qwen3 that SGLang serves as a reranker: it is asked for yes or no",
+            "qwen3",
+            _shape(**_FAMILY),
+            reranker=True,
         ),
         "qwen3-moe": Preset(
             "Qwen3 mixture of experts, two of four experts per token",

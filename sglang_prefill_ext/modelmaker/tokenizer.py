@@ -1,5 +1,7 @@
 """Byte-level BPE tokenizers, trained on the spot."""
 
+from itertools import chain, repeat
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,8 +19,26 @@ CHAT_TEMPLATE = (
     f"{{% if add_generation_prompt %}}{TURN_START}assistant\n{{% endif %}}"
 )
 
+RERANKER_TEMPLATE = (
+    f"{TURN_START}system\n"
+    "Judge whether the document answers the query in the way that the instruction asks for. "
+    f'The answer can only be "yes" or "no".{TURN_END}\n'
+    f"{TURN_START}user\n"
+    'Instruction: {{ instruct | default("Find documents that answer the query.") }}\n'
+    "Query: {{ messages[0].content }}\n"
+    f"Document: {{{{ messages[1].content }}}}{TURN_END}\n"
+    f"{TURN_START}assistant{{{{ '\\n' }}}}"
+)
+"""SGLang knows a reranker by the sentence about the answer. Jinja drops a newline at the end."""
 
-def train_tokenizer(vocabulary: int, context_length: int) -> PreTrainedTokenizerFast:
+_ANSWERS = ("yes", "no")
+_ANSWER_LINES = 1_000
+"""How often each is in the training text: enough for a token of its own."""
+
+
+def train_tokenizer(
+    vocabulary: int, context_length: int, *, reranker: bool = False
+) -> PreTrainedTokenizerFast:
     """A fast tokenizer of exactly `vocabulary` tokens, the same on every call.
 
     All 256 bytes are in its alphabet, so any Unicode string comes back unchanged from
@@ -29,6 +49,8 @@ def train_tokenizer(vocabulary: int, context_length: int) -> PreTrainedTokenizer
     Args:
         vocabulary: number of tokens, specials included; the corpus yields up to about 20,000.
         context_length: tokens that the model accepts; only recorded.
+        reranker: the chat template is `RERANKER_TEMPLATE`, and "yes" and "no", with which an
+            answer begins, are single tokens.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,7 +61,8 @@ def train_tokenizer(vocabulary: int, context_length: int) -> PreTrainedTokenizer
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(corpus.lines(), trainer)
+    answers = chain.from_iterable(repeat(_ANSWERS, _ANSWER_LINES if reranker else 0))
+    bpe.train_from_iterator(chain(corpus.lines(), answers), trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD_TOKEN,
@@ -47,7 +70,7 @@ def train_tokenizer(vocabulary: int, context_length: int) -> PreTrainedTokenizer
         additional_special_tokens=[TURN_START],
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=RERANKER_TEMPLATE if reranker else CHAT_TEMPLATE,
     )
     assert len(tokenizer) == vocabulary, f"the corpus yields only {len(tokenizer)} tokens"
     label_ids(tokenizer)

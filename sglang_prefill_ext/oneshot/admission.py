@@ -34,7 +34,7 @@ class QueueLoad:
 
 def load_of(rows: PackedRows) -> QueueLoad:
     """Return the load of a request that just came; looks at lengths only."""
-    numbers = len(rows.tokens) + 2 * rows.num_rows + rows.num_values
+    numbers = len(rows.tokens) + 2 * rows.num_reads + rows.num_values
     return QueueLoad(len(rows.tokens), rows.num_rows, numbers * rows.tokens.itemsize)
 
 

@@ -52,12 +52,12 @@ class ForwardBudget:
         """Temporary memory that the model expects, in bytes."""
         return self.bytes_per_token * tokens + self.bytes_per_row * rows
 
-    @property
-    def longest_chunk(self) -> int:
-        """Most tokens of a forward that reads no row."""
-        if not self.bytes_per_token:
+    def longest_chunk(self, *, all_read: bool) -> int:
+        """Most tokens of a forward that has no row, and reads nothing or every token."""
+        bytes_per_token = self.num_bytes(1, int(all_read))
+        if not bytes_per_token:
             return self.max_tokens
-        return min(self.max_tokens, self.max_bytes // self.bytes_per_token)
+        return min(self.max_tokens, self.max_bytes // bytes_per_token)
 
     @property
     def longest_row(self) -> int:

@@ -28,17 +28,17 @@ def choose_jobs(
         join_tokens: jobs join only up to so many tokens.
     """
     chosen: list[Job] = []
-    tokens = rows = 0
+    tokens = reads = 0
     prefixes = set()
     for job in _in_turn(queue):
         piece = job.piece
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
-        tokens, rows = tokens + added, rows + piece.num_rows
+        tokens, reads = tokens + added, reads + piece.num_reads
         if chosen and (
             job.alone
             or tokens > join_tokens
-            or not budget.fits(tokens, rows)
+            or not budget.fits(tokens, reads)
             or len(chosen) * added > launch_tokens * (len(queue) - len(chosen))
         ):
             break

@@ -14,12 +14,15 @@ from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | None]:
     """Leave out rows whose tokens an earlier row of the request has.
 
-    A remaining row is asked for the labels of all rows that it stands for.
+    A remaining row is asked for the labels of all rows that it stands for. Requests that read more
+    than the ends of rows are left as they are.
 
     Returns:
         The distinct rows in order of first appearance, and the place in their answer of every
         value of the full answer, int64 ``[rows.num_values]``; None if all rows are distinct.
     """
+    if not rows.reads_row_ends:
+        return rows, None
     ends = np.cumsum(rows.suffix_lens, dtype=np.int64) * rows.tokens.itemsize
     suffixes = rows.tokens[rows.prefix_len :].tobytes()
     cuts = [0, *ends.tolist()]
@@ -56,7 +59,7 @@ def _labels(
 ) -> tuple[Int32Array, Int32Array, NDArray[np.int64]]:
     """Return label ids and label counts of the distinct rows, and the places of all values."""
     if rows.shared_labels:
-        each = rows.values_per_row
+        each = rows.values_per_read
         places = (number_of[:, None] * each + np.arange(each)).ravel()
         return rows.label_ids, rows.label_lens, places
     by_row = np.argsort(np.repeat(number_of, rows.label_lens), kind="stable")

@@ -79,14 +79,19 @@ class PackedExecutor:
         layout, model = plan.layout, self._model
         with model.stream():
             attention = self._attention(layout)
+            ends_only = layout.reads_row_ends
+            reads = layout.last_layer_queries() if ends_only else layout.read_positions()
             arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
-            arrays += [layout.positions(), layout.last_layer_queries(), *attention.host_arrays()]
-            tokens, positions, reads, *rest = upload(arrays, model.device)
+            arrays += [layout.positions(), reads, *attention.host_arrays()]
+            tokens, positions, read_at, *rest = upload(arrays, model.device)
             attention.bind(rest)
-            attend = LayerAttention(plan, attention, held, stores, model.last_layer)
-            hidden = model.hidden_states(tokens, positions, reads, _row_lens(layout), attend)
-            values = self._reader.read(hidden[: layout.num_rows], plan)
-            return ForwardCompletion(values, attend.kept)
+            shortened = model.last_layer if ends_only else None
+            attend = LayerAttention(plan, attention, held, stores, shortened)
+            hidden = model.hidden_states(
+                tokens, positions, read_at if ends_only else None, _row_lens(layout), attend
+            )
+            hidden = hidden[: plan.num_reads] if ends_only else hidden[read_at]
+            return ForwardCompletion(self._reader.read(hidden, plan), attend.kept)
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model

@@ -37,7 +37,7 @@ class LayerAttention:
     Args:
         held: per group the source of its held prefix.
         stores: per group where the first tokens of its fresh prefix are stored.
-        last_layer: see `Model`.
+        shortened: the layer, if any, that is asked for the ends of rows only.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class LayerAttention:
         attention: Attention,
         held: Sequence[PrefixSource | None],
         stores: Sequence[PrefixTransaction | None],
-        last_layer: int,
+        shortened: int | None,
     ) -> None:
         self.kept = [HeldPrefix() if hold else None for hold in plan.hold]
         """Per group what is left for the request's next forward."""
         self._attention = attention
         self._held = held
         self._stores = stores
-        self._last_layer = last_layer
+        self._shortened = shortened
         spans = zip(plan.layout.group_starts().tolist(), plan.layout.groups, strict=True)
         self._fresh = [slice(start, start + span.fresh) for start, span in spans]
 
@@ -67,5 +67,5 @@ class LayerAttention:
             if store is not None:
                 some = slice(fresh.start, fresh.start + store.stored)
                 store.store(layer, k[some], v[some])
-        attend = self._attention.read if layer == self._last_layer else self._attention.forward
+        attend = self._attention.read if layer == self._shortened else self._attention.forward
         return attend(q, k, v, scale, before)

@@ -29,6 +29,8 @@ class GroupSpan:
         suffix_lens: int32 `[rows]`, tokens of each row after the prefix, each >= 1. No rows at all
             means a chunk of a prefix that is longer than the token budget; rows without a prefix
             (`held == fresh == 0`) are plain causal prompts.
+        prefix_reads: last tokens of the fresh prefix that are read, too.
+        read_lens: int32 `[rows]`, last tokens of each row that are read, each >= 1; None for one.
 
     Raises:
         PackingError: a length is out of range, or the group has no token in this forward.
@@ -37,6 +39,8 @@ class GroupSpan:
     held: int
     fresh: int
     suffix_lens: NDArray[np.int32]
+    prefix_reads: int = 0
+    read_lens: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         lens = self.suffix_lens
@@ -66,6 +70,17 @@ class GroupSpan:
     @property
     def num_rows(self) -> int:
         return int(self.suffix_lens.size)
+
+    @property
+    def reads_row_ends(self) -> bool:
+        """Whether there is one read a row, at its last token."""
+        return not self.prefix_reads and self.read_lens is None
+
+    def row_reads(self) -> NDArray[np.int64]:
+        """int64 `[rows]`: reads of each row."""
+        if self.read_lens is None:
+            return np.ones(self.num_rows, dtype=np.int64)
+        return self.read_lens.astype(np.int64)
 
     @property
     def num_suffix_tokens(self) -> int:
@@ -112,18 +127,37 @@ class ForwardLayout:
             ]
         )
 
-    def read_positions(self) -> NDArray[np.int64]:
-        """int64 `[rows]`: flat index of each row's last token, where its answer is read."""
+    @property
+    def reads_row_ends(self) -> bool:
+        """Whether there is one read a row, at its last token."""
+        return all(group.reads_row_ends for group in self.groups)
+
+    def row_ends(self) -> NDArray[np.int64]:
+        """int64 `[rows]`: flat index of each row's last token."""
         lens = np.concatenate([group.suffix_lens for group in self.groups])
         last: NDArray[np.int64] = self.row_starts() + lens - 1
         return last
 
-    def last_layer_queries(self) -> NDArray[np.int64]:
-        """int64 `[R]`, R >= 1: tokens whose attention the last layer needs.
+    def read_positions(self) -> NDArray[np.int64]:
+        """int64 `[reads]`: flat index of each token that is read, in the order of the tokens."""
+        if self.reads_row_ends:
+            return self.row_ends()
+        lens, ends = [], []
+        row_ends = np.split(self.row_ends(), np.cumsum([g.num_rows for g in self.groups])[:-1])
+        for start, group, rows in zip(self.group_starts(), self.groups, row_ends, strict=True):
+            lens += [np.array([group.prefix_reads]), group.row_reads()]
+            ends += [np.array([start + group.fresh - 1]), rows]
+        counts = np.concatenate(lens)
+        offsets = np.arange(counts.sum()) - np.repeat(_starts(counts), counts)
+        reads: NDArray[np.int64] = np.repeat(np.concatenate(ends) - counts + 1, counts) + offsets
+        return reads
 
-        The read positions; the first token stands in where a chunk of a prefix has none.
+    def last_layer_queries(self) -> NDArray[np.int64]:
+        """int64 `[R]`, R >= 1: tokens whose attention the last layer needs if `reads_row_ends`.
+
+        The ends of the rows; the first token stands in where a chunk of a prefix has none.
         """
-        return self.read_positions() if self.num_rows else np.zeros(1, np.int64)
+        return self.row_ends() if self.num_rows else np.zeros(1, np.int64)
 
     def positions(self) -> NDArray[np.int64]:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""

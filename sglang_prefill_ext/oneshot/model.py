@@ -33,7 +33,7 @@ class Model(Protocol):
     unit_length: bool
     """Whether these vectors have length 1."""
     last_layer: int
-    """The layer whose attention output is needed at the read positions only."""
+    """The layer whose attention output nothing but the read-out needs."""
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""
@@ -43,13 +43,14 @@ class Model(Protocol):
         self,
         token_ids: Tensor,
         positions: Tensor,
-        read_at: Tensor,
+        read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
     ) -> Tensor:
-        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 read positions.
+        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 positions.
 
-        The vectors ``[R, vector_width]`` instead, where the model makes them.
+        The vectors ``[R, vector_width]`` instead, where the model makes them. With None the
+        states of all tokens, and the attention of `last_layer` is asked for all, too.
         """
         ...
 

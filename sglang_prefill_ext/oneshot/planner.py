@@ -35,10 +35,10 @@ class ForwardPlan:
     Attributes:
         layout: where prefixes and rows lie.
         token_ids: int32 ``[layout.num_tokens]``.
-        label_ids: labels of the rows, row by row in the order of the layout; int32; empty where
-            vectors are read.
-        label_lens: values a row; int32 ``[layout.num_rows]``.
-        normalised: what to read of each row, see `PackedRows`; bool ``[layout.num_rows]``.
+        label_ids: labels of the reads, read by read in the order of the layout; int32; empty
+            where vectors are read.
+        label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
+        normalised, num_best: what to read, see `PackedRows`; bool and int ``[num_reads]``.
         hold: one entry per group: keep the K/V of its prefix for a later forward.
         shares: one entry per piece, in the order in which the pieces were given.
     """
@@ -48,6 +48,7 @@ class ForwardPlan:
     label_ids: Int32Array
     label_lens: Int32Array
     normalised: NDArray[np.bool_]
+    num_best: NDArray[np.int64]
     hold: tuple[bool, ...]
     shares: tuple[Share, ...]
 
@@ -57,12 +58,21 @@ class ForwardPlan:
 
     @property
     def num_rows(self) -> int:
+        return self.layout.num_rows
+
+    @property
+    def num_reads(self) -> int:
         return len(self.label_lens)
 
     @property
+    def value_lens(self) -> NDArray[np.int64]:
+        """int64 ``[num_reads]``: values a read."""
+        return self.label_lens + 2 * self.num_best
+
+    @property
     def num_values(self) -> int:
-        """Values that are read of all rows."""
-        return int(self.label_lens.sum())
+        """Values of all reads."""
+        return int(self.value_lens.sum())
 
 
 def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
@@ -79,6 +89,7 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
     for members in groups.values():
         tokens.append(pieces[members[0]].prefix_ids)
         tokens += [pieces[number].suffix_ids for number in members]
+    reads = [pieces[number].num_reads for number in placed]
     return ForwardPlan(
         layout=ForwardLayout(
             tuple(_span([pieces[number] for number in members]) for members in groups.values())
@@ -86,10 +97,8 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         token_ids=np.concatenate(tokens),
         label_ids=np.concatenate([pieces[number].label_ids for number in placed]),
         label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
-        normalised=np.repeat(
-            [pieces[number].normalised for number in placed],
-            [pieces[number].num_rows for number in placed],
-        ),
+        normalised=np.repeat([pieces[number].normalised for number in placed], reads),
+        num_best=np.repeat([pieces[number].num_best for number in placed], reads),
         hold=tuple(any(pieces[number].hold for number in members) for members in groups.values()),
         shares=_shares(pieces, list(groups.values())),
     )
@@ -99,8 +108,12 @@ def _span(members: list[Piece]) -> GroupSpan:
     first = members[0].span
     if len(members) == 1:
         return first
-    lens = np.concatenate([member.span.suffix_lens for member in members])
-    return GroupSpan(held=first.held, fresh=first.fresh, suffix_lens=lens)
+    spans = [member.span for member in members]
+    reads = None
+    if not all(span.reads_row_ends for span in spans):
+        reads = np.concatenate([span.row_reads() for span in spans]).astype(np.int32)
+    lens = np.concatenate([span.suffix_lens for span in spans])
+    return GroupSpan(held=first.held, fresh=first.fresh, suffix_lens=lens, read_lens=reads)
 
 
 def _shares(pieces: Sequence[Piece], groups: list[list[int]]) -> tuple[Share, ...]:

@@ -9,6 +9,7 @@ import torch
 from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
+from sglang_prefill_ext.oneshot.best_tokens import best_values
 from sglang_prefill_ext.oneshot.model import Model
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.upload import upload
@@ -16,13 +17,13 @@ from sglang_prefill_ext.wire.packed import Int32Array
 
 
 class LabelReader:
-    """``log softmax(logits)[label]`` (natural log) of every row's labels.
+    """``log softmax(logits)[label]`` (natural log) of every read's labels, and the best tokens.
 
     A softmax over the labels alone needs no normalisation over the vocabulary; where a forward
     asks for no more, plain logits are returned and only the labels' columns are computed.
 
     Args:
-        max_rows: most rows whose logits over the vocabulary exist at a time.
+        max_rows: most reads whose logits over the vocabulary exist at a time.
         kernels: use the Triton kernel where the model's head allows it.
     """
 
@@ -32,32 +33,36 @@ class LabelReader:
         self._kernels = kernels
 
     def read(self, hidden: Tensor, plan: ForwardPlan) -> Tensor:
-        """Read the labels of a forward; only rows that ask for it pass over the vocabulary.
+        """Read a forward; only reads that ask for it pass over the vocabulary.
 
         Args:
-            hidden: ``[rows, hidden]``, last positions of the rows.
+            hidden: ``[reads, hidden]``.
 
         Returns:
-            float32 ``[labels]``, row by row, on the device of `hidden`.
+            float32 ``[plan.num_values]``, read by read (see `PackedRows`), on the device of
+            `hidden`.
         """
         ids, lens = plan.label_ids, plan.label_lens
-        kinds = np.unique(plan.normalised).tolist()
+        kind_of = 2 * plan.num_best + plan.normalised
+        kinds = np.unique(kind_of).tolist()
         if len(kinds) <= 1:
-            return self._read(hidden, ids, lens, normalised=any(kinds))
-        out = torch.empty(len(ids), dtype=torch.float32, device=hidden.device)
-        for normalised in kinds:
-            rows = plan.normalised == normalised
-            places = np.repeat(rows, lens)
-            row_index, place_index = upload(
-                [np.flatnonzero(rows), np.flatnonzero(places)], hidden.device
+            return self._read(hidden, ids, lens, *_kind(kinds))
+        out = torch.empty(plan.num_values, dtype=torch.float32, device=hidden.device)
+        for kind in kinds:
+            reads = kind_of == kind
+            labels, places = np.repeat(reads, lens), np.repeat(reads, plan.value_lens)
+            read_index, place_index = upload(
+                [np.flatnonzero(reads), np.flatnonzero(places)], hidden.device
             )
-            some = self._read(hidden[row_index], ids[places], lens[rows], normalised=normalised)
+            some = self._read(hidden[read_index], ids[labels], lens[reads], *_kind([kind]))
             out[place_index] = some
         return out
 
     def _read(
-        self, hidden: Tensor, ids: Int32Array, lens: Int32Array, *, normalised: bool
+        self, hidden: Tensor, ids: Int32Array, lens: Int32Array, num_best: int, normalised: bool
     ) -> Tensor:
+        if num_best:
+            return best_values(hidden, ids, lens, self._model.logits, self._max_rows, num_best)
         weight, head = self._model.head_weight(), self._model.logits
         if weight is not None and self._kernels:
             return _read_with_kernel(hidden, weight, ids, lens, normalised=normalised)
@@ -66,6 +71,11 @@ class LabelReader:
             (columns,) = upload([labels], hidden.device)
             ids, head = places.astype(np.int32), _Head(weight[columns])
         return label_values(hidden, ids, lens, head, self._max_rows, normalised=normalised)
+
+
+def _kind(kinds: list[int]) -> tuple[int, bool]:
+    """``(num_best, normalised)`` of the one kind, if any."""
+    return (kinds[0] // 2, bool(kinds[0] % 2)) if kinds else (0, False)
 
 
 class _Head:

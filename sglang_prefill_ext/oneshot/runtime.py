@@ -22,7 +22,7 @@ from sglang_prefill_ext.oneshot.forwards import Forwards
 from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
-from sglang_prefill_ext.oneshot.split import Piece, split_request
+from sglang_prefill_ext.oneshot.split import Piece, split_request, unfit_row
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
 from sglang_prefill_ext.wire.packed import PackedRows
 
@@ -136,9 +136,9 @@ class PackedRuntime:
         if self._declines:
             self._end(job, JobStatus.DECLINED, self.declined_reason)
             return
-        longest = int(rows.suffix_lens.max())
-        if longest > self.policy.budget.longest_row:
-            self._end(job, JobStatus.UNFIT, f"A row of {longest} tokens fits no forward.")
+        unfit = unfit_row(rows, self.policy.budget)
+        if unfit is not None:
+            self._end(job, JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward.")
             return
         refusal = self.policy.limits.refusal(self._queue.load, load_of(rows))
         if refusal:

@@ -29,9 +29,9 @@ class Piece:
         span: where the piece lies as long as it does not share its prefix.
         prefix_ids: the fresh prefix; int32 ``[span.fresh]``.
         suffix_ids: the rows' tokens after the prefix, row by row; int32.
-        label_ids: labels of the rows, row by row; int32; empty where vectors are read.
-        label_lens: values a row; int32 ``[num_rows]``.
-        normalised: what to read, see `PackedRows`.
+        label_ids: labels of the reads, read by read; int32; empty where vectors are read.
+        label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
+        normalised, num_best: what to read, see `PackedRows`.
         hold: keep the K/V of the prefix, the request's next piece needs it.
         prefix_key: pieces with equal keys compute the same prefix and can share it; None where
             only a part of the prefix is fresh.
@@ -43,6 +43,7 @@ class Piece:
     label_ids: Int32Array
     label_lens: Int32Array
     normalised: bool
+    num_best: int
     hold: bool
     prefix_key: PrefixKey | None
 
@@ -51,23 +52,32 @@ class Piece:
         return len(self.prefix_ids) + len(self.suffix_ids)
 
     @property
-    def num_rows(self) -> int:
+    def num_reads(self) -> int:
         return len(self.label_lens)
 
     @property
     def num_values(self) -> int:
-        """Values that are read of its rows."""
-        return int(self.label_lens.sum())
+        """Values that are read."""
+        return int(self.label_lens.sum()) + 2 * self.num_best * self.num_reads
 
     @property
     def uses_cache(self) -> bool:
         """Whether the prefix cache may stand in for a part of the prefix."""
-        return self.prefix_key is not None and len(self.prefix_ids) > 0 and self.num_rows > 0
+        return self.prefix_key is not None and len(self.prefix_ids) > 0 and self.span.num_rows > 0
 
     def behind(self, cached: int) -> Piece:
         """The same piece where the first `cached` tokens of its prefix need not be computed."""
-        span = GroupSpan(cached, self.span.fresh - cached, self.span.suffix_lens)
+        span = replace(self.span, held=cached, fresh=self.span.fresh - cached)
         return replace(self, span=span, prefix_ids=self.prefix_ids[cached:])
+
+
+def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
+    """Tokens of a row that fits no forward even where its prefix is held; None without one."""
+    lens = rows.suffix_lens.astype(np.int64)
+    reads = np.diff(rows.read_starts())
+    too_large = budget.bytes_per_token * lens + budget.bytes_per_row * reads > budget.max_bytes
+    unfit = lens[too_large | (lens > budget.max_tokens)]
+    return int(unfit.max()) if len(unfit) else None
 
 
 def split_request(rows: PackedRows, budget: ForwardBudget, namespace: str = "") -> list[Piece]:
@@ -80,16 +90,15 @@ def split_request(rows: PackedRows, budget: ForwardBudget, namespace: str = "") 
         namespace: requests of different namespaces never share a prefix.
 
     Raises:
-        PackingError: a suffix is longer than the budget; such a request must not come here.
+        PackingError: there is an `unfit_row`; such a request must not come here.
     """
     longest = int(rows.suffix_lens.max())
-    if longest > budget.longest_row:
-        raise PackingError(
-            f"a suffix of {longest} tokens exceeds the budget of {budget.longest_row} of a forward"
-        )
+    unfit = unfit_row(rows, budget)
+    if unfit is not None:
+        raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
     # Where each row's suffix begins in the flat tokens, and where the last one ends.
     starts = rows.prefix_len + np.concatenate(([0], np.cumsum(rows.suffix_lens, dtype=np.int64)))
-    if budget.fits(len(rows.tokens), rows.num_rows):
+    if budget.fits(len(rows.tokens), rows.num_reads):
         cuts = [(0, rows.prefix_len, 0, rows.num_rows)]
     else:
         cuts = _balanced_cuts(rows, starts, longest, budget)
@@ -120,16 +129,17 @@ def _greedy_cuts(
     """Fill piece after piece up to `max_tokens` and the budget's memory."""
     cuts: list[_Cut] = []
     held, prefix = 0, rows.prefix_len
-    chunk = min(max_tokens, budget.longest_chunk)
+    chunk = min(max_tokens, budget.longest_chunk(all_read=rows.prefix_reads > 0))
     while prefix - held > chunk:
         cuts.append((held, chunk, 0, 0))
         held += chunk
-    row_bytes = budget.bytes_per_token * starts + budget.bytes_per_row * np.arange(len(starts))
+    row_bytes = budget.bytes_per_token * starts + budget.bytes_per_row * rows.read_starts()
     first = 0
     while first < rows.num_rows:
         fresh = prefix - held
         tokens_end = starts[first] + max_tokens - fresh
-        bytes_end = row_bytes[first] + budget.max_bytes - budget.num_bytes(fresh, 0)
+        fresh_bytes = budget.num_bytes(fresh, min(fresh, rows.prefix_reads))
+        bytes_end = row_bytes[first] + budget.max_bytes - fresh_bytes
         last = min(
             int(starts.searchsorted(tokens_end, side="right")),
             int(row_bytes.searchsorted(bytes_end, side="right")),
@@ -144,14 +154,30 @@ def _piece(
 ) -> Piece:
     held, fresh, first, last = cut
     prefix_ids = rows.tokens[held : held + fresh]
-    label_ids, label_lens = rows.labels_of(first, last)
+    # Reads of the prefix are its last tokens, so those of a part of it are its last ones, too.
+    unread = rows.prefix_len - rows.prefix_reads
+    prefix_reads = max(0, held + fresh - max(held, unread))
+    first_read = max(0, held - unread) if prefix_reads else int(rows.read_starts()[first])
+    row_reads = rows.read_starts()[last] - rows.read_starts()[first]
+    last_read = first_read + prefix_reads + int(row_reads)
+    label_ids, label_lens = rows.labels_of(first_read, last_read)
+    span = GroupSpan(
+        held=held,
+        fresh=fresh,
+        suffix_lens=rows.suffix_lens[first:last],
+        prefix_reads=prefix_reads,
+        read_lens=rows.read_lens[first:last] if len(rows.read_lens) else None,
+    )
+    # What is read of a prefix has to be computed, and for one request only.
+    is_whole = fresh == rows.prefix_len and not rows.prefix_reads
     return Piece(
-        span=GroupSpan(held=held, fresh=fresh, suffix_lens=rows.suffix_lens[first:last]),
+        span=span,
         prefix_ids=prefix_ids,
         suffix_ids=rows.tokens[starts[first] : starts[last]],
         label_ids=label_ids,
         label_lens=label_lens,
         normalised=rows.normalised,
+        num_best=rows.num_best,
         hold=rows.prefix_len > 0 and not is_last,
-        prefix_key=(namespace, prefix_ids.tobytes()) if fresh == rows.prefix_len else None,
+        prefix_key=(namespace, prefix_ids.tobytes()) if is_whole else None,
     )

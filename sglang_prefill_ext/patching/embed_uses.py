@@ -86,7 +86,7 @@ EMBED_USES = (
         id="U98",
         target=f"{_POOLER}.EmbeddingPoolerOutput",
         group=Group.SCHEDULER,
-        used_by=("compat.model",),
+        used_by=("compat.model", "compat.known_answers"),
         why="the vectors of a forward",
         members=("embeddings",),
     ),

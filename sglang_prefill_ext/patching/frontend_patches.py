@@ -10,18 +10,23 @@ _MANAGERS = "sglang.srt.managers"
 _SCORE_MIXIN = f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin"
 _SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
 _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
+_RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _EMBEDDING = ("0016-embedding-fast-path.patch",)
 _SCORE = ("0005-score-fast-path.patch",)
+_TOKENS = ("0018-offer-tokenized-requests.patch",)
 _ERRORS = ("0013-keep-headers-of-http-errors.patch",)
+_RERANKING = ("0017-rerank-compile-template-once.patch",)
 _PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
 _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
 _HAS_EMBEDDING = (f"{_TOKENIZER_MANAGER}.execute_embedding",)
 _HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
+_HAS_TOKENS = (f"{_TOKENIZER_MANAGER}.take_tokenized_request",)
 _HAS_ERRORS = (f"{_SERVING}.create_http_error_response",)
+_HAS_RERANKING = (f"{_RERANK}._compile_chat_template",)
 _HAS_PROMPTS = (
     f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
     f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
@@ -88,7 +93,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         id="P24",
         target=f"{_TOKENIZER_MANAGER}.generate_request",
         kind=Kind.AROUND,
-        hook=f"{_HOOKS}.embed_hooks:generate_request",
+        hook=f"{_HOOKS}.generate_hooks:generate_request",
         group=Group.FRONTEND,
         why="Every prompt of an embedding call would become a request of its own.",
         signature="(self, obj, request=None)",
@@ -96,6 +101,50 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         fingerprints={"0.5.23": "f10a15468e06516a000262477fdb9e7e63d6d38bb457da26fa6e2c9ee5ba0eb7"},
         diffs=_EMBEDDING,
         remove_when=_HAS_EMBEDDING,
+    ),
+    Patch(
+        id="P25",
+        target=f"{_RERANK}.OpenAIServingRerank._handle_text_reranker_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.rerank_hooks:rerank_texts",
+        group=Group.FRONTEND,
+        why="The chat template would be compiled for every document, on the event loop.",
+        signature="(self, *, request, raw_request, chat_template)",
+        relies_on=(
+            "_render_jinja_chat_template",
+            "self.tokenizer_manager.score_prompts",
+            "_qwen3_rerank_score",
+            "self._build_rerank_response",
+        ),
+        fingerprints={"0.5.23": "a0d59cf2204faa801f89fedc0479d9a0ace5458411b4bc258aba2b76fb6166e3"},
+        diffs=_RERANKING,
+        remove_when=_HAS_RERANKING,
+    ),
+    Patch(
+        id="P26",
+        target=f"{_TOKENIZER_MANAGER}._send_one_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.token_hooks:send_one",
+        group=Group.FRONTEND,
+        why="A request that ends with its prompt would go through batches, sampling and decoding.",
+        signature="(self, tokenized_obj)",
+        relies_on=("self._dispatch_to_scheduler", "self._mark_state_dispatched"),
+        fingerprints={"0.5.23": "c7f76df463817c8e329413230bf379178f07397b081032480981b954640fa647"},
+        diffs=_TOKENS,
+        remove_when=_HAS_TOKENS,
+    ),
+    Patch(
+        id="P27",
+        target=f"{_TOKENIZER_MANAGER}._send_batch_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.token_hooks:send_batch",
+        group=Group.FRONTEND,
+        why="Likewise, where a list of texts was tokenized in one call.",
+        signature="(self, tokenized_objs)",
+        relies_on=("self._dispatch_to_scheduler", "self._mark_state_dispatched"),
+        fingerprints={"0.5.23": "71f56b37e6eccf173b670f40c40528a4e6ca64f94d484ef97300c1ff3c14b25f"},
+        diffs=_TOKENS,
+        remove_when=_HAS_TOKENS,
     ),
     Patch(
         id="P30",

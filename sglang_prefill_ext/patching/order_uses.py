@@ -53,11 +53,12 @@ ORDER_USES = (
         id="U89",
         target="sglang.srt.managers.schedule_batch.Req",
         group=Group.SCHEDULER,
-        used_by=_USED_BY,
-        why="age, length and cached tokens of a request",
+        used_by=(*_USED_BY, "compat.known_answers"),
+        why="age, length and cached tokens of a request; a known prompt as a request",
         members=(
             *"arrival_processed_tokens origin_input_ids output_ids last_node prefix_len".split(),
             *"num_matched_prefix_tokens full_untruncated_fill_ids".split(),
+            *"extend_end logprob_start_len".split(),
         ),
     ),
 )

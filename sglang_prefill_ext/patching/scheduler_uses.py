@@ -17,7 +17,8 @@ SCHEDULER_USES = (
         group=Group.SCHEDULER,
         used_by=(
             *"compat.scheduler_hooks compat.scheduler_status compat.packed_work".split(),
-            *"compat.capability compat.radix compat.stock_order".split(),
+            *"compat.capability compat.radix compat.stock_order compat.known_answers".split(),
+            "compat.runtime_setup",
         ),
         why="dispatch, watchdog, answers, metrics, model, pools",
         members=(
@@ -25,7 +26,7 @@ SCHEDULER_USES = (
             *"enable_overlap forward_stream_ctx enable_lora is_generation tree_cache".split(),
             *"token_to_kv_pool_allocator req_to_token_pool enable_hierarchical_cache".split(),
             *"metrics_collector metrics_collector_context policy schedule_policy".split(),
-            "tp_cpu_group",
+            *"tp_cpu_group model_config max_req_input_len chunked_prefill_size".split(),
         ),
     ),
     Use(
@@ -48,7 +49,7 @@ SCHEDULER_USES = (
         id="U13",
         target=f"{_COMPONENTS}.ipc_channels.SchedulerIpcChannels",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks",),
+        used_by=("compat.runtime_setup",),
         why="the way of answers past the detokenizer",
         members=("send_to_tokenizer",),
     ),
@@ -56,7 +57,7 @@ SCHEDULER_USES = (
         id="U14",
         target=f"{_COMPONENTS}.output_sender.SenderWrapper.send_output",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks",),
+        used_by=("compat.runtime_setup",),
         why="answers the front-end process that asked",
         signature="(self, output, recv_obj=None)",
     ),
@@ -120,9 +121,12 @@ SCHEDULER_USES = (
         id="U22",
         target=f"{_MANAGERS}.schedule_batch.ScheduleBatch",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_hooks", "compat.packed_work"),
-        why="whether generations run; the tokens of a stock batch",
-        members=tuple("is_empty batch_size forward_mode extend_num_tokens".split()),
+        used_by=("compat.scheduler_hooks", "compat.packed_work", "compat.known_answers"),
+        why="whether generations run; the tokens of a stock batch; a batch of our own",
+        members=(
+            *"is_empty batch_size forward_mode extend_num_tokens".split(),
+            *"input_ids prefill_input_ids_cpu device".split(),
+        ),
     ),
     Use(
         id="U23",

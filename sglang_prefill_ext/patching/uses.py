@@ -6,8 +6,11 @@ from sglang_prefill_ext.patching.embed_uses import EMBED_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
+from sglang_prefill_ext.patching.probe_uses import PROBE_USES
+from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
+from sglang_prefill_ext.patching.token_uses import TOKEN_USES
 
 _DP_CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
 _IO = "sglang.srt.managers.io_struct"
@@ -72,7 +75,10 @@ _FRONTEND_USES = (
         id="U60",
         target=_TOKENIZER_MANAGER,
         group=Group.FRONTEND,
-        used_by=("compat.frontend_hooks", "compat.frontend_link", "compat.embed_hooks"),
+        used_by=(
+            *("compat.frontend_hooks", "compat.frontend_link"),
+            *("compat.embed_hooks", "compat.rerank_hooks"),
+        ),
         why="limits, tokenizer, pauses, weight updates",
         members=(
             *"server_args tokenizer model_config metrics_collector enable_metrics".split(),
@@ -124,7 +130,7 @@ _FRONTEND_USES = (
         id="U66",
         target="sglang.srt.managers.tokenizer_manager_score_mixin.ScoreResult",
         group=Group.FRONTEND,
-        used_by=("compat.frontend_hooks",),
+        used_by=("compat.frontend_hooks", "compat.rerank_hooks"),
         why="the answer to a scoring call",
         members=("scores", "prompt_tokens", "token_logprobs"),
     ),
@@ -148,7 +154,7 @@ _FRONTEND_USES = (
         id="U69",
         target="sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.create_error_response",
         group=Group.FRONTEND,
-        used_by=("compat.http_errors",),
+        used_by=("compat.http_errors", "compat.rerank_hooks"),
         why="answers errors in SGLang's form",
         signature="(self, message, err_type='BadRequestError', status_code=400, param=None)",
     ),
@@ -185,4 +191,7 @@ USES: tuple[Use, ...] = (
     *ORDER_USES,
     *_DP_USES,
     *EMBED_USES,
+    *RERANK_USES,
+    *PROBE_USES,
+    *TOKEN_USES,
 )

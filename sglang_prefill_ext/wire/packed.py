@@ -4,10 +4,14 @@
 
     tokens       [prefix][suffix of row 0][suffix of row 1]...           int32
     suffix_lens  one length (tokens, >= 1) a row                         int32
-    label_ids    label ids of row 0, of row 1, ...; or one shared list   int32
-    label_lens   one count (>= 1) a row; empty: `label_ids` is shared    int32
+    read_lens    last tokens of each row that are read; empty: one each  int32
+    label_ids    label ids of read 0, of read 1, ...; or one shared list int32
+    label_lens   one count a read; empty: `label_ids` is shared          int32
 
-A request reads labels, or a vector of every row; then it has no labels.
+A *read* is a token after which something is asked about the next one. Reads come in the order of
+their tokens: the last `prefix_reads` tokens of the prefix, then those of row 0, of row 1, ...
+
+A request reads labels, the most probable tokens, or both; or a vector of every row.
 
 Bytes are little-endian. A round trip through bytes copies nothing on the reading side.
 """
@@ -15,7 +19,7 @@ Bytes are little-endian. A round trip through bytes copies nothing on the readin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -31,6 +35,9 @@ WHOLE_VECTOR = -1
 
 _INT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
+
+
+NO_INTS: Int32Array = np.empty(0, dtype=_INT)
 
 
 def int_array(values: Sequence[int]) -> Int32Array:
@@ -59,10 +66,12 @@ def values_from_bytes(data: bytes) -> Float32Array:
 class PackedRows:
     """All rows of one request (see the module for the layout).
 
-    Where labels are read, the answer holds log-probs over the vocabulary if `normalised`, else
-    logits, of which only the differences within a row mean something; a softmax over a row's
-    labels needs no more. With a `vector_width` it holds so many numbers of the vector that the
-    model makes of every row.
+    For every read the answer holds the values of its labels: log-probs over the vocabulary if
+    `normalised`, else logits, of which only the differences within a read mean something; a
+    softmax over the labels needs no more. Behind them come, with `num_best` > 0, the log-prob and
+    the id of the most probable token, then the log-probs of the `num_best - 1` most probable
+    tokens, and then their ids. With a `vector_width` it holds so many numbers of the vector that
+    the model makes of every row.
 
     Raises:
         PackingError: the arrays contradict each other.
@@ -75,28 +84,44 @@ class PackedRows:
     label_lens: Int32Array
     normalised: bool = True
     vector_width: int = 0
+    read_lens: Int32Array = field(default_factory=lambda: NO_INTS)
+    prefix_reads: int = 0
+    num_best: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.suffix_lens) or int(self.suffix_lens.min()) < 1 or self.prefix_len < 0:
             raise PackingError("packed rows need at least one row, each with a suffix token")
         if len(self.tokens) != self.prefix_len + int(self.suffix_lens.sum()):
             raise PackingError("packed tokens do not add up to the prefix and the suffixes")
+        if not self._reads_exist:
+            raise PackingError("packed reads do not fit the rows")
         if self.vector_width:
-            consistent = not len(self.label_ids) and not len(self.label_lens)
+            labels = len(self.label_ids) + len(self.label_lens) + self.num_best
+            consistent = not labels and self.reads_row_ends
         elif self.shared_labels:
-            consistent = len(self.label_ids) > 0
+            consistent = len(self.label_ids) > 0 or self.num_best > 0
         else:
             consistent = (
-                len(self.label_lens) == self.num_rows
-                and int(self.label_lens.min()) > 0
+                len(self.label_lens) == self.num_reads
+                and int(self.label_lens.min()) >= (0 if self.num_best else 1)
                 and int(self.label_lens.sum()) == len(self.label_ids)
             )
         if not consistent:
-            raise PackingError("packed labels do not fit the rows")
+            raise PackingError("packed labels do not fit the reads")
 
     @property
     def num_rows(self) -> int:
         return len(self.suffix_lens)
+
+    @property
+    def reads_row_ends(self) -> bool:
+        """Whether there is one read a row, at its last token."""
+        return not len(self.read_lens) and not self.prefix_reads
+
+    @property
+    def num_reads(self) -> int:
+        rows = int(self.read_lens.sum()) if len(self.read_lens) else self.num_rows
+        return self.prefix_reads + rows
 
     @property
     def shared_labels(self) -> bool:
@@ -104,25 +129,45 @@ class PackedRows:
 
     @property
     def num_values(self) -> int:
-        """Values in the answer, row by row."""
-        return self.values_per_row * self.num_rows if self.shared_labels else len(self.label_ids)
+        """Values in the answer, read by read."""
+        if self.shared_labels:
+            return self.values_per_read * self.num_reads
+        return len(self.label_ids) + 2 * self.num_best * self.num_reads
 
     @property
-    def values_per_row(self) -> int:
-        """Values of every row, where all have equally many."""
-        assert self.shared_labels, "rows have labels of their own"
-        return self.vector_width or len(self.label_ids)
+    def values_per_read(self) -> int:
+        """Values of every read, where all have equally many."""
+        assert self.shared_labels, "reads have labels of their own"
+        return (self.vector_width or len(self.label_ids)) + 2 * self.num_best
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the rows have as separate prompts, which is what users are billed for."""
         return self.num_rows * self.prefix_len + int(self.suffix_lens.sum())
 
+    def read_starts(self) -> NDArray[np.int64]:
+        """int64 ``[rows + 1]``: number of each row's first read, and of all reads."""
+        lens = self.read_lens if len(self.read_lens) else np.ones(self.num_rows, dtype=_INT)
+        return self.prefix_reads + np.concatenate(([0], np.cumsum(lens, dtype=np.int64)))
+
     def labels_of(self, first: int, last: int) -> tuple[Int32Array, Int32Array]:
-        """Return label ids and value counts of ``first <= row < last``, shared ones repeated."""
+        """Return label ids and counts of ``first <= read < last``, shared ones repeated.
+
+        Where vectors are read, what is counted is their numbers.
+        """
         if self.shared_labels:
-            rows = last - first
-            counts = np.full(rows, self.values_per_row, dtype=_INT)
-            return np.tile(self.label_ids, rows), counts
+            reads = last - first
+            counts = np.full(reads, self.vector_width or len(self.label_ids), dtype=_INT)
+            return np.tile(self.label_ids, reads), counts
         start, stop = int(self.label_lens[:first].sum()), int(self.label_lens[:last].sum())
         return self.label_ids[start:stop], self.label_lens[first:last]
+
+    @property
+    def _reads_exist(self) -> bool:
+        if not 0 <= self.prefix_reads <= self.prefix_len or self.num_best < 0:
+            return False
+        if not len(self.read_lens):
+            return True
+        if len(self.read_lens) != self.num_rows:
+            return False
+        return bool(((self.read_lens >= 1) & (self.read_lens <= self.suffix_lens)).all())

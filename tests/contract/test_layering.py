@@ -52,6 +52,7 @@ ZONES = {
             "oneshot.flight",
             "oneshot.forwards",
             "oneshot.job",
+            "oneshot.known_answers",
             "oneshot.layout",
             "oneshot.order",
             "oneshot.planner",
@@ -77,11 +78,14 @@ ZONES = {
             "patching.model_uses",
             "patching.order_uses",
             "patching.prefix_uses",
+            "patching.probe_uses",
+            "patching.rerank_uses",
             "patching.scheduler_patches",
             "patching.scheduler_uses",
             "patching.source",
             "patching.spec",
             "patching.table",
+            "patching.token_uses",
             "patching.upstream",
             "patching.uses",
         ),
@@ -90,7 +94,9 @@ ZONES = {
     ),
     "metrics": Zone(("metrics",), zones=("pure",), libraries=("prometheus_client",)),
     "frontend": Zone(
-        ("frontend", "frontend.*"), zones=("errors", "pure", "metrics"), libraries=("numpy",)
+        ("frontend", "frontend.*"),
+        zones=("errors", "pure", "metrics"),
+        libraries=("msgspec", "numpy"),
     ),
     "client": Zone(
         ("client", "client.*"),
@@ -113,7 +119,7 @@ ZONES = {
     "border": Zone(
         ("compat", "compat.*"),
         zones=("errors", "pure", "metrics", "frontend", "tensors", "engine"),
-        libraries=("sglang", "torch", "numpy", "fastapi"),
+        libraries=("sglang", "torch", "numpy", "fastapi", "starlette"),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
     "models": Zone(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from sglang_prefill_ext.client import PrefillClient
 from tests.integration.client import Client, Json, random_ids
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
+from tests.integration.processes import scheduler_pid, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -135,7 +137,7 @@ def test_the_python_client_embeds(embedder: Serving, prompts: Any) -> None:
     np.testing.assert_allclose(found, raw, rtol=0, atol=TOLERANCE)
 
 
-def test_single_prompts_of_many_clients_share_forwards(
+def test_single_prompts_of_many_clients_travel_and_are_computed_together(
     embedder: Serving, oracle: Callable[[list[int]], NDArray[np.float64]]
 ) -> None:
     rng = random.Random(8)
@@ -148,9 +150,39 @@ def test_single_prompts_of_many_clients_share_forwards(
     with embedder.client.counting() as moved, ThreadPoolExecutor(32) as pool:
         found = list(pool.map(embed, prompts))
     np.testing.assert_allclose(found, [oracle(p) for p in prompts], rtol=0, atol=TOLERANCE)
-    assert moved["scheduler.requests.ok"] == len(prompts)
-    assert moved["scheduler.forwards"] < len(prompts)
-    assert moved["frontend.requests.packed"] == len(prompts)
+    assert moved["scheduler.forwards"] <= moved["scheduler.requests.ok"] < len(prompts) / 2
+    assert moved["frontend.requests.packed"] == moved["frontend.items"] == len(prompts)
+
+
+def test_an_instruction_that_clients_have_in_common_is_computed_once_a_batch(
+    embedder: Serving, oracle: Callable[[list[int]], NDArray[np.float64]]
+) -> None:
+    rng = random.Random(9)
+    instruction = random_ids(rng, 200)
+    prompts = [instruction + random_ids(rng, 5) for _ in range(32)]
+
+    def embed(prompt: list[int]) -> NDArray[np.float64]:
+        body = {"model": "m", "input": prompt}
+        return vectors(embedder.client.post("/v1/embeddings", body))[0]
+
+    with embedder.client.counting() as moved, ThreadPoolExecutor(32) as pool:
+        found = list(pool.map(embed, prompts))
+    np.testing.assert_allclose(found, [oracle(p) for p in prompts], rtol=0, atol=TOLERANCE)
+    assert moved["scheduler.tokens_computed"] < sum(map(len, prompts)) / 2
+
+
+def test_a_client_that_leaves_takes_nobody_along(embedder: Serving) -> None:
+    client, rng = embedder.client, random.Random(10)
+    bodies = [{"model": "m", "input": random_ids(rng, 10)} for _ in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        with stopped(scheduler_pid(embedder.server)):  # so that nothing is answered too early
+            staying = [pool.submit(client.post, "/v1/embeddings", body) for body in bodies[:8]]
+            for body in bodies[8:]:
+                with pytest.raises(httpx.ReadTimeout):
+                    client.http.post("/v1/embeddings", json=body, timeout=0.2)
+        assert [vectors(each.result()).shape for each in staying] == [(1, 64)] * 8
+    client.wait_idle()
+    assert client.status()["frontend"]["in_flight"] == 0
 
 
 @pytest.mark.parametrize(
@@ -182,6 +214,9 @@ def test_what_is_not_packed_takes_the_stock_path(
         {"input": [[5], [8_000]]},
         {"input": "x", "dimensions": 8},
         {"input": [5] * 40_000},
+        {"input": "x", "encoding_format": "int8"},
+        {"input": "x", "model": 5},
+        {},
     ],
     ids=lambda body: str(body)[:40],
 )

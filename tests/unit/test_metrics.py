@@ -30,8 +30,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
 
 
 def _record_one_of_each(metrics: FrontendMetrics) -> None:
-    metrics.record_packed(_rows(), forwards=2, tokens_computed=6)
-    metrics.record_packed(_rows(), forwards=1, tokens_computed=6)
+    for forwards in (2, 1):
+        metrics.record_packed()
+        metrics.record_work(_rows(), forwards, tokens_computed=6)
     metrics.record_fallback("multimodal")
     metrics.record_fallback("multimodal")
     metrics.record_fallback("no_items")

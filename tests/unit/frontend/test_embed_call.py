@@ -44,6 +44,14 @@ def test_prompts_are_listed(fields: dict[str, Any], call: EmbedCall) -> None:
     assert call.is_text == ("text" in fields)
 
 
+def test_pairs_are_prompts() -> None:
+    asked = request(is_cross_encoder_request=True, text=[["query", "item"], ["query", "other"]])
+    assert ineligible_embed_reason(asked) is None
+    call = embed_call_of(asked)
+    assert call == EmbedCall([("query", "item"), ("query", "other")], False, None)
+    assert call.is_text
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -53,7 +61,9 @@ def test_prompts_are_listed(fields: dict[str, Any], call: EmbedCall) -> None:
         ({"lora_path": "x"}, "lora"),
         ({"multi_item_delimiter_indices": [[1]]}, "multi_item_scoring"),
         ({"token_indices_to_pool": [[0]]}, "token_positions"),
-        ({"is_cross_encoder_request": True}, "cross_encoder"),
+        ({"is_cross_encoder_request": True}, "unusual_input"),
+        ({"is_cross_encoder_request": True, "text": ["query", "item"]}, "unusual_input"),
+        ({"is_cross_encoder_request": True, "text": None, "input_ids": [1]}, "unusual_input"),
         ({"return_pooled_hidden_states": True}, "pooled_hidden_states"),
         ({"return_prompt_token_ids": True}, "unusual_input"),
         ({"rid": "HEALTH_CHECK_1"}, "health_check"),

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import PackedForwardError, RequestError, ServerBusyError
 from sglang_prefill_ext.frontend import embed_frontend
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
@@ -21,20 +24,43 @@ IDS = EmbedCall([[1, 2, 3], [1, 2, 4, 5]], is_single=False, dimensions=None)
 PLAIN = RequestOptions()
 
 
+def count_tokens(rows: PackedRows) -> StubAnswer:
+    """Answers with a vector of one number a prompt: how many tokens it has."""
+    lens = rows.suffix_lens + rows.prefix_len
+    return StubAnswer(values=lens.tolist(), tokens_computed=len(rows.tokens))
+
+
 class Setup:
     """A front end whose scheduler answers at once."""
 
-    def __init__(self, answer: StubAnswer, *, has_tokenizer: bool = True) -> None:
+    def __init__(
+        self,
+        answer: StubAnswer | Callable[[PackedRows], StubAnswer],
+        *,
+        has_tokenizer: bool = True,
+        **knobs: int,
+    ) -> None:
         self.link, self.metrics = StubLink(), FrontendMetrics()
         self.exchange = PackedExchange(self.link, max_row_tokens=1000)
         self.frontend = EmbedFrontend(
-            self.link, self.exchange, self.metrics, vocab_size=VOCAB, has_tokenizer=has_tokenizer
+            self.link,
+            self.exchange,
+            PrefillOnlyConfig(**knobs),
+            self.metrics,
+            vocab_size=VOCAB,
+            has_tokenizer=has_tokenizer,
         )
 
         def on_send(rid: str, rows: PackedRows) -> None:
-            asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer)
+            ready = answer(rows) if callable(answer) else answer
+            asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, ready)
 
         self.link.on_send = on_send
+
+    async def embed(self, *calls: EmbedCall, options: RequestOptions = PLAIN) -> list[Any]:
+        """Concurrent calls, each with its result or its error."""
+        asked = (self.frontend.embed(call, options, None) for call in calls)
+        return await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_an_answer_becomes_one_vector_a_prompt() -> None:
@@ -96,6 +122,78 @@ async def test_a_prompt_over_the_limit_takes_the_stock_path() -> None:
     assert setup.link.sent == []
 
 
+async def test_concurrent_calls_share_a_packed_request() -> None:
+    setup = Setup(count_tokens)
+    calls = [EmbedCall([[7] * length], True, None) for length in (1, 3, 2)]
+    results = await setup.embed(*calls, EmbedCall(["ab", "abcd"], False, None))
+    assert [each.vectors for each in results] == [[[1.0]], [[3.0]], [[2.0]], [[2.0], [4.0]]]
+    assert [each.prompt_tokens for each in results] == [[1], [3], [2], [2, 4]]
+    assert [rows.num_rows for _, rows in setup.link.sent] == [3, 2]
+    counters = setup.metrics.as_dict()
+    assert (counters["requests"], counters["items"]) == ({"packed": 4}, 5)
+
+
+async def test_calls_that_differ_in_what_they_ask_for_share_nothing() -> None:
+    setup = Setup(lambda rows: StubAnswer(values=[0.0] * rows.num_rows))
+    narrow, whole = EmbedCall([[1]], True, 1), EmbedCall([[1]], True, None)
+    urgent = RequestOptions(priority=1)
+    await asyncio.gather(setup.embed(narrow, whole), setup.embed(whole, options=urgent))
+    sent = [(rows.vector_width, rows.num_rows) for _, rows in setup.link.sent]
+    assert sent == [(1, 1), (WHOLE_VECTOR, 1), (WHOLE_VECTOR, 1)]
+
+
+async def test_a_wrong_call_does_not_harm_those_it_came_with() -> None:
+    setup = Setup(count_tokens)
+    good, empty, far = await setup.embed(
+        *(EmbedCall([t], True, None) for t in ("ab", "", "\u1234"))
+    )
+    assert good.vectors == [[2.0]]
+    assert isinstance(empty, RequestError)
+    assert far.vectors == [[3.0]]
+
+
+async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> None:
+    def answer(rows: PackedRows) -> StubAnswer:
+        return StubAnswer("failed") if 66 in rows.tokens else count_tokens(rows)
+
+    setup = Setup(answer)
+    calls = [EmbedCall([[token]], True, None) for token in (5, 66, 7)]
+    first, second, third = await setup.embed(*calls)
+    assert first.vectors == third.vectors == [[1.0]]
+    assert isinstance(second, PackedForwardError)
+
+
+async def test_a_large_call_that_fails_is_not_tried_again() -> None:
+    setup = Setup(StubAnswer("failed"), gather_rows=2)
+    (failed,) = await setup.embed(EmbedCall([[1], [2], [3]], False, None))
+    assert isinstance(failed, PackedForwardError)
+    assert len(setup.link.sent) == 1
+
+
+async def test_a_busy_server_refuses_all_calls_of_a_batch() -> None:
+    setup = Setup(StubAnswer("rejected", retry_after_s=2.0))
+    results = await setup.embed(*[EmbedCall([[1]], True, None)] * 2)
+    assert [(type(each), each.retry_after_s) for each in results] == [(ServerBusyError, 2.0)] * 2
+    assert len(setup.link.sent) == 1
+
+
+async def test_prompts_of_one_beginning_share_it_whoever_sent_them() -> None:
+    setup = Setup(count_tokens)
+    instruction = list(range(1, 101))
+    calls = [EmbedCall([[*instruction, 150 + n]], True, None) for n in range(3)]
+    await setup.embed(*calls, EmbedCall([[200] * 30], True, None))
+    shapes = {(rows.prefix_len, rows.num_rows) for _, rows in setup.link.sent}
+    assert shapes == {(100, 3), (0, 1)}
+
+
+async def test_a_row_that_the_scheduler_cannot_fit_is_not_sent_twice() -> None:
+    setup = Setup(StubAnswer("unfit"))
+    for _ in range(2):
+        with pytest.raises(StockPathTaken, match="row_over_budget"):
+            await setup.frontend.embed(EmbedCall([[1] * 500], True, None), PLAIN, None)
+    assert len(setup.link.sent) == 1
+
+
 def test_a_request_is_read_or_sent_down_the_stock_path() -> None:
     frontend = Setup(StubAnswer()).frontend
     assert frontend.call_of(request(text="a")) == EmbedCall(["a"], True, None)
@@ -103,15 +201,17 @@ def test_a_request_is_read_or_sent_down_the_stock_path() -> None:
         frontend.call_of(request(text="a", lora_path="x"))
 
 
-def test_texts_need_a_tokenizer() -> None:
-    frontend = Setup(StubAnswer(), has_tokenizer=False).frontend
-    assert not frontend.call_of(request(input_ids=[1])).is_text
+async def test_texts_need_a_tokenizer() -> None:
+    setup = Setup(count_tokens, has_tokenizer=False)
+    (of_ids,) = await setup.embed(EmbedCall([[1]], True, None))
+    assert of_ids.vectors == [[1.0]]
     with pytest.raises(StockPathTaken, match="no_tokenizer"):
-        frontend.call_of(request(text="a"))
+        await setup.frontend.embed(EmbedCall(["a"], True, None), PLAIN, None)
 
 
-def test_a_declined_process_packs_nothing() -> None:
+async def test_a_declined_process_packs_nothing() -> None:
     setup = Setup(StubAnswer())
     setup.exchange.decline("pooling")
     with pytest.raises(StockPathTaken, match="pooling"):
-        setup.frontend.call_of(request(text="a"))
+        await setup.frontend.embed(EmbedCall(["a"], True, None), PLAIN, None)
+    assert setup.link.encoded == []

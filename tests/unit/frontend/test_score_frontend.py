@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
     TooManyItemsError,
 )
-from sglang_prefill_ext.frontend import exchange, score_frontend
+from sglang_prefill_ext.frontend import connection, score_frontend
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -37,7 +38,7 @@ CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
 
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_DISCONNECT_POLL_S", 0.001)
+    monkeypatch.setattr(connection, "_DISCONNECT_POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -167,11 +168,14 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
+    _answer_soon(frontend, link, StubAnswer("unfit", "too long"))
     for _ in range(2):
-        _answer_soon(frontend, link, StubAnswer("unfit", "too long"))
         with pytest.raises(StockPathTaken) as taken:
             await frontend.score(CALL)
         assert taken.value.reason == "row_over_budget"
+    assert len(link.sent) == 1, "what did not fit once never will"
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    await frontend.score(replace(CALL, items=[[3], [4]]))
     assert len(link.sent) == 2
     assert _nothing_is_left(frontend, link)
 

@@ -3,11 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from sglang_prefill_ext.modelmaker import catalogue
+from sglang_prefill_ext.modelmaker import PRESETS, catalogue
 from sglang_prefill_ext.modelmaker.tokenizer import TURN_END, label_ids, train_tokenizer
 
 VOCABULARY = 8_000
 _tokenizer = train_tokenizer(VOCABULARY, 1024)
+_reranker = train_tokenizer(VOCABULARY, 1024, reranker=True)
 
 
 @pytest.fixture
@@ -66,3 +67,28 @@ def test_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert tokenizer.eos_token == TURN_END
+
+
+def test_a_reranker_answers_with_one_token() -> None:
+    assert _reranker.vocab_size == len(_reranker) == VOCABULARY
+    yes, no = (_reranker.encode(answer) for answer in ("yes", "no"))
+    assert len(yes) == len(no) == 1
+    assert yes != no
+    assert _reranker.convert_tokens_to_ids(["yes", "no"]) == [*yes, *no]
+    assert _reranker.decode(_reranker.encode("yesterday, not")) == "yesterday, not"
+
+
+def test_chat_template_of_a_reranker() -> None:
+    messages = [{"role": "user", "content": text} for text in ("a query", "a document")]
+    prompt = _reranker.apply_chat_template(messages, tokenize=False, instruct="Be strict.")
+    assert 'answer can only be "yes" or "no"' in prompt
+    assert prompt.endswith(
+        "<|im_start|>user\nInstruction: Be strict.\nQuery: a query\n"
+        "Document: a document<|im_end|>\n<|im_start|>assistant\n"
+    )
+    default = _reranker.apply_chat_template(messages, tokenize=False)
+    assert "Instruction: Find documents that answer the query.\n" in default
+
+
+def test_only_the_reranker_has_such_a_tokenizer() -> None:
+    assert [name for name, preset in PRESETS.items() if preset.reranker] == ["reranker"]

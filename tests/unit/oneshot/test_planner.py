@@ -98,7 +98,7 @@ def test_groups_keep_what_any_of_their_pieces_needs(pieces: list[Piece]) -> None
         assert (span.held, span.fresh) == (piece.span.held, piece.span.fresh)
         needed[share.group] |= piece.hold
     assert plan.hold == tuple(needed)
-    assert plan.num_rows == plan.layout.num_rows == sum(piece.num_rows for piece in pieces)
+    assert plan.num_rows == plan.layout.num_rows == sum(piece.span.num_rows for piece in pieces)
 
 
 @given(piece_lists())

@@ -51,7 +51,7 @@ class TinyModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        read_at: Tensor,
+        read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
     ) -> Tensor:
@@ -60,7 +60,7 @@ class TinyModel:
         hidden = 8 * (self.tokens[token_ids] + self.positions[positions % POSITIONS])
         for layer in range(LAYERS):
             key, value = hidden @ self.key[layer], hidden @ self.value[layer]
-            if layer == self.last_layer:
+            if layer == self.last_layer and read_at is not None:
                 hidden = hidden[read_at]
             out = attend(
                 layer,

@@ -165,7 +165,7 @@ def test_contradicting_labels_are_refused(damage: Damage, request: PlainRequest)
 def test_rows_of_vectors_have_no_labels() -> None:
     empty = int_array([])
     rows = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), empty, empty, vector_width=5)
-    assert (rows.num_values, rows.values_per_row) == (10, 5)
+    assert (rows.num_values, rows.values_per_read) == (10, 5)
     ids, counts = rows.labels_of(0, 2)
     assert (ids.tolist(), counts.tolist()) == ([], [5, 5])
     with pytest.raises(PackingError, match="labels"):

@@ -1,0 +1,23 @@
+"""Hook at the door through which every request for vectors or tokens goes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+from sglang_prefill_ext.compat.activation import config_of
+from sglang_prefill_ext.compat.embed_hooks import embed
+from sglang_prefill_ext.compat.token_hooks import noting_request
+
+
+def generate_request(
+    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
+) -> AsyncIterator[Any]:
+    """AROUND `TokenizerManager.generate_request`, an asynchronous generator."""
+    if config_of(manager.server_args) is None:
+        return original(manager, obj, request)
+    if isinstance(obj, EmbeddingReqInput) and not manager.is_generation:
+        return embed(original, manager, obj, request)
+    return noting_request(original, manager, obj, request)

@@ -1,0 +1,163 @@
+"""Ask the loaded model the known prompts: in SGLang's own prefill, and in packed forwards."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from array import array
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from sglang_prefill_ext.compat.model import SglangModel
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.known_answers import (
+    Agree,
+    Matrix,
+    Verdict,
+    differences,
+    known_requests,
+    lengths_of,
+    packed_answers,
+    prompts_of,
+    tolerance_of,
+)
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
+
+logger = logging.getLogger(__name__)
+
+
+def compare_paths(
+    scheduler: Any,
+    model: SglangModel,
+    executor: PackedExecutor,
+    budget: ForwardBudget,
+    agree: Agree,
+) -> Verdict:
+    """Compare both paths of a scheduler that has served nothing yet; leaves its pools as they were.
+
+    An exception in either path counts as a difference of everything.
+
+    Args:
+        budget: of a packed forward.
+        agree: makes all ranks come to the same verdict.
+    """
+    begin_s = time.perf_counter()
+    vectors, runner = model.vector_width > 0, scheduler.tp_worker.model_runner
+    longest = min(scheduler.max_req_input_len, budget.longest_row)
+    requests = known_requests(
+        vocab_size=model.vocab_size,
+        vector_width=model.vector_width,
+        longest_prompt=min(longest, scheduler.chunked_prefill_size or longest),
+        max_tokens=budget.max_tokens,
+    )
+    prompts = lengths_of(requests)
+    try:
+        stock = _stock_answers(scheduler, model, requests)
+        packed = _joined(packed_answers(executor, requests, budget))
+        apart = differences(stock, packed, vectors=vectors)
+    except Exception:
+        logger.exception("Prefill-only serving: the known prompts could not be answered")
+        apart = [math.inf] * len(prompts)
+    quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype
+    verdict = Verdict(
+        prompts,
+        tuple(agree(apart)),
+        tolerance_of(_name(model.dtype), quantised=quantised, vectors=vectors),
+        time.perf_counter() - begin_s,
+    )
+    _report(verdict)
+    return verdict
+
+
+def _report(verdict: Verdict) -> None:
+    if verdict.same:
+        logger.info("Prefill-only serving: both paths answer alike: %s", verdict)
+        return
+    logger.error(
+        "Prefill-only serving is OFF: packed forwards answer known prompts otherwise than SGLang "
+        "does (%s). This server goes on with every request on the stock path. Try "
+        "--prefill-only-attention torch, and report it with the model, the device and this line; "
+        "--prefill-only-known-answers off serves packed answers all the same.",
+        verdict,
+    )
+
+
+def _stock_answers(scheduler: Any, model: SglangModel, requests: list[PackedRows]) -> Matrix:
+    return _joined(
+        [
+            _read(_stock_output(scheduler, model, prompt), rows)
+            for rows in requests
+            for prompt in prompts_of(rows)
+        ]
+    )
+
+
+@torch.inference_mode()
+def _stock_output(scheduler: Any, model: SglangModel, prompt: Int32Array) -> Tensor:
+    """Logits or vector of a prompt, ``[1, vocab_size]`` or ``[1, width]`` on the host, float32.
+
+    One prompt a batch, as `sglang.benchmark.one_batch` builds it: what limits batches, such as the
+    number of running requests, then does not matter.
+    """
+    runner = scheduler.tp_worker.model_runner
+    request = _request(prompt)
+    batch = ScheduleBatch.init_new(
+        [request],
+        scheduler.req_to_token_pool,
+        scheduler.token_to_kv_pool_allocator,
+        scheduler.tree_cache,
+        scheduler.model_config,
+        enable_overlap=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+    )
+    batch.prepare_for_extend()
+    try:
+        with model.stream():
+            batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
+            forward_batch = ForwardBatch.init_new(
+                batch, runner, return_hidden_states_before_norm=False
+            )
+            output = runner.forward(forward_batch).logits_output
+            read = output.embeddings if model.vector_width else output.next_token_logits
+            on_host: Tensor = read.float().cpu()  # waits, so the slots are free to go
+            return on_host
+    finally:
+        release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
+
+
+def _request(prompt: Int32Array) -> Req:
+    """A request as the scheduler has it when it puts all its tokens into a batch."""
+    ids = array("q", prompt.tolist())
+    sampling = SamplingParams(max_new_tokens=0, temperature=0)
+    request = Req("known-prompt", "", ids, sampling)
+    request.refresh_fill_ids()
+    request.extend_end = len(ids)
+    request.logprob_start_len = -1
+    return request
+
+
+def _read(output: Tensor, rows: PackedRows) -> Float32Array:
+    """What the packed path answers to a row, of the stock path's output for it; ``[1, values]``."""
+    if not rows.vector_width:
+        labels = torch.from_numpy(rows.label_ids.astype(np.int64))
+        output = output.log_softmax(-1)[:, labels]
+    values: Float32Array = output.numpy()
+    return values
+
+
+def _joined(answers: list[Float32Array]) -> Matrix:
+    return np.concatenate(answers).astype(np.float64)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

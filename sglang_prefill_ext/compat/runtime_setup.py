@@ -1,0 +1,93 @@
+"""Set up the packed path of a scheduler whose model is loaded and has served nothing yet."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch.distributed import ReduceOp
+
+from sglang_prefill_ext.compat.capability import declined_reason
+from sglang_prefill_ext.compat.known_answers import compare_paths
+from sglang_prefill_ext.compat.messages import PackedRowsResult
+from sglang_prefill_ext.compat.model import model_of
+from sglang_prefill_ext.compat.radix import prefix_cache_of
+from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
+from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
+from sglang_prefill_ext.oneshot.job import Job, JobResult
+from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
+from sglang_prefill_ext.oneshot.policy import policy_of
+from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+
+logger = logging.getLogger(__name__)
+
+_Number = TypeVar("_Number", int, float)
+
+
+class RuntimeSetup(NamedTuple):
+    """What a scheduler starts with.
+
+    Attributes:
+        whole_width: how wide the model's vectors are (see `Model`).
+        verdict: on the known prompts; None where they were not asked.
+    """
+
+    runtime: PackedRuntime
+    whole_width: int = 1
+    verdict: Verdict | None = None
+
+
+def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
+    """Measure what forwards cost and ask the known prompts, or find out why packed requests are
+    declined.
+
+    Raises:
+        ConfigError: a flag asks for what cannot be done here.
+    """
+    sender = scheduler.ipc_channels.send_to_tokenizer
+
+    def answer(job: Job, result: JobResult) -> None:
+        sender.send_output(PackedRowsResult.of(result), job.reply_to)
+
+    def declining(reason: str) -> PackedRuntime:
+        nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
+        return PackedRuntime(None, answer, nothing_runs, declined_reason=reason)
+
+    reason = declined_reason(scheduler)
+    if reason:
+        logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
+        return RuntimeSetup(declining(reason))
+    executor, measured, verdict = _set_up_executor(scheduler, config)
+    if verdict is not None and not verdict.same:
+        return RuntimeSetup(declining(DIFFER), verdict=verdict)
+    policy = policy_of(config, measured.budget, measured.launch_tokens)
+    cache = prefix_cache_of(scheduler, config)
+    runtime = PackedRuntime(executor, answer, policy, cache=cache)
+    return RuntimeSetup(runtime, executor.vector_width, verdict)
+
+
+def _set_up_executor(
+    scheduler: Any, config: PrefillOnlyConfig
+) -> tuple[PackedExecutor, Calibration, Verdict | None]:
+    stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
+    model = model_of(scheduler.tp_worker.model_runner, stream)
+    executor = PackedExecutor(
+        model,
+        readout_bytes=config.readout_chunk_mib << 20,
+        attention=resolve_attention(config.attention, model),
+    )
+
+    def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
+        tensor = torch.tensor(numbers)
+        torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
+        return tensor.tolist()
+
+    measured = calibrate(executor, model.device, config.max_forward_tokens, largest_of_all_ranks)
+    logger.info("Prefill-only serving: measured %s", measured)
+    verdict = None
+    if config.known_answers is KnownAnswers.ON:
+        verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
+    return executor, measured, verdict

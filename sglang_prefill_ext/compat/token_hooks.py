@@ -1,0 +1,125 @@
+"""Hooks in SGLang's front-end processes: requests that end with the prompt take the packed path.
+
+SGLang reads, validates and tokenizes a request, and forms its answer. Only between the two, where
+it would send the request to its scheduler, it is packed with others instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+from fastapi import HTTPException
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+
+from sglang_prefill_ext.compat.http_errors import counted
+from sglang_prefill_ext.compat.token_output import aborted, finished
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions, opted_out, options_of
+from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
+from sglang_prefill_ext.frontend.token_answer import answer_of
+from sglang_prefill_ext.frontend.token_call import TokenCall, is_decision
+from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
+
+_ATTRIBUTE = "_prefill_only_tokens"
+
+_Send = Callable[..., Awaitable[None]]
+
+# The HTTP request, if any, in whose task a tokenized request is sent.
+_http_request: ContextVar[Any] = ContextVar("prefill_only_http_request", default=None)
+
+# Whether that is to go to SGLang's scheduler in any case.
+_stock_path: ContextVar[bool] = ContextVar("prefill_only_stock_path", default=False)
+
+# Calls under way; a task without a reference may be collected before it is done.
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def attach(manager: Any, scoring: ScoreFrontend) -> None:
+    """Let requests of a manager that ends with the prompt take the packed path."""
+    frontend = TokenFrontend(scoring.exchange, scoring.config, scoring.metrics)
+    setattr(manager, _ATTRIBUTE, frontend)
+
+
+async def noting_request(
+    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any
+) -> AsyncIterator[Any]:
+    """Generate, and let `send_one` and `send_batch` know for which HTTP request."""
+    _http_request.set(request)
+    async for answer in original(manager, obj, request):
+        yield answer
+
+
+async def send_one(original: _Send, manager: Any, tokenized_obj: Any) -> None:
+    """AROUND `TokenizerManager._send_one_request`."""
+    if not _takes_over(manager, tokenized_obj):
+        await original(manager, tokenized_obj)
+
+
+async def send_batch(original: _Send, manager: Any, tokenized_objs: list[Any]) -> None:
+    """AROUND `TokenizerManager._send_batch_request`."""
+    rest = [each for each in tokenized_objs if not _takes_over(manager, each)]
+    if rest:
+        await original(manager, rest)
+
+
+def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
+    """Start to serve a request on the packed path, if it can be.
+
+    Raises:
+        RequestError: a header of the request is wrong.
+    """
+    frontend: TokenFrontend | None = getattr(manager, _ATTRIBUTE, None)
+    if frontend is None or _stock_path.get():
+        return False
+    is_generation = isinstance(tokenized_obj, TokenizedGenerateReqInput)
+    if not is_generation or not is_decision(tokenized_obj):
+        return False
+    headers = getattr(_http_request.get(), "headers", None) or {}
+    try:
+        if opted_out(headers):
+            raise StockPathTaken("opted_out")
+        call = frontend.call_of(tokenized_obj)
+    except StockPathTaken as taken:
+        frontend.metrics.record_fallback(taken.reason)
+        return False
+    options = options_of(headers, now_ms=time.time() * 1e3)
+    tokenized_obj.time_stats.set_api_server_dispatch_time()
+    manager._mark_state_dispatched(tokenized_obj.rid)
+    task = asyncio.get_running_loop().create_task(
+        _serve(manager, frontend, tokenized_obj, call, options)
+    )
+    tokenized_obj.time_stats.set_api_server_dispatch_finish_time()
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return True
+
+
+async def _serve(
+    manager: Any,
+    frontend: TokenFrontend,
+    tokenized_obj: Any,
+    call: TokenCall,
+    options: RequestOptions,
+) -> None:
+    try:
+        with counted(frontend.metrics, _http_request.get()):
+            read_out = await frontend.read(call, options)
+        vocab_size = manager.model_config.vocab_size
+        answer = answer_of(call, read_out.table, vocab_size=vocab_size)
+        output = finished(manager, tokenized_obj, answer, read_out.cached_tokens)
+    except StockPathTaken as taken:
+        frontend.metrics.record_fallback(taken.reason)
+        _stock_path.set(True)
+        await manager._send_one_request(tokenized_obj)
+        return
+    except HTTPException as error:
+        output = aborted(manager, tokenized_obj, error.detail, error.status_code)
+    except Exception as error:
+        frontend.metrics.record_error("failed")
+        output = aborted(manager, tokenized_obj, f"{type(error).__name__}: {error}", 500)
+    if tokenized_obj.rid in manager.rid_to_state:  # else its client has left
+        await manager._handle_batch_output(output)

@@ -1,0 +1,85 @@
+"""Answers of packed calls as the message in which SGLang's detokenizer sends its own."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import asdict
+from typing import Any
+
+from sglang.srt.managers.io_struct import BatchStrOutput
+from sglang.srt.utils.weight_versions import WeightVersionSpan
+
+from sglang_prefill_ext.frontend.token_answer import TokenAnswer, first_text
+
+
+def finished(manager: Any, request: Any, answer: TokenAnswer, cached_tokens: int) -> BatchStrOutput:
+    """The answer to a tokenized request that ran to its end."""
+    sampling, token = request.sampling_params, answer.token
+    reason: dict[str, Any] = {"type": "length", "length": sampling.max_new_tokens}
+    text = ""
+    if token is not None:
+        stops = not sampling.ignore_eos and token in _stop_tokens(manager, sampling)
+        if stops:
+            reason = {"type": "stop", "matched": token}
+        if not stops or sampling.no_stop_trim:
+            text = first_text(
+                manager.tokenizer,
+                request.input_ids.tolist(),
+                token,
+                skip_special=sampling.skip_special_tokens,
+                spaces=sampling.spaces_between_special_tokens,
+            )
+    ids = [] if token is None else [token]
+    return _message(manager, request, answer, reason, text, ids, cached_tokens)
+
+
+def aborted(manager: Any, request: Any, message: str, status: int) -> BatchStrOutput:
+    """The answer to a tokenized request that ends with an error, which has an HTTP status."""
+    reason = {"type": "abort", "message": message, "status_code": status, "err_type": None}
+    return _message(manager, request, TokenAnswer(), reason, "", [], 0)
+
+
+def _message(
+    manager: Any,
+    request: Any,
+    answer: TokenAnswer,
+    reason: dict[str, Any],
+    text: str,
+    ids: list[int],
+    cached_tokens: int,
+) -> BatchStrOutput:
+    version = manager.config_value("weight_version")
+    lists = {name: [value] for name, value in asdict(answer).items() if name != "token"}
+    return BatchStrOutput(
+        rids=[request.rid],
+        finished_reasons=[reason],
+        output_strs=[text],
+        output_ids=[array("q", ids)],
+        prompt_tokens=[len(request.input_ids)],
+        completion_tokens=[len(ids)],
+        reasoning_tokens=[0],
+        cached_tokens=[cached_tokens],
+        **lists,
+        output_token_entropy_val=None,
+        output_token_sampling_mask=None,
+        output_hidden_states=None,
+        routed_experts=None,
+        indexer_topk=None,
+        placeholder_tokens_idx=None,
+        placeholder_tokens_val=None,
+        retraction_counts=[0],
+        weight_versions=[[WeightVersionSpan(version=version, start=0, end=len(ids))]],
+        cached_tokens_details=[None],
+        dp_ranks=[None],
+    )
+
+
+def _stop_tokens(manager: Any, sampling: Any) -> set[int]:
+    """Tokens after which SGLang's scheduler ends a generation."""
+    tokenizer = manager.tokenizer
+    return {
+        tokenizer.eos_token_id,
+        *(sampling.stop_token_ids or ()),
+        *(manager.model_config.hf_eos_token_id or ()),
+        *(getattr(tokenizer, "additional_stop_token_ids", None) or ()),
+    }

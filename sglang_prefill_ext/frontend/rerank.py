@@ -1,0 +1,31 @@
+"""What a decoder reranker is asked of each document of a `/v1/rerank` call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Template(Protocol):
+    """A compiled chat template."""
+
+    def render(self, **variables: Any) -> str: ...
+
+
+def rerank_prompts(
+    template: Template, query: str, documents: Sequence[str], instruct: str | None
+) -> list[str]:
+    """Return one prompt a document, each as SGLang renders it by itself.
+
+    Args:
+        instruct: where there is none, or an empty one, the template's default holds.
+
+    Raises:
+        Exception: whatever the template raises.
+    """
+    asked = {"role": "user", "content": query}
+    extra = {"instruct": instruct} if instruct else {}
+    return [
+        template.render(messages=[asked, {"role": "user", "content": document}], **extra)
+        for document in documents
+    ]

@@ -1,0 +1,115 @@
+"""Calls for log-probs and single tokens as packed requests, and their values taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.frontend.prompt_batch import flat_tokens, shared_beginnings
+from sglang_prefill_ext.frontend.token_call import TokenCall
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows, int_array
+
+_NO_SUCCESSOR = int_array([0])
+"""Label at the last token of a prompt, so that all reads have equally many; nobody looks at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadKind:
+    """What calls have in common that share a packed request.
+
+    Attributes:
+        reads_prompt: log-probs of prompt tokens are wanted.
+        token_ids: of which the log-prob is wanted at every read.
+        num_best: see `PackedRows`.
+    """
+
+    reads_prompt: bool
+    token_ids: tuple[int, ...]
+    num_best: int
+
+    @classmethod
+    def of(cls, call: TokenCall) -> ReadKind:
+        return cls(call.start is not None, call.token_ids or (), call.num_best)
+
+    @property
+    def num_labels(self) -> int:
+        """Labels of every read: its successor in the prompt, then the `token_ids`."""
+        return int(self.reads_prompt) + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGroup:
+    """One packed request for some of the calls.
+
+    Attributes:
+        members: the number of each row's call.
+        starts: the first read of each call, as a position in its prompt.
+    """
+
+    members: list[int]
+    starts: list[int]
+    kind: ReadKind
+    rows: PackedRows
+
+    def tables(self, values: Float32Array) -> list[Float32Array]:
+        """Return for every call its reads, ``[reads, values a read]``, to the prompt's last."""
+        table = values.reshape(self.rows.num_reads, -1)
+        prefix, in_prefix = self.rows.prefix_len, table[: self.rows.prefix_reads]
+        bounds = self.rows.read_starts()
+        found = []
+        for start, first, last in zip(self.starts, bounds[:-1], bounds[1:], strict=True):
+            own = table[first:last]
+            if start < prefix:
+                own = np.concatenate([in_prefix[len(in_prefix) - (prefix - start) :], own])
+            found.append(own)
+        return found
+
+
+def pack_calls(calls: Sequence[TokenCall], kind: ReadKind) -> list[TokenGroup]:
+    """Pack calls of a kind; those that begin alike share a prefix, whose reads are shared, too."""
+    return [
+        _group([calls[each] for each in members], members, prefix, kind)
+        for members, prefix in shared_beginnings([call.ids for call in calls])
+    ]
+
+
+def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKind) -> TokenGroup:
+    prompts = [call.ids for call in calls]
+    starts = [len(call.ids) - 1 if call.start is None else call.start for call in calls]
+    if min(starts) < prefix:
+        prefix -= 1  # so that what follows a read of the prefix is the same in every row
+    tokens, lens = flat_tokens(prompts, prefix)
+    prefix_reads = max(0, prefix - min(starts))
+    first_reads = np.maximum(starts, prefix)
+    read_lens = (lens + prefix - first_reads).astype(np.int32)
+    label_ids = int_array(kind.token_ids)
+    label_lens = int_array([])
+    if kind.reads_prompt:
+        parts = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
+        for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
+            parts += [prompt[first + 1 :], _NO_SUCCESSOR]
+        label_ids = _labels(np.concatenate(parts), label_ids)
+        label_lens = np.full(len(label_ids) // kind.num_labels, kind.num_labels, dtype=np.int32)
+    ends_only = not kind.reads_prompt
+    rows = PackedRows(
+        tokens,
+        prefix,
+        lens,
+        label_ids,
+        label_lens,
+        read_lens=int_array([]) if ends_only else read_lens,
+        prefix_reads=prefix_reads,
+        num_best=kind.num_best,
+    )
+    return TokenGroup(members, starts, kind, rows)
+
+
+def _labels(successors: Int32Array, token_ids: Int32Array) -> Int32Array:
+    """The labels of every read, read by read."""
+    table: NDArray[np.int32] = np.empty((len(successors), 1 + len(token_ids)), dtype=np.int32)
+    table[:, 0] = successors
+    table[:, 1:] = token_ids
+    return table.ravel()

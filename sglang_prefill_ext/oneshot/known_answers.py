@@ -1,0 +1,229 @@
+"""A fixed set of prompts that the packed and the stock path must answer alike; pure.
+
+Run once at start: what could make the paths differ is this model's code, its kernels and this
+device, of which a weight update changes none. The prefix cache takes no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.oneshot.admission import QueueLimits
+from sglang_prefill_ext.oneshot.budget import UNLIMITED, ForwardBudget
+from sglang_prefill_ext.oneshot.flight import Executor
+from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
+from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.wire.packed import (
+    Float32Array,
+    Int32Array,
+    PackedRows,
+    int_array,
+    values_from_bytes,
+)
+
+DIFFER = "known_answers_differ"
+"""Why packed requests are declined where the paths differ."""
+
+MOST_TOKENS = 400
+"""Of all forwards together; fewer where a forward or a prompt may not be so long."""
+
+LABELS = 16
+
+_SEED = 20
+
+# Prefix and suffixes of each request, in tokens of `MOST_TOKENS`. The first two share a forward,
+# the last one takes two and so holds the K/V of its prefix in between.
+_SHAPES = ((47, (1, 5, 30)), (0, (1, 7, 69)), (211, (2, 27)))
+
+LABEL_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.25}
+"""Largest difference of a log-probability, by dtype (natural logarithm).
+
+Ten times the parity that is aimed at in float32. In bfloat16 logits from 16 to 32 are multiples of
+0.125, and each path may round the other way: two such steps. What is wrong, such as a mask or a
+position, moves log-probabilities by about 1 and more."""
+
+VECTOR_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.1}
+"""Largest distance of two vectors, in lengths of the stock one: a cosine of 0.995 in bfloat16."""
+
+LARGE_LOGPROB = 10.0
+"""Beyond this the difference is relative: it counts per multiple of 10, as rounding grows with the
+logits."""
+
+Matrix = NDArray[np.float64]
+
+Agree = Callable[[list[float]], list[float]]
+"""The largest of each number over all tensor-parallel ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far the two paths' answers differ; the same on every rank.
+
+    Attributes:
+        prompts: of each prompt, tokens of the prefix it shares and tokens of its own.
+        differences: one a prompt, see `differences`; infinite where only one path gave a number.
+        tolerance: what they may be at most.
+        seconds: what finding out took.
+    """
+
+    prompts: tuple[tuple[int, int], ...]
+    differences: tuple[float, ...]
+    tolerance: float
+    seconds: float
+
+    @property
+    def same(self) -> bool:
+        """Whether every answer is within the tolerance; nothing compared is not."""
+        return bool(self.differences) and self.largest <= self.tolerance
+
+    @property
+    def largest(self) -> float:
+        return max(self.differences, default=float("inf"))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return it ready for JSON, where an infinite difference is None."""
+        return {
+            "verdict": "same" if self.same else "differ",
+            "prompts": len(self.prompts),
+            "largest_difference": self.largest if np.isfinite(self.largest) else None,
+            "tolerance": self.tolerance,
+            "seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        worst = self.differences.index(self.largest)
+        shared, own = self.prompts[worst]
+        return (
+            f"{len(self.prompts)} prompts, largest difference {self.largest:.1e} at prompt "
+            f"{worst + 1} ({shared} tokens of a shared prefix and {own} of its own), tolerance "
+            f"{self.tolerance:g}, {self.seconds:.2f} s"
+        )
+
+
+def known_requests(
+    *, vocab_size: int, vector_width: int, longest_prompt: int, max_tokens: int
+) -> list[PackedRows]:
+    """Return requests with short and long rows, of one token too, with and without a prefix.
+
+    Args:
+        vocab_size: token ids are below it.
+        vector_width: of the model's vectors; 0 where labels are read.
+        longest_prompt: most tokens of a prompt, >= 1.
+        max_tokens: of one forward; all requests together take three quarters of it at most,
+            as long as their rows keep a token each.
+    """
+    tokens = max(1, min(MOST_TOKENS, 3 * max_tokens // 4, 3 * longest_prompt // 2))
+    labels = np.unique(np.linspace(0, vocab_size - 1, LABELS).astype(np.int32))
+    random = np.random.default_rng(_SEED)
+    requests = []
+    for most_prefix, most_suffixes in _SHAPES:
+        prefix = most_prefix * tokens // MOST_TOKENS
+        suffixes = [max(1, most * tokens // MOST_TOKENS) for most in most_suffixes]
+        ids = random.integers(vocab_size, size=prefix + sum(suffixes), dtype=np.int32)
+        requests.append(
+            PackedRows(
+                ids,
+                prefix,
+                int_array(suffixes),
+                int_array([]) if vector_width else labels,
+                int_array([]),
+                vector_width=vector_width,
+            )
+        )
+    return requests
+
+
+def prompts_of(rows: PackedRows) -> list[Int32Array]:
+    """The rows as separate prompts, int32."""
+    prefix, suffixes = np.split(rows.tokens, [rows.prefix_len])
+    ends = np.cumsum(rows.suffix_lens)[:-1]
+    return [np.concatenate([prefix, suffix]) for suffix in np.split(suffixes, ends)]
+
+
+def lengths_of(requests: Sequence[PackedRows]) -> tuple[tuple[int, int], ...]:
+    """`Verdict.prompts` of requests."""
+    return tuple((rows.prefix_len, own) for rows in requests for own in rows.suffix_lens.tolist())
+
+
+def packed_answers(
+    executor: Executor, requests: Sequence[PackedRows], budget: ForwardBudget
+) -> list[Float32Array]:
+    """Run requests as the packed path runs those of users; their values, ``[rows, values]`` each.
+
+    The largest request takes more than one forward, the others share one.
+
+    Raises:
+        PackedForwardError: a forward failed.
+    """
+    longest_row = max(int(rows.suffix_lens.max()) for rows in requests)
+    tokens = max(longest_row, sum(len(rows.tokens) for rows in requests) // 2)
+    policy = SchedulingPolicy(
+        budget=replace(budget, max_tokens=min(tokens, budget.max_tokens)),
+        order=Order.FCFS,
+        ageing=1,
+        launch_tokens=UNLIMITED,  # whatever fits into a forward joins it
+        limits=QueueLimits(tokens=UNLIMITED, rows=UNLIMITED, bytes=UNLIMITED),
+    )
+    results: list[JobResult] = []
+
+    def answer(_job: Job, result: JobResult) -> None:
+        results.append(result)
+
+    runtime = PackedRuntime(executor, answer, policy)
+    for number, rows in enumerate(requests):
+        runtime.submit(str(number), rows, None)
+    while runtime.busy:
+        runtime.step()
+    for result in results:
+        if result.status is not JobStatus.OK:
+            raise PackedForwardError(f"Packed forward: {result.message}")
+    values = {result.rid: values_from_bytes(result.values) for result in results}
+    return [
+        values[str(number)].reshape(rows.num_rows, rows.values_per_read)
+        for number, rows in enumerate(requests)
+    ]
+
+
+def differences(stock: Matrix, packed: Matrix, *, vectors: bool) -> list[float]:
+    """How far the answers to each prompt are apart.
+
+    Args:
+        stock, packed: ``[prompts, values]``. A NaN, or an infinite number, is like itself and
+            infinitely far from anything else.
+        vectors: the values of a prompt are a vector, else log-probabilities.
+
+    Returns:
+        Of vectors the Euclidean distance, in lengths of the stock one if that is over 1; else the
+        largest difference of a log-probability, see `LARGE_LOGPROB`.
+    """
+    equal = (stock == packed) | (np.isnan(stock) & np.isnan(packed))
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(equal, 0.0, np.abs(stock - packed))
+    gaps[np.isnan(gaps)] = np.inf
+    sizes = np.where(np.isfinite(stock), np.abs(stock), 0.0)
+    if vectors:
+        lengths = np.maximum(1.0, np.linalg.norm(sizes, axis=1))
+        apart = np.linalg.norm(gaps, axis=1) / lengths
+    else:
+        apart = (gaps / np.maximum(1.0, sizes / LARGE_LOGPROB)).max(axis=1)
+    found: list[float] = apart.tolist()
+    return found
+
+
+def tolerance_of(dtype: str, *, quantised: bool, vectors: bool) -> float:
+    """Return the largest difference that is no error.
+
+    Args:
+        dtype: of the model's numbers, e.g. ``"float32"``.
+        quantised: weights or the KV cache are, and round like half precision or more.
+        vectors: see `differences`.
+    """
+    by_dtype = VECTOR_TOLERANCE if vectors else LABEL_TOLERANCE
+    return by_dtype["bfloat16" if quantised else dtype]

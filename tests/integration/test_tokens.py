@@ -1,0 +1,307 @@
+"""Prompt log-probs and single tokens on the packed path, against stock and Hugging Face."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.integration.client import Client, Json, random_ids
+from tests.integration.own_server import Serving, serving
+from tests.integration.parity import TOLERANCE
+from tests.integration.processes import scheduler_pid, stopped
+
+pytestmark = pytest.mark.timeout(900)
+
+RNG = random.Random(50)
+PROMPT = random_ids(RNG, 40)
+SHARED = random_ids(RNG, 60)
+PROMPTS = [SHARED + random_ids(RNG, length) for length in (1, 7, 30)]
+GREEDY = {"max_new_tokens": 1, "temperature": 0}
+NOTHING = {"max_new_tokens": 0}
+VOLATILE = {"id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"}
+
+
+@pytest.fixture(scope="module")
+def generator(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
+    flags = ("--enable-prefill-only", "--sleep-on-idle", "--disable-radix-cache")
+    flags += ("--enable-tokenizer-batch-encode",)
+    with serving(model_dir("micro"), "tokens", *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def oracle(model_dir: Callable[[str], Path]) -> Callable[[list[int]], Any]:
+    """Log-probs over the vocabulary behind every token of a prompt, in Hugging Face."""
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir("micro"), dtype=torch.float32)
+
+    @torch.inference_mode()
+    def log_probs(prompt: list[int]) -> Any:
+        return torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), dim=-1).numpy()
+
+    return log_probs
+
+
+def assert_same(found: Any, wanted: Any, where: str = "") -> None:
+    """Equal up to the tolerance for numbers, and up to what differs from call to call."""
+    assert type(found) is type(wanted), where
+    if isinstance(found, dict):
+        assert found.keys() == wanted.keys(), where
+        for name in found.keys() - VOLATILE:
+            assert_same(found[name], wanted[name], f"{where}.{name}")
+    elif isinstance(found, list):
+        assert len(found) == len(wanted), where
+        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, f"{where}[{number}]")
+    elif isinstance(found, float):
+        assert found == pytest.approx(wanted, abs=TOLERANCE * max(1.0, abs(wanted) / 10)), where
+    else:
+        assert found == wanted, where
+
+
+def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any:
+    """The packed answer, which is stock's; the packed path must have been taken."""
+    with client.counting() as moved:
+        packed = client.post(path, body)
+        assert packed.status_code == 200, packed.text
+    assert moved["frontend.requests.packed"] == packed_requests
+    assert not any(count for name, count in moved.items() if "fallbacks" in name)
+    stock = client.post(path, body, stock=True)
+    assert stock.status_code == 200, stock.text
+    assert_same(packed.json(), stock.json())
+    return packed.json()
+
+
+@pytest.mark.patch("P26")
+@pytest.mark.parametrize("sampling", [GREEDY, NOTHING], ids=["token", "nothing"])
+@pytest.mark.parametrize("start", [-1, 0, 1, 20, 39, 40])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"top_logprobs_num": 3},
+        {"token_ids_logprob": [7, 9]},
+        {"top_logprobs_num": 1, "token_ids_logprob": [5], "return_text_in_logprobs": True},
+    ],
+    ids=["plain", "top", "listed", "all"],
+)
+def test_log_probs_of_a_prompt_are_stocks(
+    generator: Serving, sampling: Json, start: int, wanted: Json
+) -> None:
+    body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+    answer = both(generator.client, "/generate", body | {"logprob_start_len": start} | wanted)
+    read = 0 if start == -1 else len(PROMPT) - start
+    assert len(answer["meta_info"]["input_token_logprobs"]) == read
+
+
+@pytest.mark.patch("P27")
+@pytest.mark.parametrize("start", [-1, 0, 30, 59, 60])
+def test_log_probs_of_prompts_that_begin_alike_are_stocks_and_computed_once(
+    generator: Serving, start: int
+) -> None:
+    body = {
+        "input_ids": PROMPTS,
+        "sampling_params": GREEDY,
+        "return_logprob": True,
+        "logprob_start_len": start,
+        "top_logprobs_num": 2,
+    }
+    with generator.client.counting() as moved:
+        generator.client.post("/generate", body)
+    own = sum(len(prompt) - len(SHARED) for prompt in PROMPTS)
+    # Reads of the prefix need its last token in every row.
+    extra = len(PROMPTS) - 1 if 0 <= start < len(SHARED) else 0
+    assert moved["scheduler.tokens_computed"] == len(SHARED) + own + extra
+    both(generator.client, "/generate", body, packed_requests=len(PROMPTS))
+
+
+def test_log_probs_are_those_of_hugging_face(
+    generator: Serving, oracle: Callable[[list[int]], Any]
+) -> None:
+    body = {"input_ids": PROMPTS, "sampling_params": GREEDY, "return_logprob": True}
+    answers = generator.client.post("/generate", body | {"logprob_start_len": 0}).json()
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        exact = oracle(prompt)
+        found = [value for value, _, _ in answer["meta_info"]["input_token_logprobs"][1:]]
+        wanted = exact[np.arange(len(prompt) - 1), prompt[1:]]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=TOLERANCE)
+        assert answer["output_ids"] == [int(exact[-1].argmax())]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": "a red shoe", "sampling_params": GREEDY}),
+        ("/generate", {"text": ["a", "b"], "sampling_params": GREEDY}),
+        ("/v1/completions", {"prompt": "a red shoe", "max_tokens": 1, "temperature": 0}),
+        (
+            "/v1/completions",
+            {"prompt": PROMPTS, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1},
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "a red shoe"}],
+                "max_tokens": 1,
+                "temperature": 0,
+                "logprobs": True,
+                "top_logprobs": 3,
+            },
+        ),
+    ],
+    ids=["text", "texts", "completion", "echo", "chat"],
+)
+def test_every_route_answers_as_stock_does(generator: Serving, path: str, body: Json) -> None:
+    prompts = body.get("text", body.get("prompt", "one"))
+    count = len(prompts) if isinstance(prompts, list) else 1
+    both(generator.client, path, {"model": "m"} | body, packed_requests=count)
+
+
+def test_a_stop_token_ends_the_generation_as_in_stock(generator: Serving) -> None:
+    client = generator.client
+    (token,) = client.post("/generate", {"input_ids": PROMPT, "sampling_params": GREEDY}).json()[
+        "output_ids"
+    ]
+    for more in ({}, {"no_stop_trim": True}, {"ignore_eos": True}):
+        sampling = GREEDY | {"stop_token_ids": [token]} | more
+        answer = both(client, "/generate", {"input_ids": PROMPT, "sampling_params": sampling})
+        reason = answer["meta_info"]["finish_reason"]["type"]
+        assert reason == ("length" if "ignore_eos" in more else "stop")
+
+
+def test_a_stream_is_one_event(generator: Serving) -> None:
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY, "stream": True}
+    with generator.client.counting() as moved:
+        packed = generator.client.post("/generate", body).text.splitlines()
+    stock = generator.client.post("/generate", body, stock=True).text.splitlines()
+    assert moved["frontend.requests.packed"] == 1
+    assert len(packed) == len(stock)
+    assert packed[-2:] == stock[-2:]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        ({"max_new_tokens": 1}, "sampling"),
+        (GREEDY | {"logit_bias": {"5": 1.0}}, "logit_bias"),
+        (GREEDY | {"regex": "a|b"}, "grammar"),
+        (GREEDY | {"stop": ["x"]}, "stop_strings"),
+        (GREEDY | {"frequency_penalty": 0.5}, "penalties"),
+        (GREEDY | {"repetition_penalty": 1.5}, "penalties"),
+    ],
+)
+def test_what_changes_the_token_takes_the_stock_path(
+    generator: Serving, sampling: Json, reason: str
+) -> None:
+    with generator.client.counting() as moved:
+        body = {"input_ids": PROMPT, "sampling_params": sampling}
+        assert generator.client.post("/generate", body).status_code == 200
+    assert moved[f"frontend.fallbacks.{reason}"] == 1
+    assert moved["frontend.requests.packed"] == 0
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"max_new_tokens": 4}, GREEDY | {"n": 2}, NOTHING], ids=["long", "n", "warm-up"]
+)
+def test_what_is_no_decision_is_not_even_counted(generator: Serving, sampling: Json) -> None:
+    with generator.client.counting() as moved:
+        body = {"input_ids": PROMPT, "sampling_params": sampling}
+        assert generator.client.post("/generate", body).status_code == 200
+    assert not any(count for name, count in moved.items() if name.startswith("frontend"))
+
+
+def test_many_clients_share_messages_and_forwards(
+    generator: Serving, oracle: Callable[[list[int]], Any]
+) -> None:
+    rng = random.Random(51)
+    prompts = [random_ids(rng, rng.randint(3, 60)) for _ in range(64)]
+
+    def token(prompt: list[int]) -> int:
+        body = {"input_ids": prompt, "sampling_params": GREEDY}
+        (found,) = generator.client.post("/generate", body).json()["output_ids"]
+        return int(found)
+
+    with generator.client.counting() as moved, ThreadPoolExecutor(32) as pool:
+        found = list(pool.map(token, prompts))
+    assert found == [int(oracle(prompt)[-1].argmax()) for prompt in prompts]
+    assert moved["scheduler.requests.ok"] < len(prompts) / 2
+    assert moved["frontend.requests.packed"] == len(prompts)
+
+
+def test_beside_running_generations_both_are_right(generator: Serving) -> None:
+    client, rng = generator.client, random.Random(52)
+    prompts = [random_ids(rng, 20) for _ in range(8)]
+    alone = [client.generate(prompt, 24) for prompt in prompts]
+    with ThreadPoolExecutor(16) as pool:
+        running = [pool.submit(client.generate, prompt, 24) for prompt in prompts]
+        tokens = [pool.submit(client.generate, prompt, 1) for prompt in prompts]
+        assert [each.result() for each in running] == alone
+        assert [each.result() for each in tokens] == [output[:1] for output in alone]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input_ids": []},
+        {"input_ids": [8_000]},
+        {"input_ids": PROMPT, "return_logprob": True, "logprob_start_len": 41},
+        {"input_ids": PROMPT, "return_logprob": True, "token_ids_logprob": [-1]},
+        {"input_ids": PROMPT, "return_logprob": True, "token_ids_logprob": [8_000]},
+        {"input_ids": [5] * 40_000},
+    ],
+    ids=["empty", "vocabulary", "start", "negative label", "label", "length"],
+)
+def test_bad_input_gets_stocks_answer_and_nothing_else_is_lost(
+    generator: Serving, wrong: Json
+) -> None:
+    client = generator.client
+    body = {"sampling_params": GREEDY} | wrong
+    packed, stock = client.post("/generate", body), client.post("/generate", body, stock=True)
+    assert packed.status_code == stock.status_code
+    assert packed.json().keys() == stock.json().keys()
+    both(client, "/generate", {"input_ids": PROMPT, "sampling_params": GREEDY})
+
+
+def test_a_wrong_header_is_refused(generator: Serving) -> None:
+    headers = {"x-prefill-only-timeout-ms": "soon"}
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY}
+    refused = generator.client.http.post("/generate", json=body, headers=headers)
+    assert refused.status_code == 400
+    assert "x-prefill-only-timeout-ms" in refused.text
+
+
+def test_clients_that_leave_and_aborts_leave_nothing_behind(generator: Serving) -> None:
+    client = generator.client
+    before = client.memory()
+    body = {"input_ids": PROMPTS[2], "sampling_params": GREEDY}
+    with ThreadPoolExecutor(8) as pool:
+        with stopped(scheduler_pid(generator.server)):
+            late = [pool.submit(client.post, "/generate", body) for _ in range(4)]
+            for _ in range(3):
+                with pytest.raises(httpx.ReadTimeout):
+                    client.http.post("/generate", json=body, timeout=0.3)
+            client.post("/abort_request", {"rid": "", "abort_all": True})
+        assert {each.result().status_code for each in late} <= {200, 400, 503}
+    assert client.memory() == before
+    assert client.status()["frontend"]["in_flight"] == 0
+    both(client, "/generate", body)
+
+
+def test_a_deadline_that_has_passed_is_an_error(generator: Serving) -> None:
+    client = generator.client
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY}
+    headers = {"x-prefill-only-timeout-ms": "50"}
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(scheduler_pid(generator.server)):
+            late = pool.submit(client.http.post, "/generate", json=body, headers=headers)
+            time.sleep(0.5)
+        assert late.result().status_code == 504

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sglang_prefill_ext.compat.fast_route import shorten
+
+JSON = {"content-type": "application/json; charset=utf-8"}
+
+
+class Setup:
+    """An application whose route `/echo` is served by `serve` where the body is short."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        self.seen: list[bytes] = []
+
+        @self.app.get("/other")
+        async def other() -> str:
+            return "other"
+
+        @self.app.post("/echo")
+        async def echo(request: Request) -> Any:
+            return {"stock": (await request.body()).decode(), "again": await request.json()}
+
+        shorten(self.app, "/echo", self.serve)
+
+    async def serve(self, body: bytes, request: Request) -> Response | None:
+        self.seen.append(body)
+        assert request.headers["x-mark"] == "1"
+        return Response(b"short", media_type="text/plain") if len(body) < 10 else None
+
+    async def post(self, path: str, content: Any, **headers: str) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.post(path, content=content, headers={"x-mark": "1", **headers})
+
+
+async def test_what_is_served_never_reaches_the_route() -> None:
+    setup = Setup()
+    response = await setup.post("/echo", b"[1]", **JSON)
+    assert (response.status_code, response.text) == (200, "short")
+    assert setup.seen == [b"[1]"]
+
+
+async def test_what_is_left_reaches_the_route_with_its_body() -> None:
+    setup = Setup()
+    numbers = b"[1, 2, 3, 4, 5, 6]"
+
+    async def in_parts() -> Any:
+        yield numbers[:7]
+        yield numbers[7:]
+
+    response = await setup.post("/echo", in_parts(), **JSON)
+    assert response.json() == {"stock": numbers.decode(), "again": [1, 2, 3, 4, 5, 6]}
+    assert setup.seen == [numbers]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", ""])
+async def test_other_content_types_are_the_routes_matter(kind: str) -> None:
+    setup = Setup()
+    response = await setup.post("/echo", b"1", **{"content-type": kind})
+    assert response.json()["stock"] == "1"
+    assert setup.seen == []
+
+
+async def test_other_routes_and_methods_are_untouched() -> None:
+    setup = Setup()
+    transport = httpx.ASGITransport(setup.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert (await client.get("/other")).json() == "other"
+        assert (await client.get("/echo")).status_code == 405
+    assert setup.seen == []
+
+
+def test_a_path_without_a_route_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        shorten(FastAPI(), "/missing", Setup().serve)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sglang_prefill_ext.errors import RequestAbortedError
+from sglang_prefill_ext.frontend import connection
+from sglang_prefill_ext.frontend.connection import outcome_while_connected
+from tests.unit.frontend.links import StubRequest
+
+
+@pytest.fixture(autouse=True)
+def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_DISCONNECT_POLL_S", 0.001)
+
+
+@pytest.mark.parametrize("request_", [None, object(), StubRequest(patience=1_000)])
+async def test_an_outcome_is_waited_for(request_: object) -> None:
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.01, future.set_result, 5)
+    assert await outcome_while_connected(future, request_) == 5
+
+
+async def test_a_client_that_leaves_ends_the_wait_and_not_the_future() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with pytest.raises(RequestAbortedError, match="disconnected"):
+        await outcome_while_connected(future, StubRequest(patience=3))
+    assert not future.done()
+
+
+async def test_an_error_is_the_outcome() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    future.set_exception(LookupError("x"))
+    with pytest.raises(LookupError, match="x"):
+        await outcome_while_connected(future, None)

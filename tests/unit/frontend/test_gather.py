@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.errors import RequestAbortedError
+from sglang_prefill_ext.frontend import connection
+from sglang_prefill_ext.frontend.gather import Gatherer
+from tests.unit.frontend.links import StubRequest
+
+LONG_S = 60.0
+
+
+class Server:
+    """Answers items with ten times their value, once it is let."""
+
+    def __init__(self, *, open_at_once: bool = True) -> None:
+        self.batches: list[tuple[object, list[int]]] = []
+        self.cancelled = 0
+        self.open = asyncio.Event()
+        if open_at_once:
+            self.open.set()
+
+    async def __call__(self, kind: object, items: list[int]) -> Sequence[int | Exception]:
+        self.batches.append((kind, list(items)))
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if 13 in items:
+            raise LookupError("the whole batch")
+        return [ValueError(item) if item < 0 else 10 * item for item in items]
+
+    def gatherer(self, max_items: int = 8, max_wait_s: float = LONG_S) -> Gatherer[int, int]:
+        return Gatherer(self, max_items=max_items, max_wait_s=max_wait_s)
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_calls_of_one_moment_share_a_batch() -> None:
+    server = Server()
+    gatherer = server.gatherer()
+    found = await asyncio.gather(*(gatherer.ask("a", [n, n + 1]) for n in (1, 5)))
+    assert found == [[10, 20], [50, 60]]
+    assert server.batches == [("a", [1, 2, 5, 6])]
+
+
+async def test_kinds_are_kept_apart() -> None:
+    server = Server()
+    gatherer = server.gatherer()
+    assert await asyncio.gather(gatherer.ask("a", [1]), gatherer.ask("b", [2])) == [[10], [20]]
+    assert sorted(server.batches) == [("a", [1]), ("b", [2])]  # type: ignore[type-var]
+
+
+async def test_a_lone_call_does_not_wait() -> None:
+    server = Server()
+    gatherer = server.gatherer()
+    async with asyncio.timeout(5):
+        for item in range(3):
+            assert await gatherer.ask("a", [item]) == [10 * item]
+
+
+async def test_calls_gather_while_a_batch_is_served() -> None:
+    server = Server(open_at_once=False)
+    gatherer = server.gatherer()
+    tasks = [asyncio.create_task(gatherer.ask("a", [0]))]
+    for item in (1, 2, 3):
+        await asyncio.sleep(0.01)
+        tasks.append(asyncio.create_task(gatherer.ask("a", [item])))
+    await _settle()
+    assert server.batches == [("a", [0])]
+    server.open.set()
+    assert await asyncio.gather(*tasks) == [[0], [10], [20], [30]]
+    assert server.batches[1:] == [("a", [1, 2, 3])]
+
+
+async def test_a_batch_starts_once_it_is_large_enough_or_has_waited() -> None:
+    server = Server(open_at_once=False)
+    gatherer = server.gatherer(max_items=2, max_wait_s=0.02)
+    tasks = []
+    for item in range(4):
+        tasks.append(asyncio.create_task(gatherer.ask("a", [item])))
+        await asyncio.sleep(0.001)
+    await _settle()
+    assert server.batches == [("a", [0]), ("a", [1, 2])]
+    await asyncio.sleep(0.05)
+    assert server.batches[2:] == [("a", [3])]
+    server.open.set()
+    assert await asyncio.gather(*tasks) == [[0], [10], [20], [30]]
+
+
+async def test_a_large_call_neither_waits_nor_takes_others_along() -> None:
+    server = Server(open_at_once=False)
+    gatherer = server.gatherer(max_items=3)
+    tasks = [asyncio.create_task(gatherer.ask("a", items)) for items in ([1], [2, 3, 4], [5])]
+    await asyncio.sleep(0.01)
+    assert server.batches == [("a", [2, 3, 4]), ("a", [1, 5])]
+    server.open.set()
+    assert await asyncio.gather(*tasks) == [[10], [20, 30, 40], [50]]
+
+
+async def test_an_item_fails_for_its_own_call_only() -> None:
+    gatherer = Server().gatherer()
+    asked = (gatherer.ask("a", items) for items in ([1], [2, -3], [4]))
+    good, bad, other = await asyncio.gather(*asked, return_exceptions=True)
+    assert (good, other) == ([10], [40])
+    assert isinstance(bad, ValueError)
+
+
+async def test_a_batch_that_fails_fails_for_all_and_the_next_one_is_served() -> None:
+    gatherer = Server().gatherer()
+    asked = (gatherer.ask("a", [item]) for item in (1, 13))
+    assert {type(e) for e in await asyncio.gather(*asked, return_exceptions=True)} == {LookupError}
+    assert await gatherer.ask("a", [2]) == [20]
+
+
+async def test_who_leaves_early_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_DISCONNECT_POLL_S", 0.001)
+    server = Server(open_at_once=False)
+    gatherer = server.gatherer()
+    staying = asyncio.create_task(gatherer.ask("a", [1]))
+    leaving = asyncio.create_task(gatherer.ask("a", [2]))
+    with pytest.raises(RequestAbortedError):
+        await gatherer.ask("a", [3], StubRequest(patience=2))
+    leaving.cancel()
+    await _settle()
+    assert not server.cancelled
+    server.open.set()
+    assert await staying == [10]
+
+
+async def test_a_batch_ends_with_its_last_call() -> None:
+    server = Server(open_at_once=False)
+    gatherer = server.gatherer()
+    first, second = (asyncio.create_task(gatherer.ask("a", [item])) for item in (1, 2))
+    await asyncio.sleep(0.01)
+    third = asyncio.create_task(gatherer.ask("a", [3]))  # gathers behind the two
+    await _settle()
+    third.cancel()
+    first.cancel()
+    second.cancel()
+    await _settle()
+    assert (server.batches, server.cancelled) == ([("a", [1, 2])], 1)
+    server.open.set()
+    assert await gatherer.ask("a", [4]) == [40]
+
+
+@given(
+    calls=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=5), min_size=1, max_size=12),
+    pauses=st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    max_items=st.integers(1, 6),
+)
+def test_every_call_gets_its_own_answers(
+    calls: list[list[int]], pauses: list[int], max_items: int
+) -> None:
+    async def run() -> None:
+        server = Server()
+        gatherer = server.gatherer(max_items=max_items, max_wait_s=0.0)
+
+        async def ask(items: list[int], pause: int) -> list[int]:
+            for _ in range(pause):
+                await asyncio.sleep(0)
+            return await gatherer.ask("a", items)
+
+        found = await asyncio.gather(*map(ask, calls, pauses))
+        assert found == [[10 * item for item in items] for items in calls]
+        served = [item for _, items in server.batches for item in items]
+        assert sorted(served) == sorted(item for items in calls for item in items)
+
+    asyncio.run(run())

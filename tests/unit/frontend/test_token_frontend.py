@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import PackedForwardError, ServerBusyError
+from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.token_call import TokenCall
+from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from tests.unit.frontend.links import StubAnswer, StubLink
+from tests.unit.frontend.token_requests import log_probs, tokenized, values_of
+
+
+class Setup:
+    """A front end whose scheduler answers at once."""
+
+    def __init__(self, answer: Callable[[PackedRows], StubAnswer], **knobs: int) -> None:
+        self.link, self.metrics = StubLink(), FrontendMetrics()
+        self.link.admitted = 1  # by SGLang itself
+        self.exchange = PackedExchange(self.link, max_row_tokens=100)
+        self.frontend = TokenFrontend(self.exchange, PrefillOnlyConfig(**knobs), self.metrics)
+
+        def on_send(rid: str, rows: PackedRows) -> None:
+            asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer(rows))
+
+        self.link.on_send = on_send
+
+    async def read(self, *calls: TokenCall, options: RequestOptions | None = None) -> list[Any]:
+        asked = (self.frontend.read(each, options or RequestOptions()) for each in calls)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+
+def right(rows: PackedRows) -> StubAnswer:
+    return StubAnswer(values=values_of(rows), tokens_computed=len(rows.tokens))
+
+
+def call(*prompt: int) -> TokenCall:
+    return TokenCall(int_array(prompt), None, False, 0, None, generates=True)
+
+
+async def test_concurrent_calls_share_a_packed_request() -> None:
+    setup = Setup(right)
+    prompts = [(1, 2), (3,), (1, 4, 5)]
+    results = await setup.read(*(call(*prompt) for prompt in prompts))
+    tokens = [int(each.table[-1, 1]) for each in results]
+    assert tokens == [int(log_probs(list(prompt)).argmax()) for prompt in prompts]
+    assert len(setup.link.sent) == 1
+    assert setup.metrics.as_dict()["requests"] == {"packed": 3}
+    assert setup.metrics.as_dict()["items"] == 3
+
+
+async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> None:
+    setup = Setup(lambda rows: StubAnswer("failed") if 9 in rows.tokens else right(rows))
+    good, bad, other = await setup.read(call(1), call(9), call(2))
+    assert isinstance(bad, PackedForwardError)
+    assert good.table.shape == other.table.shape == (1, 2)
+
+
+async def test_a_busy_server_refuses_all_calls_of_a_batch() -> None:
+    setup = Setup(lambda rows: StubAnswer("rejected"))
+    assert [type(each) for each in await setup.read(call(1), call(2))] == [ServerBusyError] * 2
+    assert len(setup.link.sent) == 1
+
+
+async def test_cached_tokens_are_those_of_the_prefix() -> None:
+    setup = Setup(lambda rows: StubAnswer(values=values_of(rows), tokens_cached=64))
+    alone, *_ = await setup.read(call(1, 2))
+    assert alone.cached_tokens == 0
+    alike = await setup.read(call(*[1] * 80, 2), call(*[1] * 80, 3))
+    assert [each.cached_tokens for each in alike] == [64, 64]
+
+
+def test_what_is_not_eligible_takes_the_stock_path() -> None:
+    setup = Setup(right)
+    assert setup.frontend.call_of(tokenized([1, 2])).ids.tolist() == [1, 2]
+    for request, reason in [
+        (tokenized([1], lora_id="x"), "lora"),
+        (tokenized([1] * 101), "row_over_budget"),
+    ]:
+        with pytest.raises(StockPathTaken, match=reason):
+            setup.frontend.call_of(request)
+    setup.exchange.decline("sliding_window")
+    with pytest.raises(StockPathTaken, match="sliding_window"):
+        setup.frontend.call_of(tokenized([1]))

@@ -1,0 +1,271 @@
+"""What the known prompts are, how they run, and what counts as the same answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.known_answers import (
+    LABELS,
+    MOST_TOKENS,
+    Verdict,
+    differences,
+    known_requests,
+    lengths_of,
+    packed_answers,
+    prompts_of,
+    tolerance_of,
+)
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.wire.packed import PackedRows
+from tests.unit.oneshot.jobs import IdleExecutor
+
+NAN, INF = float("nan"), float("inf")
+
+sizes = st.integers(1, 100_000)
+
+
+def known(**limits: int) -> list[PackedRows]:
+    large = {"vocab_size": 8_000, "vector_width": 0, "longest_prompt": 4_000, "max_tokens": 4_000}
+    return known_requests(**(large | limits))
+
+
+def total_of(requests: Sequence[PackedRows]) -> int:
+    return sum(len(rows.tokens) for rows in requests)
+
+
+def verdict_of(*apart: float) -> Verdict:
+    prompts = tuple((number, number + 1) for number in range(len(apart)))
+    return Verdict(prompts, apart, tolerance=1e-4, seconds=0.25)
+
+
+# The prompts
+
+
+@given(sizes, st.integers(0, 4), sizes, sizes)
+@example(vocab_size=1, vector_width=0, longest_prompt=1, max_tokens=1)
+def test_prompts_keep_every_limit(
+    vocab_size: int, vector_width: int, longest_prompt: int, max_tokens: int
+) -> None:
+    limits = (vocab_size, vector_width, longest_prompt, max_tokens)
+    names = ("vocab_size", "vector_width", "longest_prompt", "max_tokens")
+    requests = known(**dict(zip(names, limits, strict=True)))
+    num_rows = sum(rows.num_rows for rows in requests)
+    assert total_of(requests) <= max(num_rows, min(MOST_TOKENS, 3 * max_tokens // 4) + num_rows)
+    for rows in requests:
+        assert rows.vector_width == vector_width
+        assert rows.values_per_read == (vector_width or len(set(rows.label_ids.tolist())))
+        for ids in (rows.tokens, rows.label_ids):
+            assert all(0 <= number < vocab_size for number in ids.tolist())
+        assert max(map(len, prompts_of(rows))) <= longest_prompt
+
+
+def test_prompts_are_the_same_on_every_rank() -> None:
+    for one, other in zip(known(), known(), strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.suffix_lens.tolist() == other.suffix_lens.tolist()
+
+
+@pytest.mark.parametrize(("max_tokens", "most"), [(128, 100), (256, 200), (16_384, MOST_TOKENS)])
+def test_prompts_are_of_every_kind(max_tokens: int, most: int) -> None:
+    requests = known(max_tokens=max_tokens)
+    assert total_of(requests) <= most
+    lengths = [len(prompt) for rows in requests for prompt in prompts_of(rows)]
+    assert min(lengths) == 1
+    assert max(lengths) > most // 3
+    assert any(length % 2 for length in lengths)
+    assert sorted(bool(rows.prefix_len) for rows in requests) == [False, True, True]
+    assert any(own == 1 for prefix, own in lengths_of(requests) if prefix)
+
+
+def test_labels_are_spread_over_the_vocabulary() -> None:
+    (labels, *others) = (rows.label_ids.tolist() for rows in known(vocab_size=8_000))
+    assert others == [labels, labels]
+    assert (labels[0], labels[-1], len(set(labels))) == (0, 7_999, LABELS)
+
+
+def test_rows_as_prompts() -> None:
+    rows = PackedRows(
+        np.array([1, 2, 3, 4, 5, 6], np.int32),
+        2,
+        np.array([1, 3], np.int32),
+        np.array([0], np.int32),
+        np.array([], np.int32),
+    )
+    assert [prompt.tolist() for prompt in prompts_of(rows)] == [[1, 2, 3], [1, 2, 4, 5, 6]]
+    assert lengths_of([rows]) == ((2, 1), (2, 3))
+
+
+# The packed path
+
+
+class Echo(IdleExecutor):
+    """Answers each row's last token, as often as it has values."""
+
+    def __init__(self) -> None:
+        self.plans: list[ForwardPlan] = []
+        super().__init__(self.plans.append)
+
+    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Any:
+        completion: Any = super().launch(plan, held, stores)
+        last = plan.token_ids[plan.layout.read_positions()]
+        values = np.repeat(last, plan.label_lens).astype(np.float32)
+        completion.wait = lambda: values
+        return completion
+
+
+@pytest.mark.parametrize("vector_width", [0, 3])
+def test_answers_come_back_row_by_row(vector_width: int) -> None:
+    executor, requests = Echo(), known(vector_width=vector_width)
+    answers = packed_answers(executor, requests, ForwardBudget(4_000))
+    for rows, answer in zip(requests, answers, strict=True):
+        last = [prompt[-1] for prompt in prompts_of(rows)]
+        assert answer.tolist() == [[token] * (vector_width or LABELS) for token in last]
+
+
+@pytest.mark.parametrize("max_tokens", [128, 1_000, 16_384])
+def test_a_shared_forward_and_a_held_prefix_are_tried(max_tokens: int) -> None:
+    executor, requests = Echo(), known(max_tokens=max_tokens)
+    packed_answers(executor, requests, ForwardBudget(max_tokens))
+    shared, *divided = executor.plans
+    assert len(shared.layout.groups) == 2
+    assert [any(plan.hold) for plan in divided] == [True, False]
+    assert [group.held > 0 for plan in divided for group in plan.layout.groups] == [False, True]
+
+
+@given(sizes, st.integers(1, 10_000))
+def test_every_budget_will_do(max_tokens: int, max_bytes: int) -> None:
+    budget = ForwardBudget(max_tokens, max_bytes + 30, bytes_per_token=10, bytes_per_row=20)
+    executor = Echo()
+    requests = known(max_tokens=max_tokens, longest_prompt=budget.longest_row)
+    packed_answers(executor, requests, budget)
+    assert all(budget.fits(plan.num_tokens, plan.num_rows) for plan in executor.plans)
+
+
+def test_a_failed_forward_is_an_error() -> None:
+    def fail(_plan: ForwardPlan) -> None:
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(PackedForwardError, match="no such kernel"):
+        packed_answers(IdleExecutor(fail), known(), ForwardBudget(4_000))
+
+
+# The comparison
+
+
+def one_difference(stock: float, packed: float, *, vectors: bool = False) -> float:
+    (apart,) = differences(np.array([[stock]]), np.array([[packed]]), vectors=vectors)
+    return apart
+
+
+@pytest.mark.parametrize(
+    ("stock", "packed", "apart"),
+    [
+        (-1.0, -1.5, 0.5),
+        (-10.0, -10.5, 0.5),
+        (-20.0, -20.5, 0.25),
+        (NAN, NAN, 0.0),
+        (-INF, -INF, 0.0),
+        (NAN, -1.0, INF),
+        (-1.0, NAN, INF),
+        (-INF, -1.0, INF),
+        (-1.0, -INF, INF),
+        (-INF, INF, INF),
+        (NAN, INF, INF),
+    ],
+)
+def test_differences_of_log_probabilities(stock: float, packed: float, apart: float) -> None:
+    assert one_difference(stock, packed) == pytest.approx(apart)
+
+
+def test_of_a_prompt_the_largest_difference_counts() -> None:
+    stock = np.array([[-1.0, -2.0, -3.0], [NAN, -2.0, -3.0]])
+    packed = np.array([[-1.0, -2.25, -3.125], [NAN, -2.0, -3.5]])
+    assert differences(stock, packed, vectors=False) == [0.25, 0.5]
+
+
+def test_distances_of_vectors() -> None:
+    stock = np.array([[0.6, 0.8], [30.0, 40.0], [0.0, 0.01], [0.6, NAN], [0.6, NAN]])
+    packed = np.array([[0.6, 0.9], [30.0, 45.0], [0.0, 0.02], [0.6, NAN], [0.6, 0.8]])
+    apart = differences(stock, packed, vectors=True)
+    assert apart == pytest.approx([0.1, 0.1, 0.01, 0.0, INF])
+
+
+numbers = st.floats(width=32) | st.sampled_from([NAN, INF, -INF])
+
+
+@given(npst.arrays(np.float64, (3, 4), elements=numbers), st.booleans())
+def test_equal_answers_are_no_distance_apart(answers: Any, vectors: bool) -> None:
+    assert differences(answers, answers.copy(), vectors=vectors) == [0.0] * 3
+
+
+@given(
+    npst.arrays(np.float64, (2, 4), elements=numbers),
+    npst.arrays(np.float64, (2, 4), elements=numbers),
+    st.booleans(),
+)
+def test_a_difference_is_never_nan(stock: Any, packed: Any, vectors: bool) -> None:
+    for apart, one, other in zip(
+        differences(stock, packed, vectors=vectors), stock, packed, strict=True
+    ):
+        assert apart >= 0
+        if (np.isnan(one) != np.isnan(other)).any():
+            assert apart == INF
+
+
+# The verdict
+
+
+@pytest.mark.parametrize(
+    ("apart", "same"),
+    [((0.0, 1e-4), True), ((2e-4, 0.0), False), ((0.0, INF), False), ((), False)],
+)
+def test_a_verdict(apart: tuple[float, ...], same: bool) -> None:
+    assert verdict_of(*apart).same is same
+
+
+def test_a_verdict_names_the_worst_prompt() -> None:
+    text = str(verdict_of(0.0, 0.5, 0.25))
+    assert text == (
+        "3 prompts, largest difference 5.0e-01 at prompt 2 (1 tokens of a shared prefix and 2 of "
+        "its own), tolerance 0.0001, 0.25 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("apart", "shown"),
+    [
+        ((0.0, 1e-5), {"verdict": "same", "largest_difference": 1e-5}),
+        ((0.5, 0.0), {"verdict": "differ", "largest_difference": 0.5}),
+        ((0.0, INF), {"verdict": "differ", "largest_difference": None}),
+    ],
+)
+def test_a_verdict_is_json(apart: tuple[float, ...], shown: dict[str, Any]) -> None:
+    rest = {"prompts": 2, "tolerance": 1e-4, "seconds": 0.25}
+    text = json.dumps(verdict_of(*apart).as_dict(), allow_nan=False)
+    assert json.loads(text) == shown | rest
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_tolerances(vectors: bool) -> None:
+    exact, *rough = (
+        tolerance_of(dtype, quantised=quantised, vectors=vectors)
+        for dtype, quantised in [
+            ("float32", False),
+            ("float32", True),
+            ("bfloat16", False),
+            ("float16", True),
+        ]
+    )
+    assert exact == 1e-4
+    assert len(set(rough)) == 1
+    assert 10 * exact < rough[0] < 0.5

@@ -1,0 +1,145 @@
+"""Reads anywhere in a request, divided and in company, against every prompt on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.held import HeldPrefix
+from sglang_prefill_ext.oneshot.planner import plan_forward
+from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from tests.unit.oneshot.test_executor import _causal
+from tests.unit.oneshot.tiny_model import TinyModel
+from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """A request, and what it reads: labels of its own for every read.
+
+    Attributes:
+        prefix_reads: last tokens of the prefix that are read.
+        row_reads: last tokens of each row that are read.
+        labels: of every read.
+    """
+
+    plain: PlainRequest
+    prefix_reads: int
+    row_reads: list[int]
+    labels: list[list[int]]
+    num_best: int
+
+    def pack(self) -> PackedRows:
+        return replace(
+            self.plain.pack(),
+            prefix_reads=self.prefix_reads,
+            read_lens=int_array(self.row_reads),
+            label_ids=int_array([label for labels in self.labels for label in labels]),
+            label_lens=int_array(list(map(len, self.labels))),
+            num_best=self.num_best,
+        )
+
+    def expected(self) -> list[float]:
+        """From the logits of every prompt on its own."""
+        prefix, first, table = len(self.plain.prefix), self.plain.prompts[0], []
+        table += _log_probs(first)[prefix - self.prefix_reads : prefix]
+        for prompt, reads in zip(self.plain.prompts, self.row_reads, strict=True):
+            table += _log_probs(prompt)[len(prompt) - reads :]
+        values: list[float] = []
+        for log_probs, labels in zip(table, self.labels, strict=True):
+            values += log_probs[labels].tolist()
+            if self.num_best:
+                best = log_probs.argmax()
+                top, ids = log_probs.topk(self.num_best - 1)
+                values += [float(log_probs[best]), float(best), *top.tolist(), *ids.tolist()]
+        return values
+
+
+def _log_probs(prompt: list[int]) -> list[Tensor]:
+    model = TinyModel()
+    tokens = torch.tensor(prompt)
+    hidden = model.hidden_states(tokens, torch.arange(len(prompt)), None, [len(prompt)], _causal)
+    return list(torch.log_softmax(model.logits(hidden), dim=-1))
+
+
+@st.composite
+def read_requests(draw: st.DrawFn) -> ReadRequest:
+    plain = draw(plain_requests(max_rows=4))
+    prefix_reads = draw(st.integers(0, len(plain.prefix)))
+    row_reads = [draw(st.integers(1, len(suffix))) for suffix in plain.suffixes]
+    num_best = draw(st.integers(0, 3))
+    one = st.lists(st.integers(0, VOCAB - 1), min_size=0 if num_best else 1, max_size=2)
+    labels = [draw(one) for _ in range(prefix_reads + sum(row_reads))]
+    if not any(labels) and num_best:
+        labels[0] = [1]
+    return ReadRequest(plain, prefix_reads, row_reads, labels, num_best)
+
+
+def _run(executor: PackedExecutor, rows: PackedRows, budget: int) -> list[float]:
+    held: HeldPrefix | None = None
+    values: list[float] = []
+    for piece in split_request(rows, ForwardBudget(budget)):
+        completion = executor.launch(plan_forward([piece]), [held], [None])
+        (held,) = completion.held
+        values += completion.wait().tolist()
+    return values
+
+
+@settings(deadline=None)
+@given(read_requests(), st.integers(5, 40), st.integers(1, 4))
+def test_values_are_those_of_every_prompt_on_its_own(
+    request: ReadRequest, budget: int, readout_reads: int
+) -> None:
+    model, rows = TinyModel(), request.pack()
+    executor = PackedExecutor(model, readout_bytes=readout_reads * VOCAB * 4)
+    values = _run(executor, rows, budget)
+    assert len(values) == rows.num_values
+    assert values == pytest.approx(request.expected(), abs=1e-5)
+    assert max(model.logit_rows) <= readout_reads
+
+
+@settings(deadline=None)
+@given(st.lists(read_requests(), min_size=1, max_size=3), plain_requests())
+def test_requests_that_read_differently_share_a_forward(
+    requests: list[ReadRequest], plain: PlainRequest
+) -> None:
+    same = replace(plain, prefix=requests[0].plain.prefix)
+    packed = [request.pack() for request in requests] + [same.pack()]
+    pieces = [split_request(rows, ForwardBudget(1_000))[0] for rows in packed]
+    plan = plan_forward(pieces)
+    executor = PackedExecutor(TinyModel(), readout_bytes=VOCAB * 4)
+    held = [None] * len(plan.hold)
+    values = executor.launch(plan, held, held).wait()
+    for request, share in zip(requests, plan.shares, strict=False):
+        assert values[share.values].tolist() == pytest.approx(request.expected(), abs=1e-5)
+    alone = _run(executor, same.pack(), 1_000)
+    assert values[plan.shares[-1].values].tolist() == pytest.approx(alone, abs=1e-5)
+
+
+@given(read_requests(), st.integers(5, 40), st.integers(0, 60))
+def test_pieces_keep_to_the_memory_of_their_reads(
+    request: ReadRequest, max_tokens: int, more_bytes: int
+) -> None:
+    longest = max(map(len, request.plain.suffixes))
+    budget = ForwardBudget(max_tokens, longest * (10 + 7) + more_bytes, 10, 7)
+    pieces = split_request(request.pack(), budget)
+    assert sum(piece.num_reads for piece in pieces) == len(request.labels)
+    assert sum(piece.num_tokens for piece in pieces) == request.plain.num_tokens
+    assert all(budget.fits(piece.num_tokens, piece.num_reads) for piece in pieces)
+
+
+def test_equally_probable_tokens_are_told_apart_by_their_ids() -> None:
+    from sglang_prefill_ext.oneshot.best_tokens import best_values
+
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
+    empty = int_array([])
+    values = best_values(logits, empty, int_array([0]), lambda states: states, 1, num_best=1)
+    assert values.tolist() == pytest.approx([float(torch.log_softmax(logits, -1)[0, 1]), 1.0])
