@@ -29,6 +29,7 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
         scoring.metrics,
         vocab_size=embedding_rows(manager),
         has_tokenizer=manager.tokenizer is not None,
+        caching=not manager.server_args.disable_radix_cache,
     )
     setattr(manager, _ATTRIBUTE, frontend)
     return frontend

@@ -75,7 +75,8 @@ async def score_request(
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
-        return await original(manager, *args, **kwargs)
+        with token_hooks.stock_path():
+            return await original(manager, *args, **kwargs)
     http.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -40,8 +41,23 @@ _tasks: set[asyncio.Task[None]] = set()
 
 def attach(manager: Any, scoring: ScoreFrontend) -> None:
     """Let requests of a manager that ends with the prompt take the packed path."""
-    frontend = TokenFrontend(scoring.exchange, scoring.config, scoring.metrics)
+    frontend = TokenFrontend(
+        scoring.exchange,
+        scoring.config,
+        scoring.metrics,
+        caching=not manager.server_args.disable_radix_cache,
+    )
     setattr(manager, _ATTRIBUTE, frontend)
+
+
+@contextmanager
+def stock_path() -> Iterator[None]:
+    """Whatever is sent inside goes to SGLang's scheduler, without being counted."""
+    before = _stock_path.set(True)
+    try:
+        yield
+    finally:
+        _stock_path.reset(before)
 
 
 async def noting_request(
@@ -113,8 +129,8 @@ async def _serve(
         output = finished(manager, tokenized_obj, answer, read_out.cached_tokens)
     except StockPathTaken as taken:
         frontend.metrics.record_fallback(taken.reason)
-        _stock_path.set(True)
-        await manager._send_one_request(tokenized_obj)
+        with stock_path():
+            await manager._send_one_request(tokenized_obj)
         return
     except HTTPException as error:
         output = aborted(manager, tokenized_obj, error.detail, error.status_code)

@@ -56,6 +56,7 @@ class EmbedFrontend:
 
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
+        caching: SGLang keeps a prefix cache.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class EmbedFrontend:
         *,
         vocab_size: int,
         has_tokenizer: bool,
+        caching: bool,
     ) -> None:
         self._link = link
         self._exchange = exchange
         self.metrics = metrics
         self._vocab_size = vocab_size
         self._has_tokenizer = has_tokenizer
+        self._caching = caching
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-only-embed")
         self._most_gathered = config.gather_rows
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
@@ -148,7 +151,7 @@ class EmbedFrontend:
     ) -> Sequence[Float32Array | Exception]:
         """Ask the scheduler for the vectors of several calls."""
         async with self._exchange.admitted(kind.options):
-            groups = pack_prompts(prompts, kind.vector_width)
+            groups = pack_prompts(prompts, kind.vector_width, caching=self._caching)
             asked = (self._group_vectors(kind, prompts, group) for group in groups)
             found = await asyncio.gather(*asked)
         answers: dict[int, Float32Array | Exception] = {}
@@ -177,6 +180,6 @@ class EmbedFrontend:
         """Find out which of the prompts fails on its own; the others shall not suffer."""
         answers: list[Float32Array | Exception] = []
         for prompt in prompts:
-            (alone,) = pack_prompts([prompt], kind.vector_width)
+            (alone,) = pack_prompts([prompt], kind.vector_width, caching=self._caching)
             answers += await self._group_vectors(kind, [prompt], alone)
         return answers

@@ -16,6 +16,9 @@ _BEGINNING = 16
 _LEAST_SAVING = 128
 """Tokens that a packed request of its own must save: about what its way costs."""
 
+_WORTH_CACHING = 256
+"""Tokens of a prompt that is worth a packed request for what a prefix cache may have of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptGroup:
@@ -29,25 +32,34 @@ class PromptGroup:
     rows: PackedRows
 
 
-def pack_prompts(prompts: Sequence[Int32Array], vector_width: int) -> list[PromptGroup]:
+def pack_prompts(
+    prompts: Sequence[Int32Array], vector_width: int, *, caching: bool
+) -> list[PromptGroup]:
     """Pack prompts, each with at least one token and all ids valid, into requests for vectors.
 
     Args:
         vector_width: see `PackedRows`.
+        caching: see `shared_beginnings`.
 
     Returns:
         One request for each of the `shared_beginnings`.
     """
     groups = []
-    for members, prefix in shared_beginnings(prompts):
+    for members, prefix in shared_beginnings(prompts, caching=caching):
         tokens, lens = flat_tokens([prompts[each] for each in members], prefix)
         rows = PackedRows(tokens, prefix, lens, NO_INTS, NO_INTS, vector_width=vector_width)
         groups.append(PromptGroup(members, rows))
     return groups
 
 
-def shared_beginnings(prompts: Sequence[Int32Array]) -> list[tuple[list[int], int]]:
+def shared_beginnings(
+    prompts: Sequence[Int32Array], *, caching: bool
+) -> list[tuple[list[int], int]]:
     """Divide prompts by how they begin.
+
+    Args:
+        caching: there is a prefix cache, which may know the beginning of a long prompt that none
+            of the others shares.
 
     Returns:
         The members' numbers and the length of the prefix that they share, at most all tokens but
@@ -58,6 +70,9 @@ def shared_beginnings(prompts: Sequence[Int32Array]) -> list[tuple[list[int], in
         alike[prompt[:_BEGINNING].tobytes()].append(number)
     groups, others = [], []
     for members in alike.values():
+        if caching and len(members) == 1 and len(prompts[members[0]]) >= _WORTH_CACHING:
+            groups.append((members, len(prompts[members[0]]) - 1))
+            continue
         prefix = _shared_prefix_len([prompts[each] for each in members])
         if len(alike) == 1 or (len(members) - 1) * prefix >= _LEAST_SAVING:
             groups.append((members, prefix))

@@ -68,18 +68,24 @@ class TokenGroup:
         return found
 
 
-def pack_calls(calls: Sequence[TokenCall], kind: ReadKind) -> list[TokenGroup]:
-    """Pack calls of a kind; those that begin alike share a prefix, whose reads are shared, too."""
+def pack_calls(calls: Sequence[TokenCall], kind: ReadKind, *, caching: bool) -> list[TokenGroup]:
+    """Pack calls of a kind; those that begin alike share a prefix, whose reads are shared, too.
+
+    Args:
+        caching: see `shared_beginnings`.
+    """
     return [
         _group([calls[each] for each in members], members, prefix, kind)
-        for members, prefix in shared_beginnings([call.ids for call in calls])
+        for members, prefix in shared_beginnings([call.ids for call in calls], caching=caching)
     ]
 
 
 def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKind) -> TokenGroup:
     prompts = [call.ids for call in calls]
     starts = [len(call.ids) - 1 if call.start is None else call.start for call in calls]
-    if min(starts) < prefix:
+    if len(calls) == 1:
+        prefix = min(prefix, starts[0])  # a prefix that is read cannot come from a cache
+    elif min(starts) < prefix:
         prefix -= 1  # so that what follows a read of the prefix is the same in every row
     tokens, lens = flat_tokens(prompts, prefix)
     prefix_reads = max(0, prefix - min(starts))

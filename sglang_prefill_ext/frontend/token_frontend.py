@@ -44,13 +44,23 @@ class _Kind:
 
 
 class TokenFrontend:
-    """Serves eligible calls; concurrent ones share packed requests."""
+    """Serves eligible calls; concurrent ones share packed requests.
+
+    Args:
+        caching: SGLang keeps a prefix cache.
+    """
 
     def __init__(
-        self, exchange: PackedExchange, config: PrefillOnlyConfig, metrics: FrontendMetrics
+        self,
+        exchange: PackedExchange,
+        config: PrefillOnlyConfig,
+        metrics: FrontendMetrics,
+        *,
+        caching: bool,
     ) -> None:
         self.metrics = metrics
         self._exchange = exchange
+        self._caching = caching
         self._most_gathered = config.gather_rows
         self._calls = Gatherer(
             self._serve, max_items=config.gather_rows, max_wait_s=config.gather_ms / 1e3
@@ -80,7 +90,7 @@ class TokenFrontend:
         return read_out
 
     async def _serve(self, kind: _Kind, calls: list[TokenCall]) -> Sequence[ReadOut | Exception]:
-        groups = pack_calls(calls, kind.reads)
+        groups = pack_calls(calls, kind.reads, caching=self._caching)
         found = await asyncio.gather(*(self._group(kind, calls, group) for group in groups))
         answers: dict[int, ReadOut | Exception] = {}
         for group, read_outs in zip(groups, found, strict=True):

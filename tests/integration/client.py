@@ -50,10 +50,11 @@ class Client:
         answer: Json = response.json()
         return answer
 
-    def generate(self, ids: list[int], new_tokens: int) -> list[int]:
+    def generate(self, ids: list[int], new_tokens: int, *, stock: bool = False) -> list[int]:
         """Generate greedily exactly `new_tokens` tokens; return them."""
         sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-        response = self.post("/generate", {"input_ids": ids, "sampling_params": sampling})
+        body = {"input_ids": ids, "sampling_params": sampling}
+        response = self.post("/generate", body, stock=stock)
         assert response.status_code == 200, response.text
         output: list[int] = response.json()["output_ids"]
         return output

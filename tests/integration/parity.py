@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from tests.integration.client import Client, Json
+from tests.integration.client import Client, Json, random_ids
 
 TOLERANCE = 1e-5
 """Largest difference in probability and in log-prob, in float32 on the CPU."""
+
+
+VOLATILE = {"id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"}
+"""Fields that differ from call to call, or from path to path by right."""
 
 
 def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -> Json:
@@ -24,6 +31,39 @@ def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -
     assert_same_answer(packed.json(), stock.json())
     answer: Json = packed.json()
     return answer
+
+
+def assert_same(found: Any, wanted: Any, where: str = "") -> None:
+    """Equal up to the tolerance for numbers, and up to what differs from call to call."""
+    assert type(found) is type(wanted), where
+    if isinstance(found, dict):
+        assert found.keys() == wanted.keys(), where
+        for name in found.keys() - VOLATILE:
+            assert_same(found[name], wanted[name], f"{where}.{name}")
+    elif isinstance(found, list):
+        assert len(found) == len(wanted), where
+        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, f"{where}[{number}]")
+    elif isinstance(found, float):
+        assert found == pytest.approx(wanted, abs=TOLERANCE * max(1.0, abs(wanted) / 10)), where
+    else:
+        assert found == wanted, where
+
+
+def assert_tokens_agree(client: Client, seed: int) -> None:
+    """Log-probs of two prompts that begin alike, and their next tokens: packed as by stock."""
+    rng = random.Random(seed)
+    beginning = random_ids(rng, 50)
+    body = {
+        "input_ids": [beginning + random_ids(rng, length) for length in (3, 20)],
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 40,
+        "top_logprobs_num": 2,
+    }
+    packed, stock = (client.post("/generate", body, stock=stock) for stock in (False, True))
+    assert (packed.status_code, stock.status_code) == (200, 200), (packed.text, stock.text)
+    assert_same(packed.json(), stock.json())
 
 
 def assert_same_answer(found: Json, wanted: Json) -> None:

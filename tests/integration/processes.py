@@ -55,7 +55,7 @@ def held_back(
     """
     client.post("/slow_down", {"forward_sleep_time": GATE_S})
     seen = server.log_path.stat().st_size
-    blocker = pool.submit(client.generate, [5, 6, 7], 1)
+    blocker = pool.submit(client.generate, [5, 6, 7], 1, stock=True)
     wait_until(lambda: b"run_batch sleep" in server.log_path.read_bytes()[seen:])
     awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
     replies = [pool.submit(client.post, "/v1/score", body) for body in bodies]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.own_server import TWO_RANKS, serving
-from tests.integration.parity import assert_same_answer
+from tests.integration.parity import assert_same_answer, assert_tokens_agree
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -58,6 +58,13 @@ def test_each_request_runs_on_one_replica(client: Client) -> None:
     assert min(ran) > 0
     for body, answer in zip(bodies[:8], answers[:8], strict=True):
         assert_same_answer(answer, client.score(body, stock=True))
+
+
+def test_log_probs_and_tokens_agree(client: Client) -> None:
+    before = ended(client)
+    for seed in range(4):
+        assert_tokens_agree(client, seed)
+    assert sum(map(Counter.total, ended(client))) == sum(map(Counter.total, before)) + 4
 
 
 def test_a_request_over_the_budget(client: Client) -> None:

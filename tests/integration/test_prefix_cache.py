@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from sglang_prefill_ext.frontend.options import KEEP_PREFIX_HEADER
-from tests.integration.client import Client, Json, score_body
+from tests.integration.client import Client, Json, random_ids, score_body
 from tests.integration.parity import assert_same_answers
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -31,6 +33,24 @@ def cached_by_generation(client: Client, ids: list[int]) -> int:
     assert response.status_code == 200, response.text
     cached: int = response.json()["meta_info"]["cached_tokens"]
     return cached
+
+
+def test_single_prompts_that_come_one_by_one_use_the_cache(client: Client) -> None:
+    rng = random.Random(7_101)
+    beginning = random_ids(rng, 320)
+    cached, outputs = [], []
+    for stock in (False, False, False, True):
+        prompt = beginning + random_ids(rng, 5)
+        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+        with client.counting() as moved:
+            answer = client.post("/generate", body, stock=stock).json()
+        assert moved["frontend.requests.packed"] == (not stock)
+        cached.append(answer["meta_info"]["cached_tokens"])
+        outputs.append((prompt, answer["output_ids"]))
+    # Seen once, then kept, then used; and SGLang's own requests find it, too.
+    assert cached == [0, 0, 320, 320]
+    for prompt, output in outputs:
+        assert client.generate(prompt, 1, stock=True) == output
 
 
 def test_a_repeated_query_is_computed_once_more_and_then_cached(client: Client) -> None:
@@ -77,7 +97,7 @@ def test_scores_find_what_generations_have_cached(client: Client) -> None:
     body = score_body(73, QUERY, ITEMS)
     first, _, cached = send(client, body)
     assert cached == 0
-    client.generate(body["query"], 1)
+    client.generate(body["query"], 1, stock=True)
     second, computed, cached = send(client, body)
     assert (computed, cached) == (sum(ITEMS), QUERY)
     assert_same_answers([second], [first])

@@ -60,7 +60,7 @@ class Race:
 
     def send(self, name: str, prompt: list[int]) -> Future[None]:
         def run() -> None:
-            self._client.generate(prompt, 1)
+            self._client.generate(prompt, 1, stock=True)
             self.finished.append(name)
 
         self._futures.append(self._pool.submit(run))
@@ -114,7 +114,7 @@ def test_cached_tokens_do_not_count(
     server: LocalServer, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     known = prompt_of(8 * CHUNK, seed=11)
-    client.generate(known, 1)
+    client.generate(known, 1, stock=True)
     race = Race(client, pool)
     with slowed(client, 0.2):
         with gathered(server):
@@ -145,7 +145,7 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one(
     def stream(worker: int) -> None:
         rng = random.Random(1000 + worker)
         while not stop.is_set():
-            answered.append(client.generate(random_ids(rng, 40), 1))
+            answered.append(client.generate(random_ids(rng, 40), 1, stock=True))
 
     with slowed(client, 0.05):
         workers = [pool.submit(stream, worker) for worker in range(6)]

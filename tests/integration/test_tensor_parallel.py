@@ -11,7 +11,7 @@ import pytest
 from tests.integration.client import Client, score_body
 from tests.integration.generation import assert_generation_is_undisturbed
 from tests.integration.own_server import TWO_RANKS, serving
-from tests.integration.parity import assert_paths_agree, assert_same_answer
+from tests.integration.parity import assert_paths_agree, assert_same_answer, assert_tokens_agree
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,6 +32,12 @@ def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
 )
 def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]) -> None:
     assert_paths_agree(client, score_body(prefix, prefix, suffixes))
+
+
+def test_log_probs_and_tokens_agree(client: Client) -> None:
+    with client.counting() as moved:
+        assert_tokens_agree(client, seed=1)
+    assert moved["frontend.requests.packed"] == 2
 
 
 def test_a_request_over_the_budget(client: Client) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.own_server import serving
-from tests.integration.parity import assert_same_answer
+from tests.integration.parity import assert_same_answer, assert_tokens_agree
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -46,6 +46,15 @@ def workers(client: Client) -> dict[int, Json]:
 
     wait_until(both_seen)
     return found
+
+
+def test_log_probs_and_tokens_agree(client: Client) -> None:
+    for seed in range(4):
+        fresh = Client(str(client.http.base_url))
+        with fresh.http:
+            assert_tokens_agree(fresh, seed)
+    packed = [each["counters"]["requests"]["packed"] for each in workers(client).values()]
+    assert sum(packed) == 4 * 2
 
 
 def test_both_workers_pack(client: Client) -> None:

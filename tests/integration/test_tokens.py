@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.client import Client, Json, random_ids
 from tests.integration.own_server import Serving, serving
-from tests.integration.parity import TOLERANCE
+from tests.integration.parity import TOLERANCE, assert_same
 from tests.integration.processes import scheduler_pid, stopped
 
 pytestmark = pytest.mark.timeout(900)
@@ -28,7 +28,6 @@ SHARED = random_ids(RNG, 60)
 PROMPTS = [SHARED + random_ids(RNG, length) for length in (1, 7, 30)]
 GREEDY = {"max_new_tokens": 1, "temperature": 0}
 NOTHING = {"max_new_tokens": 0}
-VOLATILE = {"id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"}
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +48,6 @@ def oracle(model_dir: Callable[[str], Path]) -> Callable[[list[int]], Any]:
         return torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), dim=-1).numpy()
 
     return log_probs
-
-
-def assert_same(found: Any, wanted: Any, where: str = "") -> None:
-    """Equal up to the tolerance for numbers, and up to what differs from call to call."""
-    assert type(found) is type(wanted), where
-    if isinstance(found, dict):
-        assert found.keys() == wanted.keys(), where
-        for name in found.keys() - VOLATILE:
-            assert_same(found[name], wanted[name], f"{where}.{name}")
-    elif isinstance(found, list):
-        assert len(found) == len(wanted), where
-        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            assert_same(one, other, f"{where}[{number}]")
-    elif isinstance(found, float):
-        assert found == pytest.approx(wanted, abs=TOLERANCE * max(1.0, abs(wanted) / 10)), where
-    else:
-        assert found == wanted, where
 
 
 def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any:

@@ -49,6 +49,7 @@ class Setup:
             self.metrics,
             vocab_size=VOCAB,
             has_tokenizer=has_tokenizer,
+            caching=False,
         )
 
         def on_send(rid: str, rows: PackedRows) -> None:

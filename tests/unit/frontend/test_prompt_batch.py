@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, pack_prompts
 from sglang_prefill_ext.wire.packed import int_array
 
-BEGINNINGS = [[7] * 40, [7] * 16 + [8] * 30, [9] * 3, []]
+BEGINNINGS = [[7] * 40, [7] * 16 + [8] * 30, [9] * 3, [6] * 300, []]
 
 
 def prompts_of(group: PromptGroup) -> list[list[int]]:
@@ -28,10 +28,13 @@ def prompts_of(group: PromptGroup) -> list[list[int]]:
         ),
         min_size=1,
         max_size=12,
-    )
+    ),
+    st.booleans(),
 )
-def test_every_prompt_is_in_one_group_unchanged(prompts: list[list[int]]) -> None:
-    groups = pack_prompts([int_array(prompt) for prompt in prompts], vector_width=3)
+def test_every_prompt_is_in_one_group_unchanged(prompts: list[list[int]], caching: bool) -> None:
+    groups = pack_prompts(
+        [int_array(prompt) for prompt in prompts], vector_width=3, caching=caching
+    )
     found = {}
     for group in groups:
         assert group.rows.vector_width == 3
@@ -40,8 +43,10 @@ def test_every_prompt_is_in_one_group_unchanged(prompts: list[list[int]]) -> Non
     assert [found[number] for number in range(len(prompts))] == prompts
 
 
-def shapes(prompts: list[list[int]]) -> list[tuple[int, list[int]]]:
-    groups = pack_prompts([int_array(prompt) for prompt in prompts], vector_width=1)
+def shapes(prompts: list[list[int]], *, caching: bool = False) -> list[tuple[int, list[int]]]:
+    groups = pack_prompts(
+        [int_array(prompt) for prompt in prompts], vector_width=1, caching=caching
+    )
     return [(group.rows.prefix_len, group.members) for group in groups]
 
 
@@ -59,3 +64,9 @@ def test_one_token_stays_in_every_row() -> None:
     assert shapes([[1] * 150, [1] * 150]) == [(149, [0, 1])]
     assert shapes([[1], [1, 2]]) == [(0, [0, 1])]
     assert shapes([[1, 2, 3]]) == [(0, [0])]
+
+
+def test_a_long_prompt_goes_alone_where_a_cache_may_know_its_beginning() -> None:
+    prompts = [[1] * 255 + [2], [3] * 200, [4] * 255 + [5]]
+    assert shapes(prompts, caching=True) == [(255, [0]), (255, [2]), (0, [1])]
+    assert shapes(prompts) == [(0, [0, 1, 2])]

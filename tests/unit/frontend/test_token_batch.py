@@ -18,7 +18,7 @@ TOKENS = st.integers(0, VOCAB - 1)
 
 @st.composite
 def calls_of_one_kind(draw: st.DrawFn) -> list[TokenCall]:
-    beginning = draw(st.sampled_from([[], [3] * 5, [4] * 140]))
+    beginning = draw(st.sampled_from([[], [3] * 5, [4] * 140, [5] * 300]))
     reads_prompt, generates = draw(st.booleans()), draw(st.booleans())
     num_top = draw(st.integers(0, 2))
     token_ids = draw(st.none() | st.lists(TOKENS, min_size=1, max_size=2).map(tuple))
@@ -30,10 +30,12 @@ def calls_of_one_kind(draw: st.DrawFn) -> list[TokenCall]:
     return calls
 
 
-@given(calls_of_one_kind())
-def test_every_call_gets_the_answer_that_it_gets_alone(calls: list[TokenCall]) -> None:
+@given(calls_of_one_kind(), st.booleans())
+def test_every_call_gets_the_answer_that_it_gets_alone(
+    calls: list[TokenCall], caching: bool
+) -> None:
     found = {}
-    for group in pack_calls(calls, ReadKind.of(calls[0])):
+    for group in pack_calls(calls, ReadKind.of(calls[0]), caching=caching):
         values = np.array(values_of(group.rows), dtype=np.float32)
         found.update(zip(group.members, group.tables(values), strict=True))
     assert sorted(found) == list(range(len(calls)))
@@ -72,7 +74,7 @@ def call(prompt: list[int], start: int | None) -> TokenCall:
 
 def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:
     prompts = [[1] * 200 + [5], [1] * 200 + [6, 7]]
-    (group,) = pack_calls([call(p, 150) for p in prompts], ReadKind(True, (), 0))
+    (group,) = pack_calls([call(p, 150) for p in prompts], ReadKind(True, (), 0), caching=False)
     rows = group.rows
     # One token less is shared: what follows the last token of the prefix differs from row to row.
     assert (rows.prefix_len, rows.prefix_reads, rows.read_lens.tolist()) == (199, 49, [2, 3])
@@ -81,9 +83,9 @@ def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:
 
 def test_where_nothing_is_read_of_the_prefix_all_of_it_is_shared() -> None:
     prompts = [[1] * 200 + [5], [1] * 200 + [6, 7]]
-    (group,) = pack_calls([call(p, 200) for p in prompts], ReadKind(True, (), 0))
+    (group,) = pack_calls([call(p, 200) for p in prompts], ReadKind(True, (), 0), caching=False)
     assert (group.rows.prefix_len, group.rows.read_lens.tolist()) == (200, [1, 2])
-    (group,) = pack_calls([call(p, None) for p in prompts], ReadKind(False, (4,), 0))
+    (group,) = pack_calls([call(p, None) for p in prompts], ReadKind(False, (4,), 0), caching=False)
     assert group.rows.reads_row_ends
 
 
@@ -104,3 +106,11 @@ def test_the_text_of_a_token_is_what_it_adds(prompt: list[int], expected: str) -
             return "-".join("ABCDEFGH"[each] for each in ids)
 
     assert first_text(Tokenizer(), prompt, 1, skip_special=True, spaces=False) == expected
+
+
+def test_what_a_cache_may_know_of_a_lone_prompt_is_not_read() -> None:
+    prompt = [1] * 300
+    for start, prefix in ((None, 299), (200, 200), (0, 0)):
+        kind = ReadKind(start is not None, (4,), 0)
+        (group,) = pack_calls([call(prompt, start)], kind, caching=True)
+        assert (group.rows.prefix_len, group.rows.prefix_reads) == (prefix, 0)

@@ -25,7 +25,9 @@ class Setup:
         self.link, self.metrics = StubLink(), FrontendMetrics()
         self.link.admitted = 1  # by SGLang itself
         self.exchange = PackedExchange(self.link, max_row_tokens=100)
-        self.frontend = TokenFrontend(self.exchange, PrefillOnlyConfig(**knobs), self.metrics)
+        self.frontend = TokenFrontend(
+            self.exchange, PrefillOnlyConfig(**knobs), self.metrics, caching=False
+        )
 
         def on_send(rid: str, rows: PackedRows) -> None:
             asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer(rows))

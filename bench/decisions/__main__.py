@@ -1,0 +1,73 @@
+"""Requests that end with their prompts, beside scoring: ``python -m bench.decisions KIND``."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.__main__ import RESULTS
+from bench.command import begin, no_figures_on_error
+from bench.decisions.kinds import KINDS
+from bench.decisions.session import DecisionRun
+from bench.floor import ModelShape
+from bench.plan import PATHS
+from bench.plot import save_plot
+from bench.record import append
+from bench.report import closed_table, compare_paths
+from sglang_prefill_ext.modelmaker import make_model
+
+KindName = StrEnum("KindName", list(KINDS))
+
+
+def main(
+    kind: Annotated[KindName, typer.Argument(help="What every request asks for.")],
+    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
+    clients: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Prompts a request.")] = None,
+    shared: Annotated[int | None, typer.Option(min=0, help="Tokens they have in common.")] = None,
+    shortest: Annotated[int | None, typer.Option(min=1, help="Least further tokens.")] = None,
+    longest: Annotated[int | None, typer.Option(min=1, help="Most further tokens.")] = None,
+    seconds: Annotated[float, typer.Option(help="Least seconds per measurement.")] = 6.0,
+    alternations: Annotated[
+        int, typer.Option(min=1, help="Starts of each server, in turn: A B A B.")
+    ] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Of a forward, in both servers.")] = 1,
+    seed: Annotated[int, typer.Option()] = 0,
+    name: Annotated[str | None, typer.Option(help="File name in bench/results.")] = None,
+) -> None:
+    """Measure requests a second, stock and extension in turn, the ratio first."""
+    console, context = begin("bench.decisions")
+    asked = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
+    given = {key: value for key, value in asked.items() if value is not None}
+    prompts = replace(KINDS[kind].prompts, **given)
+    with (
+        no_figures_on_error(console),
+        tempfile.TemporaryDirectory(prefix="bench-") as directory,
+        console.status("") as status,
+    ):
+        model = Path(directory) / preset
+        make_model(preset, model)
+        requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
+        run = DecisionRun(model, KINDS[kind], prompts, clients or [1, 8, 32], seconds, threads)
+        for repeat in range(alternations):
+            for path in PATHS:
+                status.update(f"{kind} on {preset}: start {repeat + 1} of {path}")
+                run.measure(path, repeat, requests)
+    comparisons = compare_paths(run.results)
+    gate = run.gate
+    console.print(closed_table(comparisons))
+    console.print(f"gate green: {gate.compared} answers, largest difference {gate.largest:.1e}")
+    file = RESULTS / (name or str(kind))
+    append(file.with_suffix(".jsonl"), run.results, {"gate": gate.as_dict(), **context})
+    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    save_plot(file.with_suffix(".png"), comparisons, title)
+    console.print(f"written: {file}.jsonl, .png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,130 @@
+"""The kinds of requests: what is sent, with what flags, and which numbers come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+_POOL_REQUESTS = 256
+_FIRST_ID = 16  # the ids below may be special tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Of one request: so many, each with a beginning in common and an end of its own.
+
+    Attributes:
+        shared: tokens of the beginning.
+        shortest, longest: of the end, in tokens.
+    """
+
+    count: int
+    shared: int
+    shortest: int
+    longest: int
+
+    def __str__(self) -> str:
+        ends = str(self.longest)
+        if self.shortest != self.longest:
+            ends = f"{self.shortest}-{self.longest}"
+        return f"{self.shared}+{ends}x{self.count}"
+
+    def draw(self, vocabulary: int, seed: int) -> list[list[list[int]]]:
+        """The prompts of distinct requests, of random ids; all lengths are equally likely."""
+        rng = np.random.default_rng(seed)
+
+        def ids(length: int) -> list[int]:
+            drawn: list[int] = rng.integers(_FIRST_ID, vocabulary, length).tolist()
+            return drawn
+
+        requests = []
+        for _ in range(_POOL_REQUESTS):
+            beginning = ids(self.shared)
+            lengths = rng.integers(self.shortest, self.longest + 1, self.count)
+            requests.append([beginning + ids(length) for length in lengths])
+        return requests
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of request.
+
+    Attributes:
+        path: of the route.
+        flags: of both servers.
+        prompts: unless others are asked for.
+        body: of a request for prompts, the first `shared` tokens of which are the same.
+        numbers: of an answer, in a fixed order.
+    """
+
+    path: str
+    flags: tuple[str, ...]
+    prompts: Prompts
+    body: Callable[[list[list[int]], int], dict[str, Any]]
+    numbers: Callable[[Any], list[float]]
+
+
+def _one_or_all(prompts: list[list[int]]) -> Any:
+    return prompts[0] if len(prompts) == 1 else prompts
+
+
+def _embedding_body(prompts: list[list[int]], _shared: int) -> dict[str, Any]:
+    return {"model": "m", "input": _one_or_all(prompts)}
+
+
+def _token_body(prompts: list[list[int]], _shared: int) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 1, "temperature": 0}
+    return {"input_ids": _one_or_all(prompts), "sampling_params": sampling, "return_logprob": True}
+
+
+def _logprobs_body(prompts: list[list[int]], shared: int) -> dict[str, Any]:
+    """Log-probs of all that follows the beginning."""
+    return {
+        "input_ids": _one_or_all(prompts),
+        "sampling_params": {"max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": max(0, shared - 1),
+    }
+
+
+def _vectors(answer: Any) -> list[float]:
+    return [number for each in answer["data"] for number in each["embedding"]]
+
+
+def _meta(answer: Any) -> list[dict[str, Any]]:
+    return [each["meta_info"] for each in (answer if isinstance(answer, list) else [answer])]
+
+
+def _tokens(answer: Any) -> list[float]:
+    """Log-prob and id of every token."""
+    pairs = [meta["output_token_logprobs"][0][:2] for meta in _meta(answer)]
+    return [float(number) for pair in pairs for number in pair]
+
+
+def _logprobs(answer: Any) -> list[float]:
+    return [value for meta in _meta(answer) for value, _, _ in meta["input_token_logprobs"][1:]]
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "embedding": Kind(
+            "/v1/embeddings",
+            ("--is-embedding",),
+            Prompts(1, 0, 8, 128),
+            _embedding_body,
+            _vectors,
+        ),
+        "token": Kind("/generate", (), Prompts(1, 0, 128, 128), _token_body, _tokens),
+        "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),
+    }
+)
+
+
+def numbers_of(kind: Kind, body: bytes) -> np.ndarray:
+    """The numbers of an answer's body."""
+    return np.array(kind.numbers(json.loads(body)), dtype=np.float64)

@@ -1,0 +1,135 @@
+"""Stock and extension in turn: start, measure every load, compare all answers, stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bench.decisions.kinds import Kind, Prompts, numbers_of
+from bench.gate import TOLERANCE, GateError
+from bench.http_client import KEEP_ALIVE_ENV, post_bytes
+from bench.load import Measurement, Window, closed_loop, run_loop
+from bench.plan import BEST_STOCK_ARGS, EXTENSION, STOCK
+from bench.record import Result
+from bench.session import packed_requests
+from bench.workloads import ClosedLoop
+from sglang_prefill_ext.local_server import LocalServer
+
+_QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
+"""Of both servers: idle loops and a log line a request take the cores from what is measured."""
+
+_LARGE_LOG_PROB = 10.0
+"""Beyond it a difference counts relative to the number, as rounding grows with it."""
+
+
+@dataclass(slots=True)
+class AnswerGate:
+    """The extension's numbers against stock's; `largest` is the largest difference so far."""
+
+    kind: Kind
+    tolerance: float = TOLERANCE["float32"]
+    largest: float = 0.0
+    compared: int = 0
+
+    def check(self, stock: Mapping[int, bytes], extension: Mapping[int, bytes]) -> None:
+        """Compare the answers to the requests that both servers answered, by request number.
+
+        Raises:
+            GateError: they differ, or none was answered by both.
+        """
+        for number in stock.keys() & extension.keys():
+            ours, theirs = (numbers_of(self.kind, each[number]) for each in (extension, stock))
+            if ours.shape != theirs.shape:
+                raise GateError(f"stock answered with {theirs.shape} numbers, not {ours.shape}")
+            scale = np.maximum(1.0, np.abs(theirs) / _LARGE_LOG_PROB)
+            self.largest = float(np.maximum(self.largest, (np.abs(ours - theirs) / scale).max()))
+            self.compared += 1
+        if not self.compared or not self.largest <= self.tolerance:
+            raise GateError(
+                f"stock and extension disagree: {self.largest:.1e} of {self.tolerance:.1e}, "
+                f"{self.compared} answers compared"
+            )
+
+    def as_dict(self) -> dict[str, float]:
+        return {"tolerance": self.tolerance, "largest": self.largest, "compared": self.compared}
+
+
+@dataclass(slots=True)
+class DecisionRun:
+    """All measurements of one kind on one model.
+
+    Attributes:
+        model: its directory, named after the preset.
+        prompts: of each request.
+        clients: of the closed loops.
+        seconds: least length of each.
+        threads: of one forward on a CPU.
+    """
+
+    model: Path
+    kind: Kind
+    prompts: Prompts
+    clients: list[int]
+    seconds: float
+    threads: int
+    gate: AnswerGate = field(init=False)
+    results: list[Result] = field(default_factory=list)
+    _stock_answers: dict[int, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gate = AnswerGate(self.kind)
+
+    def measure(self, path: str, repeat: int, requests: list[list[list[int]]]) -> None:
+        """Start a server, run all loops, and hold its answers against stock's.
+
+        Raises:
+            GateError: they disagree; no figure may be shown then.
+        """
+        pool = [self._request(prompts) for prompts in requests]
+        flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *_QUIET_ARGS]
+        flags += ["--enable-prefill-only"] if path == EXTENSION else []
+        env = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": str(self.threads)}
+        log = self.model.parent / f"{path}.log"
+        with LocalServer(self.model, flags, env=env, log_path=log) as server:
+            for count in self.clients:
+                packed_before = packed_requests(server.port)
+                window = Window(self.seconds, 2 * count)
+                seen = run_loop(closed_loop(server.port, pool, count, window))
+                packed = packed_requests(server.port) - packed_before
+                if path == STOCK:
+                    self._stock_answers |= seen.answers
+                else:
+                    self.gate.check(self._stock_answers, seen.answers)
+                self.results.append(self._result(count, path, repeat, packed, seen))
+
+    def _request(self, prompts: list[list[int]]) -> bytes:
+        body = self.kind.body(prompts, self.prompts.shared)
+        return post_bytes(self.kind.path, json.dumps(body).encode())
+
+    def _result(
+        self, clients: int, path: str, repeat: int, packed: int, seen: Measurement
+    ) -> Result:
+        return Result(
+            preset=self.model.name,
+            shape=str(self.prompts),
+            load=str(ClosedLoop(clients)),
+            closed=True,
+            path=path,
+            repeat=repeat,
+            rate_per_s=None,
+            requests=len(seen.latencies_s),
+            # Every prompt of a list is a request to SGLang's generation route, one to the others.
+            packed_share=packed / seen.sent,
+            seconds=seen.seconds,
+            requests_per_s=seen.requests_per_s,
+            items_per_s=seen.requests_per_s * self.prompts.count,
+            p50_ms=seen.percentile_ms(50),
+            p90_ms=seen.percentile_ms(90),
+            p99_ms=seen.percentile_ms(99),
+            generator_cpu_share=seen.generator_cpu_s / seen.seconds,
+            operation_ratio=1.0,
+        )
