@@ -71,6 +71,7 @@ def _message(
         weight_versions=[[WeightVersionSpan(version=version, start=0, end=len(ids))]],
         cached_tokens_details=[None],
         dp_ranks=[None],
+        spec_verify_ct=[0],
     )
 
 

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import PackedForwardError, RequestError
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.embed_call import (
     EmbedCall,
     embed_call_of,
@@ -19,10 +21,10 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, pack_prompts
+from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Float32Array, Int32Array
+from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
 
 T = TypeVar("T")
 
@@ -77,8 +79,8 @@ class EmbedFrontend:
         self._has_tokenizer = has_tokenizer
         self._caching = caching
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-only-embed")
-        self._most_gathered = config.gather_rows
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
+        self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
         self._texts = Gatherer(self._encode, max_items=most, max_wait_s=wait_s)
         self._prompts = Gatherer(self._vectors, max_items=most, max_wait_s=wait_s)
 
@@ -108,9 +110,9 @@ class EmbedFrontend:
         prompts = await self._token_ids(call, request)
         self._exchange.require_fitting(max(map(len, prompts)))
         kind = _Kind(options, call.dimensions or WHOLE_VECTOR)
-        vectors = await self._prompts.ask(kind, prompts, request)
+        read_outs = await self._prompts.ask(kind, prompts, request)
         self.metrics.record_packed()
-        return Embedded([vector.tolist() for vector in vectors], list(map(len, prompts)))
+        return Embedded([each.table.tolist() for each in read_outs], list(map(len, prompts)))
 
     async def _token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
         if call.is_text:
@@ -148,38 +150,8 @@ class EmbedFrontend:
 
     async def _vectors(
         self, kind: _Kind, prompts: list[Int32Array]
-    ) -> Sequence[Float32Array | Exception]:
+    ) -> Sequence[ReadOut | Exception]:
         """Ask the scheduler for the vectors of several calls."""
+        pack = partial(pack_prompts, vector_width=kind.vector_width, caching=self._caching)
         async with self._exchange.admitted(kind.options):
-            groups = pack_prompts(prompts, kind.vector_width, caching=self._caching)
-            asked = (self._group_vectors(kind, prompts, group) for group in groups)
-            found = await asyncio.gather(*asked)
-        answers: dict[int, Float32Array | Exception] = {}
-        for group, vectors in zip(groups, found, strict=True):
-            answers.update(zip(group.members, vectors, strict=True))
-        return [answers[number] for number in range(len(prompts))]
-
-    async def _group_vectors(
-        self, kind: _Kind, prompts: list[Int32Array], group: PromptGroup
-    ) -> Sequence[Float32Array | Exception]:
-        """The vectors of one packed request, or why there are none."""
-        try:
-            answer = await self._exchange.ask(group.rows, kind.options, None)
-        except PackedForwardError as error:
-            if len(group.members) == 1 or len(prompts) >= self._most_gathered:
-                return [error] * len(group.members)
-            return await self._one_by_one(kind, [prompts[each] for each in group.members])
-        except Exception as error:
-            return [error] * len(group.members)
-        self.metrics.record_work(group.rows, answer.forwards, answer.tokens_computed)
-        return list(answer.row_values().reshape(len(group.members), -1))
-
-    async def _one_by_one(
-        self, kind: _Kind, prompts: list[Int32Array]
-    ) -> Sequence[Float32Array | Exception]:
-        """Find out which of the prompts fails on its own; the others shall not suffer."""
-        answers: list[Float32Array | Exception] = []
-        for prompt in prompts:
-            (alone,) = pack_prompts([prompt], kind.vector_width, caching=self._caching)
-            answers += await self._group_vectors(kind, [prompt], alone)
-        return answers
+            return await self._batches.ask(prompts, kind.options, pack)

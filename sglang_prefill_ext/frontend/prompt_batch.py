@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows
+from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows
 
 _BEGINNING = 16
 """Tokens by which prompts of one beginning are told from others."""
@@ -30,6 +30,10 @@ class PromptGroup:
 
     members: list[int]
     rows: PackedRows
+
+    def tables(self, values: Float32Array) -> list[Float32Array]:
+        """Return the vector of every member, float32 ``[width]``."""
+        return list(values.reshape(len(self.members), -1))
 
 
 def pack_prompts(

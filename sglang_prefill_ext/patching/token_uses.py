@@ -46,6 +46,7 @@ TOKEN_USES = (
             *"output_token_entropy_val output_token_sampling_mask output_hidden_states".split(),
             *"routed_experts indexer_topk placeholder_tokens_idx placeholder_tokens_val".split(),
             *"retraction_counts weight_versions cached_tokens_details dp_ranks".split(),
+            "spec_verify_ct",
         ),
     ),
     Use(

@@ -29,7 +29,7 @@ def send(client: Client, body: Json) -> tuple[Json, int, int]:
 
 def cached_by_generation(client: Client, ids: list[int]) -> int:
     body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
-    response = client.post("/generate", body)
+    response = client.post("/generate", body, stock=True)
     assert response.status_code == 200, response.text
     cached: int = response.json()["meta_info"]["cached_tokens"]
     return cached

@@ -152,7 +152,7 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one(
         try:
             wait_until(lambda: len(answered) >= len(workers))
             before = len(answered)
-            long = pool.submit(client.generate, prompt_of(6 * CHUNK, seed=31), 1)
+            long = pool.submit(client.generate, prompt_of(6 * CHUNK, seed=31), 1, stock=True)
             assert len(long.result(timeout=60)) == 1
             overtaking = len(answered) - before
             assert not any(worker.done() for worker in workers)

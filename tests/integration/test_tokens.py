@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
-from tests.integration.client import Client, Json, random_ids
+from tests.integration.client import OPT_OUT, Client, Json, random_ids
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same
 from tests.integration.processes import scheduler_pid, stopped
@@ -146,6 +147,28 @@ def test_every_route_answers_as_stock_does(generator: Serving, path: str, body: 
     prompts = body.get("text", body.get("prompt", "one"))
     count = len(prompts) if isinstance(prompts, list) else 1
     both(generator.client, path, {"model": "m"} | body, packed_requests=count)
+
+
+def test_the_openai_client_judges_as_before(generator: Serving) -> None:
+    openai = OpenAI(base_url=f"{generator.server.base_url}/v1", api_key="none", max_retries=0)
+    question = {"role": "user", "content": "Is a shoe red? Yes or no."}
+
+    def ask(**headers: str) -> Any:
+        return openai.chat.completions.create(
+            model="m",
+            messages=[question],
+            max_tokens=1,
+            temperature=0,
+            logprobs=True,
+            top_logprobs=5,
+            extra_headers=headers,
+        )
+
+    with generator.client.counting() as moved:
+        packed = ask()
+    assert moved["frontend.requests.packed"] == 1
+    stock = ask(**OPT_OUT)
+    assert_same(packed.choices[0].model_dump(), stock.choices[0].model_dump())
 
 
 def test_a_stop_token_ends_the_generation_as_in_stock(generator: Serving) -> None:

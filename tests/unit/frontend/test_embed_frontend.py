@@ -165,7 +165,7 @@ async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> No
 
 
 async def test_a_large_call_that_fails_is_not_tried_again() -> None:
-    setup = Setup(StubAnswer("failed"), gather_rows=2)
+    setup = Setup(StubAnswer("failed"), gather_rows=1)
     (failed,) = await setup.embed(EmbedCall([[1], [2], [3]], False, None))
     assert isinstance(failed, PackedForwardError)
     assert len(setup.link.sent) == 1

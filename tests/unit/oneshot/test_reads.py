@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sglang_prefill_ext.oneshot.best_tokens import best_values
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.held import HeldPrefix
+from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
@@ -78,8 +80,6 @@ def read_requests(draw: st.DrawFn) -> ReadRequest:
     num_best = draw(st.integers(0, 3))
     one = st.lists(st.integers(0, VOCAB - 1), min_size=0 if num_best else 1, max_size=2)
     labels = [draw(one) for _ in range(prefix_reads + sum(row_reads))]
-    if not any(labels) and num_best:
-        labels[0] = [1]
     return ReadRequest(plain, prefix_reads, row_reads, labels, num_best)
 
 
@@ -137,9 +137,25 @@ def test_pieces_keep_to_the_memory_of_their_reads(
 
 
 def test_equally_probable_tokens_are_told_apart_by_their_ids() -> None:
-    from sglang_prefill_ext.oneshot.best_tokens import best_values
-
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
     empty = int_array([])
     values = best_values(logits, empty, int_array([0]), lambda states: states, 1, num_best=1)
     assert values.tolist() == pytest.approx([float(torch.log_softmax(logits, -1)[0, 1]), 1.0])
+
+
+def test_memory_does_not_grow_with_reads_times_vocabulary() -> None:
+    vocabulary, chunk = 20_000, 8
+    head = torch.randn(4, vocabulary)
+
+    def peak(reads: int) -> int:
+        hidden = torch.randn(reads, 4)
+        labels, lens = int_array([5] * reads), int_array([1] * reads)
+
+        def read() -> Tensor:
+            return best_values(hidden, labels, lens, lambda some: some @ head, chunk, num_best=3)
+
+        return peak_bytes(torch.device("cpu"), read)
+
+    one_chunk = chunk * vocabulary * 4
+    assert one_chunk < peak(100) < 4 * one_chunk
+    assert peak(1_000) - peak(100) < one_chunk / 4

@@ -1,0 +1,102 @@
+"""A batch of gathered items as packed requests: together, and alone where that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+
+Item = TypeVar("Item")
+
+
+class PackedGroup(Protocol):
+    """One packed request for some items of a batch.
+
+    Attributes:
+        members: the number of each row's item.
+    """
+
+    @property
+    def members(self) -> list[int]: ...
+
+    @property
+    def rows(self) -> PackedRows: ...
+
+    def tables(self, values: Float32Array) -> list[Float32Array]:
+        """Divide the values of the answer among the members, in their order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOut:
+    """What was read for one item.
+
+    Attributes:
+        table: of `PackedGroup.tables`.
+        cached_tokens: of its prompt that were not computed.
+    """
+
+    table: Float32Array
+    cached_tokens: int
+
+
+class BatchExchange:
+    """Sends the groups of a batch, and counts what they took.
+
+    Args:
+        most_retried: items of a batch in which each is tried alone once their forward has failed;
+            larger ones are one call's, which then has failed.
+    """
+
+    def __init__(
+        self, exchange: PackedExchange, metrics: FrontendMetrics, *, most_retried: int
+    ) -> None:
+        self._exchange = exchange
+        self._metrics = metrics
+        self._most_retried = most_retried
+
+    async def ask(
+        self,
+        items: list[Item],
+        options: RequestOptions,
+        pack: Callable[[list[Item]], Sequence[PackedGroup]],
+    ) -> list[ReadOut | Exception]:
+        """Return what was read for every item, or why nothing was (see `PackedExchange.ask`).
+
+        Args:
+            pack: divides items into groups, each item into one.
+        """
+        groups = pack(items)
+        found = await asyncio.gather(*(self._ask_one(g, items, options, pack) for g in groups))
+        answers: dict[int, ReadOut | Exception] = {}
+        for group, read_outs in zip(groups, found, strict=True):
+            answers.update(zip(group.members, read_outs, strict=True))
+        return [answers[number] for number in range(len(items))]
+
+    async def _ask_one(
+        self,
+        group: PackedGroup,
+        items: list[Item],
+        options: RequestOptions,
+        pack: Callable[[list[Item]], Sequence[PackedGroup]],
+    ) -> Sequence[ReadOut | Exception]:
+        members, rows = group.members, group.rows
+        try:
+            answer = await self._exchange.ask(rows, options, None)
+        except PackedForwardError as error:
+            if len(members) == 1 or len(items) > self._most_retried:
+                return [error] * len(members)
+            alone = [await self.ask([items[each]], options, pack) for each in members]
+            return [outcome for (outcome,) in alone]
+        except Exception as error:
+            return [error] * len(members)
+        self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+        cached = min(answer.tokens_cached, rows.prefix_len)
+        return [ReadOut(table, cached) for table in group.tables(answer.row_values())]

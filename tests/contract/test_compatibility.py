@@ -1,0 +1,31 @@
+"""The table of combinations names tests that exist, and a way to look where there is none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "compatibility.md").read_text()
+CHECKED, ON_A_GPU = PAGE.split("## Only on a GPU")
+
+
+def rows(text: str) -> list[list[str]]:
+    cells = [line.strip("|").split("|") for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)]
+    return [[cell.strip() for cell in row] for row in cells[2:]]
+
+
+def test_every_combination_is_checked_by_tests_that_exist() -> None:
+    assert rows(CHECKED)
+    for combination, _, checked_by in rows(CHECKED):
+        named = re.findall(r"`(tests/[\w/]+\.py)`", checked_by)
+        assert named, combination
+        for path in named:
+            assert re.search(r"^def test_", (ROOT / path).read_text(), re.MULTILINE), path
+
+
+def test_what_needs_a_gpu_says_how_to_start() -> None:
+    assert rows(ON_A_GPU)
+    for combination, _, command in rows(ON_A_GPU):
+        assert command.startswith("`sglang serve "), combination
+        assert "--enable-prefill-only" in command
