@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from sglang.srt.managers.io_struct import BatchStrOutput
 from sglang.srt.utils.weight_versions import WeightVersionSpan
 
 from sglang_prefill_ext.frontend.token_answer import TokenAnswer, first_text
+
+_LISTS = tuple(field.name for field in fields(TokenAnswer) if field.name != "token")
 
 
 def finished(manager: Any, request: Any, answer: TokenAnswer, cached_tokens: int) -> BatchStrOutput:
@@ -49,7 +51,7 @@ def _message(
     cached_tokens: int,
 ) -> BatchStrOutput:
     version = manager.config_value("weight_version")
-    lists = {name: [value] for name, value in asdict(answer).items() if name != "token"}
+    lists = {name: [getattr(answer, name)] for name in _LISTS}
     return BatchStrOutput(
         rids=[request.rid],
         finished_reasons=[reason],

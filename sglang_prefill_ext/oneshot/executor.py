@@ -27,6 +27,10 @@ from sglang_prefill_ext.oneshot.vectors import VectorReader
 
 logger = logging.getLogger(__name__)
 
+_CPU_CACHE_BYTES = 4 << 20
+"""Logits at a time on a CPU. They are passed over several times; what the caches hold takes half as
+long as what they do not, and the allocator gives the same memory again."""
+
 
 class PackedExecutor:
     """Launches planned forwards on a model.
@@ -45,6 +49,8 @@ class PackedExecutor:
         if model.vector_width:
             self._reader = VectorReader(unit_length=model.unit_length)
         else:
+            if model.device.type == "cpu":
+                readout_bytes = min(readout_bytes, _CPU_CACHE_BYTES)
             self._reader = LabelReader(
                 model,
                 max_rows=max(1, readout_bytes // (4 * model.vocab_size)),
