@@ -60,6 +60,7 @@ class Kind:
         prompts: unless others are asked for.
         body: of a request for prompts, the first `shared` tokens of which are the same.
         numbers: of an answer, in a fixed order.
+        counts_prompts: SGLang makes a request of its own of every prompt, and so they are counted.
     """
 
     path: str
@@ -67,6 +68,7 @@ class Kind:
     prompts: Prompts
     body: Callable[[list[list[int]], int], dict[str, Any]]
     numbers: Callable[[Any], list[float]]
+    counts_prompts: bool = True
 
 
 def _one_or_all(prompts: list[list[int]]) -> Any:
@@ -118,6 +120,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             Prompts(1, 0, 8, 128),
             _embedding_body,
             _vectors,
+            counts_prompts=False,
         ),
         "token": Kind("/generate", (), Prompts(1, 0, 128, 128), _token_body, _tokens),
         "logprobs": Kind("/generate", (), Prompts(50, 60, 20, 20), _logprobs_body, _logprobs),

@@ -113,6 +113,7 @@ class DecisionRun:
     def _result(
         self, clients: int, path: str, repeat: int, packed: int, seen: Measurement
     ) -> Result:
+        counted = self.prompts.count if self.kind.counts_prompts else 1
         return Result(
             preset=self.model.name,
             shape=str(self.prompts),
@@ -122,8 +123,7 @@ class DecisionRun:
             repeat=repeat,
             rate_per_s=None,
             requests=len(seen.latencies_s),
-            # Every prompt of a list is a request to SGLang's generation route, one to the others.
-            packed_share=packed / seen.sent,
+            packed_share=packed / (seen.sent * counted),
             seconds=seen.seconds,
             requests_per_s=seen.requests_per_s,
             items_per_s=seen.requests_per_s * self.prompts.count,
