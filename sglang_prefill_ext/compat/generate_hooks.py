@@ -9,7 +9,7 @@ from sglang.srt.managers.io_struct import EmbeddingReqInput
 
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.embed_hooks import embed
-from sglang_prefill_ext.compat.token_hooks import noting_request
+from sglang_prefill_ext.compat.token_hooks import note_request
 
 
 def generate_request(
@@ -20,4 +20,5 @@ def generate_request(
         return original(manager, obj, request)
     if isinstance(obj, EmbeddingReqInput) and not manager.is_generation:
         return embed(original, manager, obj, request)
-    return noting_request(original, manager, obj, request)
+    note_request(request)
+    return original(manager, obj, request)

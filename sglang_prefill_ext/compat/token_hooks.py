@@ -7,8 +7,9 @@ it would send the request to its scheduler, it is packed with others instead.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -24,6 +25,8 @@ from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall, is_decision
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
+
+logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_prefill_only_tokens"
 
@@ -60,13 +63,9 @@ def stock_path() -> Iterator[None]:
         _stock_path.reset(before)
 
 
-async def noting_request(
-    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any
-) -> AsyncIterator[Any]:
-    """Generate, and let `send_one` and `send_batch` know for which HTTP request."""
+def note_request(request: Any) -> None:
+    """Let what is sent from this task know for which HTTP request, if any."""
     _http_request.set(request)
-    async for answer in original(manager, obj, request):
-        yield answer
 
 
 async def send_one(original: _Send, manager: Any, tokenized_obj: Any) -> None:
@@ -135,6 +134,9 @@ async def _serve(
     except HTTPException as error:
         output = aborted(manager, tokenized_obj, error.detail, error.status_code)
     except Exception as error:
+        logger.exception(
+            "Prefill-only serving: request %s could not be answered", tokenized_obj.rid
+        )
         frontend.metrics.record_error("failed")
         output = aborted(manager, tokenized_obj, f"{type(error).__name__}: {error}", 500)
     if tokenized_obj.rid in manager.rid_to_state:  # else its client has left

@@ -127,11 +127,16 @@ class EmbedFrontend:
 
     async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Int32Array | Exception]:
         """Encode the texts of several calls in one call of the tokenizer, off the event loop."""
+        return await self._in_worker(self._encode_now, texts)
 
-        def encode() -> list[Int32Array | Exception]:
-            return [self._or_error(ids) for ids in self._link.encode(texts)]
-
-        return await self._in_worker(encode)
+    def _encode_now(self, texts: list[Any]) -> list[Int32Array | Exception]:
+        try:
+            encoded = self._link.encode(texts)
+        except Exception as error:  # whatever a tokenizer raises of a text that it cannot read
+            if len(texts) == 1:
+                return [error]
+            return [outcome for text in texts for outcome in self._encode_now([text])]
+        return [self._or_error(ids) for ids in encoded]
 
     def _or_error(self, ids: list[int]) -> Int32Array | Exception:
         try:

@@ -153,6 +153,14 @@ async def test_a_wrong_call_does_not_harm_those_it_came_with() -> None:
     assert far.vectors == [[3.0]]
 
 
+async def test_a_text_that_cannot_be_encoded_does_not_harm_those_it_came_with() -> None:
+    setup = Setup(count_tokens)
+    calls = [EmbedCall([text], True, None) for text in ("ab", "\ud800", "abc")]
+    good, broken, other = await setup.embed(*calls)
+    assert (good.vectors, other.vectors) == ([[2.0]], [[3.0]])
+    assert isinstance(broken, UnicodeEncodeError)
+
+
 async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> None:
     def answer(rows: PackedRows) -> StubAnswer:
         return StubAnswer("failed") if 66 in rows.tokens else count_tokens(rows)
