@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,7 +35,9 @@ FLAGS = ("--enable-prefill-only", "--sleep-on-idle")
 
 @pytest.fixture(scope="module")
 def embedder(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
-    with serving(model_dir("micro"), "embeddings", "--is-embedding", *FLAGS) as running:
+    # Long enough for what is sent together to travel together, however slow the machine.
+    flags = ("--is-embedding", *FLAGS, "--prefill-only-gather-ms", "500")
+    with serving(model_dir("micro"), "embeddings", *flags) as running:
         yield running
 
 
@@ -150,18 +153,27 @@ def test_the_python_client_embeds(embedder: Serving, prompts: Any) -> None:
     np.testing.assert_allclose(found, raw, rtol=0, atol=TOLERANCE)
 
 
-def test_single_prompts_of_many_clients_travel_and_are_computed_together(
-    embedder: Serving, oracle: Callable[[list[int]], NDArray[np.float64]]
-) -> None:
-    rng = random.Random(8)
-    prompts = [random_ids(rng, rng.randint(3, 60)) for _ in range(64)]
+def embedded_together(embedder: Serving, prompts: list[list[int]]) -> list[NDArray[np.float64]]:
+    """The vectors of prompts that as many clients send before any is answered."""
 
     def embed(prompt: list[int]) -> NDArray[np.float64]:
         body = {"model": "m", "input": prompt}
         return vectors(embedder.client.post("/v1/embeddings", body))[0]
 
-    with embedder.client.counting() as moved, ThreadPoolExecutor(32) as pool:
-        found = list(pool.map(embed, prompts))
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        with stopped(scheduler_pid(embedder.server)):
+            sent = [pool.submit(embed, prompt) for prompt in prompts]
+            time.sleep(1)
+        return [each.result() for each in sent]
+
+
+def test_single_prompts_of_many_clients_travel_and_are_computed_together(
+    embedder: Serving, oracle: Callable[[list[int]], NDArray[np.float64]]
+) -> None:
+    rng = random.Random(8)
+    prompts = [random_ids(rng, rng.randint(3, 60)) for _ in range(64)]
+    with embedder.client.counting() as moved:
+        found = embedded_together(embedder, prompts)
     np.testing.assert_allclose(found, [oracle(p) for p in prompts], rtol=0, atol=TOLERANCE)
     assert moved["scheduler.forwards"] <= moved["scheduler.requests.ok"] < len(prompts) / 2
     assert moved["frontend.requests.packed"] == moved["frontend.items"] == len(prompts)
@@ -173,13 +185,8 @@ def test_an_instruction_that_clients_have_in_common_is_computed_once_a_batch(
     rng = random.Random(9)
     instruction = random_ids(rng, 200)
     prompts = [instruction + random_ids(rng, 5) for _ in range(32)]
-
-    def embed(prompt: list[int]) -> NDArray[np.float64]:
-        body = {"model": "m", "input": prompt}
-        return vectors(embedder.client.post("/v1/embeddings", body))[0]
-
-    with embedder.client.counting() as moved, ThreadPoolExecutor(32) as pool:
-        found = list(pool.map(embed, prompts))
+    with embedder.client.counting() as moved:
+        found = embedded_together(embedder, prompts)
     np.testing.assert_allclose(found, [oracle(p) for p in prompts], rtol=0, atol=TOLERANCE)
     assert moved["scheduler.tokens_computed"] < sum(map(len, prompts)) / 2
 

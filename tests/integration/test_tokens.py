@@ -34,7 +34,8 @@ NOTHING = {"max_new_tokens": 0}
 @pytest.fixture(scope="module")
 def generator(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--disable-radix-cache")
-    flags += ("--enable-tokenizer-batch-encode",)
+    # Long enough for what is sent together to travel together, however slow the machine.
+    flags += ("--enable-tokenizer-batch-encode", "--prefill-only-gather-ms", "500")
     with serving(model_dir("micro"), "tokens", *flags) as running:
         yield running
 
@@ -235,8 +236,11 @@ def test_many_clients_share_messages_and_forwards(
         (found,) = generator.client.post("/generate", body).json()["output_ids"]
         return int(found)
 
-    with generator.client.counting() as moved, ThreadPoolExecutor(32) as pool:
-        found = list(pool.map(token, prompts))
+    with generator.client.counting() as moved, ThreadPoolExecutor(64) as pool:
+        with stopped(scheduler_pid(generator.server)):
+            sent = [pool.submit(token, prompt) for prompt in prompts]
+            time.sleep(1)
+        found = [each.result() for each in sent]
     assert found == [int(oracle(prompt)[-1].argmax()) for prompt in prompts]
     assert moved["scheduler.requests.ok"] < len(prompts) / 2
     assert moved["frontend.requests.packed"] == len(prompts)
