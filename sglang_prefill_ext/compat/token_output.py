@@ -71,7 +71,7 @@ def _message(
         placeholder_tokens_val=None,
         retraction_counts=[0],
         weight_versions=[[WeightVersionSpan(version=version, start=0, end=len(ids))]],
-        cached_tokens_details=[None],
+        cached_tokens_details=[{"device": cached_tokens, "host": 0} if cached_tokens else None],
         dp_ranks=[None],
         spec_verify_ct=[0],
     )

@@ -16,7 +16,10 @@ TOLERANCE = 1e-5
 """Largest difference in probability and in log-prob, in float32 on the CPU."""
 
 
-VOLATILE = {"id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"}
+VOLATILE = {
+    *("id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"),
+    *("cached_tokens_details", "dp_rank"),
+}
 """Fields that differ from call to call, or from path to path by right."""
 
 
