@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 
 from bench.record import run_context
 from sglang_prefill_ext.errors import PrefillExtError
+from sglang_prefill_ext.modelmaker import make_model
 
 FILE_WIDTH = 120  # columns where the output is no terminal
 BUSY_LOAD = 0.5  # runnable processes before the run starts
@@ -36,6 +40,23 @@ def no_figures_on_error(console: Console) -> Iterator[None]:
     except PrefillExtError as error:
         console.print(f"[red]No figures:[/] {error}", highlight=False)
         raise typer.Exit(1) from error
+
+
+@contextmanager
+def measured_model(console: Console, preset: str) -> Iterator[tuple[Path, Status]]:
+    """Make a model for as long as the body measures it; ends as `no_figures_on_error` does.
+
+    Yields:
+        Its directory, named after the preset, and a line that says what happens.
+    """
+    with (
+        no_figures_on_error(console),
+        tempfile.TemporaryDirectory(prefix="bench-") as directory,
+        console.status("") as status,
+    ):
+        model = Path(directory) / preset
+        make_model(preset, model)
+        yield model, status
 
 
 @contextmanager

@@ -123,12 +123,21 @@ def compare(
         if (theirs.logprobs is None) != (ours.logprobs is None):
             raise GateError("only one of the two servers answered with log-probabilities")
         if theirs.logprobs is not None and ours.logprobs is not None:
-            scale = np.maximum(1.0, np.abs(theirs.logprobs) / LARGE_LOGPROB)
-            logprob.append(_largest_difference(theirs.logprobs, ours.logprobs, scale))
+            logprob.append(largest_logprob_difference(theirs.logprobs, ours.logprobs))
     # numpy's maximum keeps a NaN, Python's may lose it.
     return Agreement(
         rows, float(np.max(probability)), float(np.max(logprob)), rank_changes, tolerance
     )
+
+
+def largest_logprob_difference(stock: Matrix, extension: Matrix) -> float:
+    """The largest difference of a natural log-probability, see `LARGE_LOGPROB`.
+
+    Raises:
+        GateError: the shapes differ.
+    """
+    scale = np.maximum(1.0, np.abs(stock) / LARGE_LOGPROB)
+    return _largest_difference(stock, extension, scale)
 
 
 def _largest_difference(stock: Matrix, extension: Matrix, scale: Matrix | float = 1.0) -> float:

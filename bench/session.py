@@ -115,25 +115,57 @@ class ModelRun:
         packed_share: float,
         seen: Measurement,
     ) -> Result:
-        return Result(
+        return result_of(
+            seen,
             preset=self.preset,
             shape=str(case.shape),
-            load=str(load),
-            closed=isinstance(load, ClosedLoop),
+            load=load,
             path=path,
             repeat=repeat,
-            rate_per_s=rate,
-            requests=len(seen.latencies_s),
+            items=case.shape.items,
             packed_share=packed_share,
-            seconds=seen.seconds,
-            requests_per_s=seen.requests_per_s,
-            items_per_s=seen.requests_per_s * case.shape.items,
-            p50_ms=seen.percentile_ms(50),
-            p90_ms=seen.percentile_ms(90),
-            p99_ms=seen.percentile_ms(99),
-            generator_cpu_share=seen.generator_cpu_s / seen.seconds,
+            rate_per_s=rate,
             operation_ratio=case.operation_ratio,
         )
+
+
+def result_of(
+    seen: Measurement,
+    *,
+    preset: str,
+    shape: str,
+    load: Load,
+    path: str,
+    repeat: int,
+    items: int,
+    packed_share: float,
+    rate_per_s: float | None = None,
+    operation_ratio: float = 1.0,
+) -> Result:
+    """Return the record of what a loop saw.
+
+    Args:
+        items: of a request; the others are fields of `Result`.
+    """
+    return Result(
+        preset=preset,
+        shape=shape,
+        load=str(load),
+        closed=isinstance(load, ClosedLoop),
+        path=path,
+        repeat=repeat,
+        rate_per_s=rate_per_s,
+        requests=len(seen.latencies_s),
+        packed_share=packed_share,
+        seconds=seen.seconds,
+        requests_per_s=seen.requests_per_s,
+        items_per_s=seen.requests_per_s * items,
+        p50_ms=seen.percentile_ms(50),
+        p90_ms=seen.percentile_ms(90),
+        p99_ms=seen.percentile_ms(99),
+        generator_cpu_share=seen.generator_cpu_s / seen.seconds,
+        operation_ratio=operation_ratio,
+    )
 
 
 def packed_requests(port: int) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, no_figures_on_error
+from bench.command import begin, measured_model
 from bench.decisions.kinds import KINDS
 from bench.decisions.session import DecisionRun
 from bench.floor import ModelShape
@@ -19,7 +17,6 @@ from bench.plan import PATHS
 from bench.plot import save_plot
 from bench.record import append
 from bench.report import closed_table, compare_paths
-from sglang_prefill_ext.modelmaker import make_model
 
 KindName = StrEnum("KindName", list(KINDS))
 
@@ -45,13 +42,7 @@ def main(
     asked = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
     given = {key: value for key, value in asked.items() if value is not None}
     prompts = replace(KINDS[kind].prompts, **given)
-    with (
-        no_figures_on_error(console),
-        tempfile.TemporaryDirectory(prefix="bench-") as directory,
-        console.status("") as status,
-    ):
-        model = Path(directory) / preset
-        make_model(preset, model)
+    with measured_model(console, preset) as (model, status):
         requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
         run = DecisionRun(model, KINDS[kind], prompts, clients or [1, 8, 32], seconds, threads)
         for repeat in range(alternations):

@@ -10,25 +10,27 @@ from pathlib import Path
 import numpy as np
 
 from bench.decisions.kinds import Kind, Prompts, numbers_of
-from bench.gate import TOLERANCE, GateError
+from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, STOCK
 from bench.record import Result
-from bench.session import packed_requests
+from bench.session import packed_requests, result_of
 from bench.workloads import ClosedLoop
 from sglang_prefill_ext.local_server import LocalServer
 
 _QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 """Of both servers: idle loops and a log line a request take the cores from what is measured."""
 
-_LARGE_LOG_PROB = 10.0
-"""Beyond it a difference counts relative to the number, as rounding grows with it."""
-
 
 @dataclass(slots=True)
 class AnswerGate:
-    """The extension's numbers against stock's; `largest` is the largest difference so far."""
+    """The extension's numbers against stock's, all of them as if they were log-probabilities.
+
+    Attributes:
+        largest: the largest difference so far.
+        compared: answers so far.
+    """
 
     kind: Kind
     tolerance: float = TOLERANCE["float32"]
@@ -43,10 +45,8 @@ class AnswerGate:
         """
         for number in stock.keys() & extension.keys():
             ours, theirs = (numbers_of(self.kind, each[number]) for each in (extension, stock))
-            if ours.shape != theirs.shape:
-                raise GateError(f"stock answered with {theirs.shape} numbers, not {ours.shape}")
-            scale = np.maximum(1.0, np.abs(theirs) / _LARGE_LOG_PROB)
-            self.largest = float(np.maximum(self.largest, (np.abs(ours - theirs) / scale).max()))
+            difference = largest_logprob_difference(theirs, ours)
+            self.largest = float(np.maximum(self.largest, difference))
             self.compared += 1
         if not self.compared or not self.largest <= self.tolerance:
             raise GateError(
@@ -114,22 +114,13 @@ class DecisionRun:
         self, clients: int, path: str, repeat: int, packed: int, seen: Measurement
     ) -> Result:
         counted = self.prompts.count if self.kind.counts_prompts else 1
-        return Result(
+        return result_of(
+            seen,
             preset=self.model.name,
             shape=str(self.prompts),
-            load=str(ClosedLoop(clients)),
-            closed=True,
+            load=ClosedLoop(clients),
             path=path,
             repeat=repeat,
-            rate_per_s=None,
-            requests=len(seen.latencies_s),
+            items=self.prompts.count,
             packed_share=packed / (seen.sent * counted),
-            seconds=seen.seconds,
-            requests_per_s=seen.requests_per_s,
-            items_per_s=seen.requests_per_s * self.prompts.count,
-            p50_ms=seen.percentile_ms(50),
-            p90_ms=seen.percentile_ms(90),
-            p99_ms=seen.percentile_ms(99),
-            generator_cpu_share=seen.generator_cpu_s / seen.seconds,
-            operation_ratio=1.0,
         )

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, no_figures_on_error
+from bench.command import begin, measured_model, no_figures_on_error
 from bench.decode.plan import DecodePlan
 from bench.decode.report import findings, findings_table, phase_table, save_decode_plot
 from bench.decode.session import DecodeRun
 from bench.record import append
 from bench.workloads import Shape
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.modelmaker import make_model
 
 DECODE_SLOWDOWN = PrefillOnlyConfig().decode_slowdown
 
@@ -47,11 +44,7 @@ def main(
 ) -> None:
     """Measure what packed load costs running generations, stock and extension in turn."""
     console, context = begin("bench.decode")
-    with (
-        no_figures_on_error(console),
-        tempfile.TemporaryDirectory(prefix="bench-") as directory,
-        console.status("") as status,
-    ):
+    with no_figures_on_error(console):
         plan = DecodePlan(
             shape=Shape.parse(shape),
             clients=clients,
@@ -66,8 +59,7 @@ def main(
             extension_args=tuple(shlex.split(flags)),
             seed=seed,
         )
-        model = Path(directory) / preset
-        make_model(preset, model)
+    with measured_model(console, preset) as (model, status):
         run = DecodeRun(preset, model, plan, status.update)
         run.run()
     console.print(findings_table(findings(run.results, decode_slowdown)))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, no_figures_on_error
+from bench.command import begin, measured_model
 from bench.mixed.plan import MixPlan
 from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table, save_mix_plot
 from bench.mixed.session import MixRun
 from bench.record import append
-from sglang_prefill_ext.modelmaker import make_model
 
 LENGTHS = [32, 128, 512, 2048]
 
@@ -49,13 +46,7 @@ def main(
         extension_args=tuple(shlex.split(flags)),
         seed=seed,
     )
-    with (
-        no_figures_on_error(console),
-        tempfile.TemporaryDirectory(prefix="bench-") as directory,
-        console.status("") as status,
-    ):
-        model = Path(directory) / preset
-        make_model(preset, model)
+    with measured_model(console, preset) as (model, status):
         run = MixRun(preset, model, plan, status.update)
         run.run()
     console.print(mix_table(run.results))

@@ -10,8 +10,8 @@ from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedd
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import Embedded, EmbedFrontend
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.options import opted_out, options_of
+from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
+from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 
 _ATTRIBUTE = "_prefill_only_embedding"
@@ -45,9 +45,7 @@ async def packed_vectors(
         ValueError: the request is wrong (HTTP 400).
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
-    headers = getattr(request, "headers", None) or {}
-    if opted_out(headers):
-        raise StockPathTaken("opted_out")
+    headers = headers_unless_opted_out(request)
     with counted(frontend.metrics, request):
         manager._validate_for_matryoshka_dim(call)
         options = options_of(headers, now_ms=time.time() * 1e3)

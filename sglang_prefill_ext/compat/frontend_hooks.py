@@ -17,9 +17,9 @@ from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.call import ScoreCall
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
-from sglang_prefill_ext.frontend.options import opted_out, options_of
+from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.prompts import check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -87,9 +87,7 @@ async def score_request(
 
 async def _score(frontend: ScoreFrontend, call: ScoreCall) -> Scored:
     frontend.check_limits(call)
-    headers = getattr(call.request, "headers", None) or {}
-    if opted_out(headers):
-        raise StockPathTaken("opted_out")
+    headers = headers_unless_opted_out(call.request)
     return await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
 
 

@@ -12,7 +12,7 @@ from sglang.srt.entrypoints.openai.serving_rerank import (
 )
 
 from sglang_prefill_ext.compat.activation import config_of
-from sglang_prefill_ext.frontend.options import opted_out
+from sglang_prefill_ext.frontend.options import headers_of, opted_out
 from sglang_prefill_ext.frontend.rerank import rerank_prompts
 
 
@@ -30,7 +30,7 @@ async def rerank_texts(
     """
     manager = serving.tokenizer_manager
     on = config_of(manager.server_args) is not None and manager.model_config.is_generation
-    if not on or opted_out(getattr(raw_request, "headers", None) or {}):
+    if not on or opted_out(headers_of(raw_request)):
         return await original(
             serving, request=request, raw_request=raw_request, chat_template=chat_template
         )

@@ -19,8 +19,8 @@ from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.token_output import aborted, finished
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.options import RequestOptions, opted_out, options_of
+from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
+from sglang_prefill_ext.frontend.options import RequestOptions, options_of
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall, is_decision
@@ -93,10 +93,8 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     is_generation = isinstance(tokenized_obj, TokenizedGenerateReqInput)
     if not is_generation or not is_decision(tokenized_obj):
         return False
-    headers = getattr(_http_request.get(), "headers", None) or {}
     try:
-        if opted_out(headers):
-            raise StockPathTaken("opted_out")
+        headers = headers_unless_opted_out(_http_request.get())
         call = frontend.call_of(tokenized_obj)
     except StockPathTaken as taken:
         frontend.metrics.record_fallback(taken.reason)

@@ -26,7 +26,7 @@ def finished(manager: Any, request: Any, answer: TokenAnswer, cached_tokens: int
         if not stops or sampling.no_stop_trim:
             text = first_text(
                 manager.tokenizer,
-                request.input_ids.tolist(),
+                request.input_ids,
                 token,
                 skip_special=sampling.skip_special_tokens,
                 spaces=sampling.spaces_between_special_tokens,

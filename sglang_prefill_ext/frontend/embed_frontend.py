@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
@@ -23,13 +21,9 @@ from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
-
-T = TypeVar("T")
-
-# Calls with more prompt tokens than this are read in a worker thread.
-_INLINE_TOKENS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class EmbedFrontend:
         self._vocab_size = vocab_size
         self._has_tokenizer = has_tokenizer
         self._caching = caching
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-only-embed")
+        self._worker = Worker("prefill-only-embed")
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
         self._texts = Gatherer(self._encode, max_items=most, max_wait_s=wait_s)
@@ -121,13 +115,12 @@ class EmbedFrontend:
             # Texts and pairs of texts are not mixed in one call of the tokenizer.
             pairs = isinstance(call.prompts[0], tuple)
             return await self._texts.ask(pairs, call.prompts, request)
-        if sum(map(len, call.prompts)) > _INLINE_TOKENS:
-            return await self._in_worker(self._checked, call.prompts, "input_ids")
-        return self._checked(call.prompts, "input_ids")
+        tokens = sum(map(len, call.prompts))
+        return await self._worker.run_if_large(tokens, self._checked, call.prompts, "input_ids")
 
     async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Int32Array | Exception]:
         """Encode the texts of several calls in one call of the tokenizer, off the event loop."""
-        return await self._in_worker(self._encode_now, texts)
+        return await self._worker.run(self._encode_now, texts)
 
     def _encode_now(self, texts: list[Any]) -> list[Int32Array | Exception]:
         try:
@@ -149,9 +142,6 @@ class EmbedFrontend:
         if not all(prompts):
             check_prompt([], self._vocab_size, field=field)
         return [flatten_ids([prompt], self._vocab_size, field=field) for prompt in prompts]
-
-    async def _in_worker(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *args)
 
     async def _vectors(
         self, kind: _Kind, prompts: list[Int32Array]

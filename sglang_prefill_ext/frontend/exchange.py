@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.connection import outcome_while_connected
 from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
-from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out
 from sglang_prefill_ext.wire.packed import PackedRows
 
 
@@ -28,6 +28,18 @@ class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def headers_unless_opted_out(request: Any) -> Mapping[str, str]:
+    """Return the headers of a client's request.
+
+    Raises:
+        StockPathTaken: the client wants the stock path.
+    """
+    headers = headers_of(request)
+    if opted_out(headers):
+        raise StockPathTaken("opted_out")
+    return headers
 
 
 class PackedExchange:

@@ -90,15 +90,14 @@ class Gatherer(Generic[Item, Answer]):
 
     def _batch_for(self, kind: Hashable, size: int) -> _Batch[Item, Answer]:
         loop = asyncio.get_running_loop()
+        if size >= self._max_items:
+            return _Batch(loop.create_future())
         batch = self._gathering.get(kind)
-        if batch is not None and size < self._max_items:
-            return batch
-        new: _Batch[Item, Answer] = _Batch(loop.create_future())
-        if size < self._max_items:
-            self._gathering[kind] = new
+        if batch is None:
+            batch = self._gathering[kind] = _Batch(loop.create_future())
             wait_s = self._max_wait_s if self._serving[kind] else 0.0
-            new.start = loop.call_later(wait_s, self._start, kind, new)
-        return new
+            batch.start = loop.call_later(wait_s, self._start, kind, batch)
+        return batch
 
     def _start(self, kind: Hashable, batch: _Batch[Item, Answer]) -> None:
         self._stop_gathering(kind, batch)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_prefill_ext.wire.packed import Int32Array, int_array
-
-_NO_COUNTS = int_array([])
+from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, int_array
 
 
 def pack_labels(
@@ -20,7 +18,7 @@ def pack_labels(
     if not isinstance(labels, list) or not labels:
         return None
     if not isinstance(labels[0], list):
-        return (int_array(labels), _NO_COUNTS) if _is_plain(labels, vocab_size) else None
+        return (int_array(labels), NO_INTS) if _is_plain(labels, vocab_size) else None
     if len(labels) != num_items or not all(_is_plain(one, vocab_size) for one in labels):
         return None
     flat = [token for one in labels for token in one]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_prefill_ext.errors import RequestError
 
@@ -30,6 +31,11 @@ class RequestOptions:
     priority: int = 0
     deadline_ms: float | None = None
     keep_prefix: bool = False
+
+
+def headers_of(request: Any) -> Mapping[str, str]:
+    """The headers of a client's request; none where it did not come by HTTP."""
+    return getattr(request, "headers", None) or {}
 
 
 def opted_out(headers: Mapping[str, str]) -> bool:

@@ -10,6 +10,9 @@ from sglang_prefill_ext.frontend.prefix import shared_prefix_len
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array
 
+_FIELD = "query, items"
+"""What the user calls the prompts."""
+
 
 def pack_token_ids(
     query: list[int],
@@ -37,32 +40,23 @@ def pack_token_ids(
         tail = query[prefix:]
         parts = [query[:prefix], *(part for item in items for part in (tail, item))]
         lens = [len(tail) + len(item) for item in items]
-    tokens = flatten_ids(parts, vocab_size, field="query, items")
+    tokens = flatten_ids(parts, vocab_size, field=_FIELD)
     return PackedRows(tokens, prefix, int_array(lens), *labels)
 
 
 def pack_rows(
-    rows: list[list[int]],
-    labels: tuple[Int32Array, Int32Array],
-    vocab_size: int,
-    *,
-    field: str = "query, items",
-    vector_width: int = 0,
+    rows: list[list[int]], labels: tuple[Int32Array, Int32Array], vocab_size: int
 ) -> PackedRows:
     """Pack whole prompts, given as token ids.
-
-    Args:
-        labels, vector_width: what to read of them, see `PackedRows`.
-        field: what the user calls the prompts.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
         TypeError: an element is not an integer.
     """
     if not all(rows):
-        check_prompt([], vocab_size, field=field)
+        check_prompt([], vocab_size, field=_FIELD)
     prefix = shared_prefix_len(rows)
     parts: list[Any] = [rows[0][:prefix], *(row[prefix:] for row in rows)]
-    tokens = flatten_ids(parts, vocab_size, field=field)
+    tokens = flatten_ids(parts, vocab_size, field=_FIELD)
     lens = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)) - np.int32(prefix)
-    return PackedRows(tokens, prefix, lens, *labels, vector_width=vector_width)
+    return PackedRows(tokens, prefix, lens, *labels)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -15,12 +13,9 @@ from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
-
-# Calls with more prompt tokens than this are packed in a worker thread, since packing them
-# on the event loop would stall other requests for milliseconds.
-_INLINE_TOKENS = 20_000
 
 _NO_OPTIONS = RequestOptions()
 
@@ -61,7 +56,7 @@ class ScoreFrontend:
         self._vocab_size = vocab_size
         self._label_vocab_size = label_vocab_size
         self._has_tokenizer = has_tokenizer
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill-only-pack")
+        self._worker = Worker("prefill-only-pack")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
         """Serve a call with one packed request.
@@ -108,15 +103,13 @@ class ScoreFrontend:
 
     async def _pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         query, items = prompts_of(call)
-        loop = asyncio.get_running_loop()
         if isinstance(query, str):
             texts = [item + query if call.item_first else query + item for item in items]
-            return await loop.run_in_executor(self._worker, self._encode_and_pack, texts, labels)
-        args = (query, items, call.item_first, labels, self._vocab_size)
+            return await self._worker.run(self._encode_and_pack, texts, labels)
         copies = len(items) if call.item_first else 1
-        if copies * len(query) + sum(map(len, items)) > _INLINE_TOKENS:
-            return await loop.run_in_executor(self._worker, pack_token_ids, *args)
-        return pack_token_ids(*args)
+        tokens = copies * len(query) + sum(map(len, items))
+        args = (query, items, call.item_first, labels, self._vocab_size)
+        return await self._worker.run_if_large(tokens, pack_token_ids, *args)
 
     def _encode_and_pack(
         self, texts: list[str], labels: tuple[Int32Array, Int32Array]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,13 +76,13 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
 
 
 def first_text(
-    tokenizer: Any, prompt: list[int], token: int, *, skip_special: bool, spaces: bool
+    tokenizer: Any, prompt: Sequence[int], token: int, *, skip_special: bool, spaces: bool
 ) -> str:
     """Return the text that a token adds to a prompt, as SGLang's detokenizer finds it.
 
     A token's text may depend on what precedes it, so it is decoded with and without.
     """
-    before = prompt[-_CONTEXT_TOKENS:]
+    before = list(prompt[-_CONTEXT_TOKENS:])
     how = {"skip_special_tokens": skip_special, "spaces_between_special_tokens": spaces}
     known = tokenizer.decode(before, **how)
     return str(tokenizer.decode([*before, token], **how)[len(known) :])

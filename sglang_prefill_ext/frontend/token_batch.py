@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.frontend.prompt_batch import flat_tokens, shared_beginnings
 from sglang_prefill_ext.frontend.token_call import TokenCall
-from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows, int_array
 
 _NO_SUCCESSOR = int_array([0])
 """Label at the last token of a prompt, so that all reads have equally many; nobody looks at it."""
@@ -88,25 +88,23 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
     elif min(starts) < prefix:
         prefix -= 1  # so that what follows a read of the prefix is the same in every row
     tokens, lens = flat_tokens(prompts, prefix)
+    token_ids = int_array(kind.token_ids)
+    if not kind.reads_prompt:
+        rows = PackedRows(tokens, prefix, lens, token_ids, NO_INTS, num_best=kind.num_best)
+        return TokenGroup(members, starts, kind, rows)
     prefix_reads = max(0, prefix - min(starts))
     first_reads = np.maximum(starts, prefix)
-    read_lens = (lens + prefix - first_reads).astype(np.int32)
-    label_ids = int_array(kind.token_ids)
-    label_lens = int_array([])
-    if kind.reads_prompt:
-        parts = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
-        for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
-            parts += [prompt[first + 1 :], _NO_SUCCESSOR]
-        label_ids = _labels(np.concatenate(parts), label_ids)
-        label_lens = np.full(len(label_ids) // kind.num_labels, kind.num_labels, dtype=np.int32)
-    ends_only = not kind.reads_prompt
+    successors = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
+    for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
+        successors += [prompt[first + 1 :], _NO_SUCCESSOR]
+    labels = _labels(np.concatenate(successors), token_ids)
     rows = PackedRows(
         tokens,
         prefix,
         lens,
-        label_ids,
-        label_lens,
-        read_lens=int_array([]) if ends_only else read_lens,
+        label_ids=labels.ravel(),
+        label_lens=np.full(len(labels), kind.num_labels, dtype=np.int32),
+        read_lens=(lens + prefix - first_reads).astype(np.int32),
         prefix_reads=prefix_reads,
         num_best=kind.num_best,
     )
@@ -114,8 +112,8 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
 
 
 def _labels(successors: Int32Array, token_ids: Int32Array) -> Int32Array:
-    """The labels of every read, read by read."""
+    """The labels of every read, ``[reads, labels]``."""
     table: NDArray[np.int32] = np.empty((len(successors), 1 + len(token_ids)), dtype=np.int32)
     table[:, 0] = successors
     table[:, 1:] = token_ids
-    return table.ravel()
+    return table

@@ -63,7 +63,6 @@ class TokenCall:
     Attributes:
         ids: tokens of the prompt, at least one.
         start: the first token whose successor's log-prob is wanted; None for the last token only.
-        returns_logprobs: log-probs are wanted at all.
         num_top: most probable tokens that are wanted at every read.
         token_ids: tokens whose log-probs are wanted at every read; None without the question.
         generates: whether one token is generated, greedily.
@@ -71,7 +70,6 @@ class TokenCall:
 
     ids: Int32Array
     start: int | None
-    returns_logprobs: bool
     num_top: int
     token_ids: tuple[int, ...] | None
     generates: bool
@@ -133,7 +131,6 @@ def token_call_of(request: Any) -> TokenCall:
     return TokenCall(
         ids=np.array(request.input_ids, dtype=np.int32),
         start=start if within else None,
-        returns_logprobs=wants,
         num_top=request.top_logprobs_num if wants else 0,
         token_ids=None if ids is None else tuple(ids),
         generates=bool(request.sampling_params.max_new_tokens),

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.oneshot.logit_chunks import logit_chunks
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.packed import Int32Array
 
@@ -37,31 +38,18 @@ def best_values(
         float32 ``[sum(label_lens) + 2 * num_best * reads]``, read by read as `PackedRows` says.
         Ids are exact below 2 ** 24.
     """
-    device, reads = hidden.device, len(label_lens)
     lens = label_lens.astype(np.int64)
     starts = np.concatenate(([0], np.cumsum(lens + 2 * num_best)))
-    out = torch.empty(int(starts[-1]), dtype=torch.float32, device=device)
-    label_starts = np.concatenate(([0], np.cumsum(lens)))
-    within = np.arange(len(label_ids)) - np.repeat(label_starts[:-1], lens)
-    read_of_label = np.repeat(np.arange(reads), lens)
-    label_places = starts[read_of_label] + within
+    # A label's place is its number, moved by the best tokens of the reads before its own.
+    moved = 2 * num_best * np.repeat(np.arange(len(lens)), lens)
     best_places = (starts[:-1] + lens)[:, None] + np.arange(2 * num_best)
-    for first in range(0, reads, chunk_reads):
-        last = min(first + chunk_reads, reads)
-        some = slice(int(label_starts[first]), int(label_starts[last]))
-        read, label, place, best_place = upload(
-            [
-                read_of_label[some] - first,
-                label_ids[some].astype(np.int64),
-                label_places[some],
-                best_places[first:last],
-            ],
-            device,
-        )
-        logits = logits_of(hidden[first:last]).float()
-        total = logits.logsumexp(dim=-1, keepdim=True)
-        out[place] = logits[read, label] - total[read, 0]
-        out[best_place] = _best(logits, num_best) - _only_values(total, num_best)
+    label_place, best_place = upload([np.arange(len(moved)) + moved, best_places], hidden.device)
+    out = torch.empty(int(starts[-1]), dtype=torch.float32, device=hidden.device)
+    for chunk in logit_chunks(hidden, label_ids, label_lens, logits_of, chunk_reads):
+        total = chunk.logits.logsumexp(dim=-1, keepdim=True)
+        out[label_place[chunk.labels]] = chunk.label_logits - total[chunk.read_of_label, 0]
+        best = _best(chunk.logits, num_best) - _only_values(total, num_best)
+        out[best_place[chunk.reads]] = best
     return out
 
 

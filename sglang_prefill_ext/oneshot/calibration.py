@@ -18,7 +18,7 @@ from sglang_prefill_ext.oneshot.flight import Executor
 from sglang_prefill_ext.oneshot.memory import free_bytes, peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 CHUNK_TOKENS = 4096
 """A row of so many tokens fills the chunks of attention scores."""
@@ -128,7 +128,7 @@ def _plan(tokens: int, rows: int, vector_width: int) -> ForwardPlan:
         prefix,
         int_array(lens.tolist()),
         int_array(labels),
-        int_array([]),
+        NO_INTS,
         vector_width=vector_width,
     )
     (piece,) = split_request(packed, ForwardBudget(tokens))

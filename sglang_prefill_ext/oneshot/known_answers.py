@@ -21,6 +21,7 @@ from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.wire.packed import (
+    NO_INTS,
     Float32Array,
     Int32Array,
     PackedRows,
@@ -132,8 +133,8 @@ def known_requests(
                 ids,
                 prefix,
                 int_array(suffixes),
-                int_array([]) if vector_width else labels,
-                int_array([]),
+                NO_INTS if vector_width else labels,
+                NO_INTS,
                 vector_width=vector_width,
             )
         )

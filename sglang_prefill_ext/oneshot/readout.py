@@ -10,6 +10,7 @@ from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.oneshot.best_tokens import best_values
+from sglang_prefill_ext.oneshot.logit_chunks import logit_chunks
 from sglang_prefill_ext.oneshot.model import Model
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.upload import upload
@@ -119,16 +120,10 @@ def label_values(
     Returns:
         float32 ``[sum(label_lens)]`` on the device of `hidden`.
     """
-    rows = len(label_lens)
-    ends = np.concatenate(([0], np.cumsum(label_lens, dtype=np.int64)))
     out = torch.empty(len(label_ids), dtype=torch.float32, device=hidden.device)
-    for first in range(0, rows, chunk_rows):
-        last = min(first + chunk_rows, rows)
-        start, stop = int(ends[first]), int(ends[last])
-        lens = label_lens[first:last]
-        rows_of_labels = np.repeat(np.arange(last - first), lens)
-        row, label = upload([rows_of_labels, label_ids[start:stop]], hidden.device)
-        logits = logits_of(hidden[first:last]).float()
-        values = logits[row, label]
-        out[start:stop] = values - logits.logsumexp(dim=-1)[row] if normalised else values
+    for chunk in logit_chunks(hidden, label_ids, label_lens, logits_of, chunk_rows):
+        values = chunk.label_logits
+        if normalised:
+            values = values - chunk.logits.logsumexp(dim=-1)[chunk.read_of_label]
+        out[chunk.labels] = values
     return out

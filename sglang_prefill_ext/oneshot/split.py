@@ -71,6 +71,24 @@ class Piece:
         return replace(self, span=span, prefix_ids=self.prefix_ids[cached:])
 
 
+@dataclass(frozen=True, slots=True)
+class _Starts:
+    """Where each row begins, and where the last one ends; int64 ``[rows + 1]`` each.
+
+    Attributes:
+        tokens: its suffix, in the flat tokens.
+        reads: its reads, among all reads.
+    """
+
+    tokens: NDArray[np.int64]
+    reads: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: PackedRows) -> _Starts:
+        before = np.concatenate(([0], np.cumsum(rows.suffix_lens, dtype=np.int64)))
+        return cls(rows.prefix_len + before, rows.read_starts())
+
+
 def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
     """Tokens of a row that fits no forward even where its prefix is held; None without one."""
     lens = rows.suffix_lens.astype(np.int64)
@@ -96,8 +114,7 @@ def split_request(rows: PackedRows, budget: ForwardBudget, namespace: str = "") 
     unfit = unfit_row(rows, budget)
     if unfit is not None:
         raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
-    # Where each row's suffix begins in the flat tokens, and where the last one ends.
-    starts = rows.prefix_len + np.concatenate(([0], np.cumsum(rows.suffix_lens, dtype=np.int64)))
+    starts = _Starts.of(rows)
     if budget.fits(len(rows.tokens), rows.num_reads):
         cuts = [(0, rows.prefix_len, 0, rows.num_rows)]
     else:
@@ -109,7 +126,7 @@ def split_request(rows: PackedRows, budget: ForwardBudget, namespace: str = "") 
 
 
 def _balanced_cuts(
-    rows: PackedRows, starts: NDArray[np.int64], longest: int, budget: ForwardBudget
+    rows: PackedRows, starts: _Starts, longest: int, budget: ForwardBudget
 ) -> list[_Cut]:
     # Filling one piece after the other gives the fewest for any limit on their tokens, and
     # fewer the higher the limit: the lowest limit that needs no more pieces is found by bisection.
@@ -124,7 +141,7 @@ def _balanced_cuts(
 
 
 def _greedy_cuts(
-    rows: PackedRows, starts: NDArray[np.int64], max_tokens: int, budget: ForwardBudget
+    rows: PackedRows, starts: _Starts, max_tokens: int, budget: ForwardBudget
 ) -> list[_Cut]:
     """Fill piece after piece up to `max_tokens` and the budget's memory."""
     cuts: list[_Cut] = []
@@ -133,15 +150,15 @@ def _greedy_cuts(
     while prefix - held > chunk:
         cuts.append((held, chunk, 0, 0))
         held += chunk
-    row_bytes = budget.bytes_per_token * starts + budget.bytes_per_row * rows.read_starts()
+    row_bytes = budget.bytes_per_token * starts.tokens + budget.bytes_per_row * starts.reads
     first = 0
     while first < rows.num_rows:
         fresh = prefix - held
-        tokens_end = starts[first] + max_tokens - fresh
+        tokens_end = starts.tokens[first] + max_tokens - fresh
         fresh_bytes = budget.num_bytes(fresh, min(fresh, rows.prefix_reads))
         bytes_end = row_bytes[first] + budget.max_bytes - fresh_bytes
         last = min(
-            int(starts.searchsorted(tokens_end, side="right")),
+            int(starts.tokens.searchsorted(tokens_end, side="right")),
             int(row_bytes.searchsorted(bytes_end, side="right")),
         )
         cuts.append((held, fresh, first, last - 1))
@@ -149,17 +166,14 @@ def _greedy_cuts(
     return cuts
 
 
-def _piece(
-    rows: PackedRows, starts: NDArray[np.int64], cut: _Cut, namespace: str, *, is_last: bool
-) -> Piece:
+def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, namespace: str, *, is_last: bool) -> Piece:
     held, fresh, first, last = cut
     prefix_ids = rows.tokens[held : held + fresh]
     # Reads of the prefix are its last tokens, so those of a part of it are its last ones, too.
     unread = rows.prefix_len - rows.prefix_reads
     prefix_reads = max(0, held + fresh - max(held, unread))
-    first_read = max(0, held - unread) if prefix_reads else int(rows.read_starts()[first])
-    row_reads = rows.read_starts()[last] - rows.read_starts()[first]
-    last_read = first_read + prefix_reads + int(row_reads)
+    first_read = max(0, held - unread) if prefix_reads else int(starts.reads[first])
+    last_read = first_read + prefix_reads + int(starts.reads[last] - starts.reads[first])
     label_ids, label_lens = rows.labels_of(first_read, last_read)
     span = GroupSpan(
         held=held,
@@ -173,7 +187,7 @@ def _piece(
     return Piece(
         span=span,
         prefix_ids=prefix_ids,
-        suffix_ids=rows.tokens[starts[first] : starts[last]],
+        suffix_ids=rows.tokens[starts.tokens[first] : starts.tokens[last]],
         label_ids=label_ids,
         label_lens=label_lens,
         normalised=rows.normalised,

@@ -9,12 +9,23 @@ import pytest
 from bench.cores import scheduler_apart
 from sglang_prefill_ext.errors import ConfigError
 
-WAITING = "input()"
+WAITING = "print(flush=True); input()"
 
 
 def waiting(name: str) -> subprocess.Popen[bytes]:
-    """A Python process that waits for its input to end, under another name."""
-    return subprocess.Popen([name, "-c", WAITING], executable=sys.executable, stdin=subprocess.PIPE)
+    """A Python process that waits for its input to end, under another name.
+
+    It has said that it runs: between fork and exec a process has no command line yet.
+    """
+    process = subprocess.Popen(
+        [name, "-c", WAITING],
+        executable=sys.executable,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
 
 
 def test_the_scheduler_gets_a_core_and_the_others_the_rest() -> None:

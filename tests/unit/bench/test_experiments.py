@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from bench import command
 from bench.decode import __main__ as decode
 from bench.decode.plan import ALONE, OPEN, SATURATED
 from bench.decode.session import DecodeRun
@@ -26,9 +27,9 @@ GREEN = Agreement(100, 1e-7, 2e-7, 0, 1e-5)
 
 @pytest.fixture(autouse=True)
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for command in (mixed, decode):
-        monkeypatch.setattr(command, "RESULTS", tmp_path)
-        monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
+    for module in (mixed, decode):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
     monkeypatch.setattr(MixRun, "run", _mix)
     monkeypatch.setattr(DecodeRun, "run", _decode)
     return tmp_path

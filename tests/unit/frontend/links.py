@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 
@@ -65,6 +67,17 @@ class StubLink:
 
     def longest_prompt(self) -> int:
         return 100_000
+
+
+def answer_at_once(
+    link: StubLink, exchange: PackedExchange, answer: Callable[[PackedRows], StubAnswer]
+) -> None:
+    """Have every packed request answered in the next turn of the event loop."""
+
+    def on_send(rid: str, rows: PackedRows) -> None:
+        asyncio.get_running_loop().call_soon(exchange.deliver, rid, answer(rows))
+
+    link.on_send = on_send
 
 
 class StubRequest:

@@ -9,14 +9,14 @@ import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackedForwardError, RequestError, ServerBusyError
-from sglang_prefill_ext.frontend import embed_frontend
+from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows
-from tests.unit.frontend.links import StubAnswer, StubLink
+from tests.unit.frontend.links import StubAnswer, StubLink, answer_at_once
 from tests.unit.frontend.test_embed_call import request
 
 VOCAB = 300
@@ -52,11 +52,8 @@ class Setup:
             caching=False,
         )
 
-        def on_send(rid: str, rows: PackedRows) -> None:
-            ready = answer(rows) if callable(answer) else answer
-            asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, ready)
-
-        self.link.on_send = on_send
+        always = (lambda rows: answer) if isinstance(answer, StubAnswer) else answer
+        answer_at_once(self.link, self.exchange, always)
 
     async def embed(self, *calls: EmbedCall, options: RequestOptions = PLAIN) -> list[Any]:
         """Concurrent calls, each with its result or its error."""
@@ -95,7 +92,7 @@ async def test_texts_are_encoded_in_one_call_off_the_event_loop() -> None:
 async def test_many_token_ids_are_packed_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(embed_frontend, "_INLINE_TOKENS", 6)
+    monkeypatch.setattr(worker, "_INLINE_TOKENS", 6)
     setup = Setup(StubAnswer(values=[1.0, 2.0]))
     assert (await setup.frontend.embed(IDS, PLAIN, None)).vectors == [[1.0], [2.0]]
 

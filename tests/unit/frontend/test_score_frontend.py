@@ -30,7 +30,7 @@ from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import PackedRows
-from tests.unit.frontend.links import StubAnswer, StubLink, StubRequest
+from tests.unit.frontend.links import StubAnswer, StubLink, StubRequest, answer_at_once
 
 VOCAB = 300
 CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
@@ -65,10 +65,7 @@ def _frontend(
 
 
 def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: StubAnswer) -> None:
-    def on_send(rid: str, rows: PackedRows) -> None:
-        asyncio.get_running_loop().call_soon(frontend.exchange.deliver, rid, answer)
-
-    link.on_send = on_send
+    answer_at_once(link, frontend.exchange, lambda rows: answer)
 
 
 def _nothing_is_left(frontend: ScoreFrontend, link: StubLink) -> bool:

@@ -26,7 +26,7 @@ def calls_of_one_kind(draw: st.DrawFn) -> list[TokenCall]:
     for own in draw(st.lists(st.lists(TOKENS, min_size=1, max_size=4), min_size=1, max_size=5)):
         prompt = (beginning if draw(st.integers(0, 4)) else []) + own
         start = draw(st.integers(0, len(prompt) - 1)) if reads_prompt else None
-        calls.append(TokenCall(int_array(prompt), start, True, num_top, token_ids, generates))
+        calls.append(TokenCall(int_array(prompt), start, num_top, token_ids, generates))
     return calls
 
 
@@ -69,7 +69,7 @@ def test_every_call_gets_the_answer_that_it_gets_alone(
 
 
 def call(prompt: list[int], start: int | None) -> TokenCall:
-    return TokenCall(int_array(prompt), start, True, 0, None, generates=False)
+    return TokenCall(int_array(prompt), start, 0, None, generates=False)
 
 
 def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:

@@ -14,7 +14,7 @@ from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
-from tests.unit.frontend.links import StubAnswer, StubLink
+from tests.unit.frontend.links import StubAnswer, StubLink, answer_at_once
 from tests.unit.frontend.token_requests import log_probs, tokenized, values_of
 
 
@@ -29,10 +29,7 @@ class Setup:
             self.exchange, PrefillOnlyConfig(**knobs), self.metrics, caching=False
         )
 
-        def on_send(rid: str, rows: PackedRows) -> None:
-            asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer(rows))
-
-        self.link.on_send = on_send
+        answer_at_once(self.link, self.exchange, answer)
 
     async def read(self, *calls: TokenCall, options: RequestOptions | None = None) -> list[Any]:
         asked = (self.frontend.read(each, options or RequestOptions()) for each in calls)
@@ -44,7 +41,7 @@ def right(rows: PackedRows) -> StubAnswer:
 
 
 def call(*prompt: int) -> TokenCall:
-    return TokenCall(int_array(prompt), None, False, 0, None, generates=True)
+    return TokenCall(int_array(prompt), None, 0, None, generates=True)
 
 
 async def test_concurrent_calls_share_a_packed_request() -> None:
