@@ -5,6 +5,10 @@ BIN    := $(VENV)/bin
 # Byte code once at install: a server imports some 5,000 modules in each of its processes.
 UV     := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 STAMP  := $(VENV)/.installed
+# Whole files on each worker, so that a server serves one of them; each worker needs about 8 GiB.
+# In the order of the names: servers first, and the many short tests fill up what is left.
+WORKERS ?= 2
+SHARE   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup check test test-gpu demo bench bench-gpu doctor clean
 
@@ -25,8 +29,8 @@ check: setup
 	$(BIN)/python -m pytest -q tests/contract
 
 test: setup
-	$(BIN)/python -m pytest -q tests --ignore tests/kernels
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(SHARE) tests --ignore tests/kernels
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q $(SHARE) tests/kernels
 
 # On a machine with a Hopper GPU: the kernels compiled, then their speed. Needs torch and triton only.
 test-gpu: setup

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from sglang_prefill_ext.local_server import LocalServer
@@ -27,15 +28,24 @@ EXTENSION_FLAGS = (
 
 @pytest.fixture(scope="session")
 def model_dir() -> Callable[[str], Path]:
-    """Make a preset once; later runs find it in the cache."""
+    """Make a preset once; later runs, and other workers of this one, find it in the cache."""
     from sglang_prefill_ext.modelmaker import make_model
 
-    return lambda preset: make_model(preset, CACHE / "models" / preset)
+    def made(preset: str) -> Path:
+        directory = CACHE / "models" / preset
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(directory.with_suffix(".lock")):
+            return make_model(preset, directory)
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def server(model_dir: Callable[[str], Path]) -> Iterator[LocalServer]:
-    """The shared server: the extension on the `micro` model, in the overlap event loop."""
-    log = CACHE / "logs" / "server.log"
+def server(model_dir: Callable[[str], Path], worker_id: str) -> Iterator[LocalServer]:
+    """The shared server: the extension on the `micro` model, in the overlap event loop.
+
+    Each worker of a run has its own.
+    """
+    log = CACHE / "logs" / f"server-{worker_id}.log"
     with LocalServer(model_dir("micro"), EXTENSION_FLAGS, log_path=log) as running:
         yield running

@@ -13,8 +13,10 @@ from sglang_prefill_ext.compat import embed_hooks, http, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.generate_route import shorten_generate
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
+from sglang_prefill_ext.compat.score_route import shorten_scores
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
@@ -42,6 +44,10 @@ def attach_frontend(_result: None, manager: Any) -> None:
             shorten_embeddings(app, manager, embedding)
     elif manager.tokenizer is not None:
         token_hooks.attach(manager, frontend)
+        if app is not None:
+            shorten_generate(app)
+    if manager.is_generation and app is not None:
+        shorten_scores(app, manager, partial(_packed_scores, frontend))
 
     def on_result(message: PackedRowsResult) -> None:
         frontend.exchange.deliver(message.rid, message)
@@ -70,8 +76,7 @@ async def score_request(
         http.note_explanation(call.request, partial(explain_stock, "not_generation"))
         return await original(manager, *args, **kwargs)
     try:
-        with counted(frontend.metrics, call.request):
-            scored = await _score(frontend, call)
+        scored = await _packed_scores(frontend, call)
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
@@ -85,10 +90,11 @@ async def score_request(
     )
 
 
-async def _score(frontend: ScoreFrontend, call: ScoreCall) -> Scored:
-    frontend.check_limits(call)
-    headers = headers_unless_opted_out(call.request)
-    return await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
+async def _packed_scores(frontend: ScoreFrontend, call: ScoreCall) -> Scored:
+    with counted(frontend.metrics, call.request):
+        frontend.check_limits(call)
+        headers = headers_unless_opted_out(call.request)
+        return await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
 
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:

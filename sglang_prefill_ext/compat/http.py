@@ -20,18 +20,16 @@ from sglang_prefill_ext.patching import engine
 STATUS_PATH = "/prefill_only/status"
 EXPLAIN_PATH = "/prefill_only/explain"
 
-_SERVER = "sglang.srt.entrypoints.http_server"
+SERVER_MODULE = "sglang.srt.entrypoints.http_server"
+"""Where the application is; not imported but looked up, since an offline `Engine` has none."""
 
 # Entry of an ASGI scope that asks for an explanation, and holds it once the request was served.
 _EXPLANATION = "prefill_only_explanation"
 
 
 def application() -> Any:
-    """Return SGLang's HTTP application; None if this process serves no HTTP.
-
-    The module is looked up, not imported: an offline `Engine` never loads it.
-    """
-    server: Any = sys.modules.get(_SERVER)
+    """Return SGLang's HTTP application; None if this process serves no HTTP."""
+    server: Any = sys.modules.get(SERVER_MODULE)
     return None if server is None else server.app
 
 
@@ -42,7 +40,7 @@ def add_routes(app: Any, frontend: ScoreFrontend, link: TokenizerManagerLink) ->
         return await _status(frontend, link)
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
-    server: Any = sys.modules[_SERVER]
+    server: Any = sys.modules[SERVER_MODULE]
     like_score = [Depends(server.validate_json_request)]
     app.add_api_route(EXPLAIN_PATH, _explain, methods=["POST"], dependencies=like_score)
 

@@ -122,9 +122,13 @@ _FRONTEND_USES = (
         id="U65",
         target=f"{_IO}.GenerateReqInput",
         group=Group.FRONTEND,
-        used_by=("compat.frontend_hooks",),
-        why="the prompt to validate",
-        members=("input_ids", "input_embeds", "session_params", "contains_mm_input"),
+        used_by=("compat.frontend_hooks", "frontend.generate_api"),
+        why="the prompt to validate; a plain request of `/generate`",
+        members=(
+            *"input_ids input_embeds session_params contains_mm_input rid text".split(),
+            *"sampling_params return_logprob logprob_start_len top_logprobs_num".split(),
+            *"token_ids_logprob return_text_in_logprobs stream".split(),
+        ),
     ),
     Use(
         id="U66",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Semaphore
 
 import httpx
 
@@ -17,6 +17,9 @@ from tests.integration.client import Client, Json, wait_until
 
 GATE_S = 5.0
 """How long `held_back` makes the scheduler sleep: more than a busy machine needs to send."""
+
+_TURNS = 20
+"""Requests that the front end answers by itself while it passes on some that came before."""
 
 
 def scheduler_pid(server: LocalServer) -> int:
@@ -58,11 +61,29 @@ def held_back(
     blocker = pool.submit(client.generate, [5, 6, 7], 1, stock=True)
     wait_until(lambda: b"run_batch sleep" in server.log_path.read_bytes()[seen:])
     awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
-    replies = [pool.submit(client.post, "/v1/score", body) for body in bodies]
-    time.sleep(1)
+    replies = _sent(client, pool, bodies)
     status = pool.submit(client.status)
     yield replies
     assert not blocker.done(), "the block was left too late"
     # The front end's part is taken when the request comes, the scheduler's when it awakes.
     assert status.result()["frontend"]["in_flight"] >= len(bodies), "sent too late"
     awake.result()
+
+
+def _sent(client: Client, pool: Executor, bodies: list[Json]) -> list[Future[httpx.Response]]:
+    """Send scoring requests, and return when the front end has had the time to pass them on."""
+    sent = Semaphore(0)
+
+    def note(event: str, _info: Json) -> None:
+        if event.endswith("send_request_body.complete"):
+            sent.release()
+
+    def send(body: Json) -> httpx.Response:
+        return client.http.post("/v1/score", json=body, extensions={"trace": note})
+
+    replies = [pool.submit(send, body) for body in bodies]
+    for _ in bodies:
+        assert sent.acquire(timeout=GATE_S), "not sent"
+    for _ in range(_TURNS):
+        client.http.get("/model_info").raise_for_status()
+    return replies

@@ -191,7 +191,7 @@ def test_the_deadline_is_that_of_the_whole_call(ask: Ask, stand_in: StandIn) -> 
         ask(
             stand_in.url, "embed", ["a"] * 9, settings=one_at_a_time, options=Options(timeout_s=0.5)
         )
-    assert len(stand_in.seen) == 2
+    assert 1 <= len(stand_in.seen) <= 2
 
 
 @pytest.mark.parametrize("text", ["<html>hello</html>", "{}", "[]", '{"data": []}', '{"data": 5}'])
