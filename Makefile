@@ -9,8 +9,9 @@ STAMP  := $(VENV)/.installed
 # In the order of the names: servers first, and the many short tests fill up what is left.
 WORKERS ?= 2
 SHARE   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+JUDGES := .judges
 
-.PHONY: setup check test test-gpu demo bench bench-gpu doctor clean
+.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor clean
 
 setup: $(STAMP)
 
@@ -46,8 +47,17 @@ demo: setup
 bench: setup
 	$(BIN)/python -m bench
 
+# Outside tools, in an environment of their own: what SGLang pins stays as it is.
+$(JUDGES)/.installed: pyproject.toml | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(JUDGES)
+	$(BIN)/uv pip install --quiet --python $(JUDGES)/bin/python --group judges
+	@touch $@
+
+judges: setup $(JUDGES)/.installed
+	for judge in lm-eval rerank openai; do $(BIN)/python -m bench.judges $$judge || exit 1; done
+
 doctor: setup
 	$(BIN)/sglang-prefill doctor
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(JUDGES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

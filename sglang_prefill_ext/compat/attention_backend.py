@@ -9,6 +9,8 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
+from sglang_prefill_ext.errors import PackedForwardError
+
 
 @dataclasses.dataclass
 class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
@@ -28,10 +30,10 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
     Args:
         stock: the server's own backend. Models look for the memory pools on the backend, so
             the stock one's are passed on.
-        last_layer: id of the layer after whose attention only the read positions go on.
+        last_layer: id of the layer after whose attention only the read positions go on, if any.
     """
 
-    def __init__(self, stock: Any, last_layer: int) -> None:
+    def __init__(self, stock: Any, last_layer: int | None) -> None:
         self._last_layer = last_layer
         self.token_to_kv_pool = stock.token_to_kv_pool
         self.req_to_token_pool = stock.req_to_token_pool
@@ -46,6 +48,11 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
+        if kwargs:
+            raise PackedForwardError(
+                f"Packed attention knows no {', '.join(kwargs)}, which layer {layer.layer_id} "
+                "asks for; this model needs the stock path"
+            )
         read_at = forward_batch.read_at
         if layer.layer_id == self._last_layer and read_at is not None:
             stream = forward_batch.residual_stream

@@ -7,17 +7,42 @@ from typing import Any
 
 from sglang.srt.layers.pooler import Pooler, PoolingType
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
 
-PACKED_ARCHITECTURES = frozenset(
+from sglang_prefill_ext.attention.way import HeadShape
+
+RESIDUAL_ON_BATCH = frozenset(
     {
+        "ArceeForCausalLM",
+        "Glm4ForCausalLM",
+        "Glm4MoeForCausalLM",
         "LlamaForCausalLM",
+        "LlamaForSequenceClassification",
+        "Ministral3ForCausalLM",
         "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
+        "Qwen2ForSequenceClassification",
         "Qwen3ForCausalLM",
+        "Qwen3ForSequenceClassification",
         "Qwen3MoeForCausalLM",
     }
 )
-"""Model classes whose packed numbers are compared with stock and Hugging Face by the tests."""
+"""Model classes that keep the residual on the batch, so that the last layer can go on with the
+read positions alone."""
+
+RESIDUAL_IN_LAYERS = frozenset(
+    {
+        "CohereForCausalLM",
+        "GraniteForCausalLM",
+        "GraniteMoeForCausalLM",
+        "Olmo2ForCausalLM",
+        "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+    }
+)
+"""Model classes whose layers add up the residual themselves: the last one runs on all tokens."""
 
 VECTOR_ARCHITECTURES = frozenset(
     {
@@ -30,7 +55,9 @@ VECTOR_ARCHITECTURES = frozenset(
         "Qwen3ForSequenceClassification",
     }
 )
-"""Likewise of models that make a vector of every prompt: embeddings, classes, rewards."""
+"""Model classes that make a vector of every prompt: embeddings, classes, rewards. Their numbers,
+and those of all above that are read with labels, are compared with stock and Hugging Face by the
+tests."""
 
 
 def declined_reason(scheduler: Any) -> str:
@@ -41,13 +68,16 @@ def declined_reason(scheduler: Any) -> str:
     runner = scheduler.tp_worker.model_runner
     if scheduler.enable_lora:
         return "lora"
-    known = PACKED_ARCHITECTURES if scheduler.is_generation else VECTOR_ARCHITECTURES
+    labels = RESIDUAL_ON_BATCH | RESIDUAL_IN_LAYERS
+    known = labels if scheduler.is_generation else VECTOR_ARCHITECTURES
     if type(runner.model).__name__ not in known:
         return "model_architecture"
     if not scheduler.is_generation and not _reads_last_token(runner.model.pooler):
         return "pooling"
     if getattr(runner.model, "capture_aux_hidden_states", False):
         return "aux_hidden_states"
+    if any(isinstance(m, Phi3LongRoPEScaledRotaryEmbedding) for m in runner.model.modules()):
+        return "long_rope"  # one long prompt changes how the others of its forward are rotated
     return next(_attention_reasons(runner.model), "")
 
 
@@ -57,9 +87,11 @@ def _reads_last_token(pooler: Any) -> bool:
 
 def _attention_reasons(model: Any) -> Iterator[str]:
     """Yield what packed attention does not compute (yet), over all layers."""
-    layers = [m for m in model.modules() if isinstance(m, RadixAttention)]
+    layers = attention_layers(model)
     if not layers:
         yield "no_attention_layers"
+    if len({head_shape(layer) for layer in layers}) > 1:
+        yield "uneven_heads"
     for layer in layers:
         if layer.sliding_window_size not in (None, -1):
             yield "sliding_window"
@@ -69,3 +101,13 @@ def _attention_reasons(model: Any) -> Iterator[str]:
             yield "cross_attention"
         if layer.use_irope or layer.xai_temperature_len > 0:
             yield "attention_variant"
+
+
+def attention_layers(model: Any) -> list[Any]:
+    """Return every attention layer of a loaded model."""
+    return [module for module in model.modules() if isinstance(module, RadixAttention)]
+
+
+def head_shape(layer: Any) -> HeadShape:
+    """Return the heads of an attention layer."""
+    return HeadShape(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)

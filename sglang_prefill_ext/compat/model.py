@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_head_quant_method
-from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
-from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
+from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
 from sglang_prefill_ext.oneshot.model import Attend
 
 
@@ -29,14 +28,16 @@ class SglangModel:
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         self._model = runner.model
-        self.last_layer: int = runner.model.model.end_layer - 1
+        last = max(attention_layers(runner.model), key=lambda layer: layer.layer_id)
+        shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH
+        self.last_layer: int | None = last.layer_id if shortens else None
         backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
         self._context = ForwardContext(attn_backend=backend)
         self._forward_stream = forward_stream
         self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
-        self.heads = head_shape(runner.model)
+        self.heads = head_shape(last)
         self.vocab_size: int = runner.model_config.vocab_size
         self.vector_width = 0
         self.unit_length = False
@@ -70,23 +71,27 @@ class SglangModel:
             get_model().override(shared_experts=self._model.shared_experts_config),
             forward_context(self._context, forward_batch=batch),
         ):
-            return self._run(batch)
+            states = self._run(batch)
+        whole = self.last_layer is None and read_at is not None
+        return states[read_at] if whole else states
 
     def _run(self, batch: PackedForwardBatch) -> Tensor:
-        hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch, None)
+        hidden: Tensor = self._model.model(
+            input_ids=batch.input_ids, positions=batch.positions, forward_batch=batch
+        )
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """All-gathered over tensor-parallel ranks, scaled and capped as the model demands."""
         model = self._model
         logits: Tensor = model.logits_processor._get_logits(
-            hidden, model.lm_head, self._logits_metadata, use_logits_buffer=False
+            hidden, _output_head(model), self._logits_metadata, use_logits_buffer=False
         )
         return logits
 
     def head_weight(self) -> Tensor | None:
         # Looked up each time: a weight update may put another tensor in its place.
-        return self._model.lm_head.weight[: self.vocab_size] if self._has_plain_head else None
+        return _output_head(self._model).weight[: self.vocab_size] if self._has_plain_head else None
 
 
 class SglangVectorModel(SglangModel):
@@ -128,15 +133,14 @@ def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None)
     return kind(runner, forward_stream)
 
 
-def head_shape(model: Any) -> HeadShape:
-    """The heads of the model's first attention layer; packed models have equal ones in all."""
-    layer = next(module for module in model.modules() if isinstance(module, RadixAttention))
-    return HeadShape(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
+def _output_head(model: Any) -> Any:
+    """The module that makes logits; some models with tied embeddings have no name for it."""
+    return model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
 
 
 def _is_plain_head(model: Any) -> bool:
     """Whether logits are nothing but ``hidden @ lm_head.weight.T`` on this rank."""
-    head, processor = model.lm_head, model.logits_processor
+    head, processor = _output_head(model), model.logits_processor
     repacked = getattr(head, "use_intel_amx_backend", False) or hasattr(head, "set_lora")
     quantised = should_apply_lm_head_quant_method(head, getattr(head, "quant_method", None))
     scaled = processor.logit_scale is not None or processor.final_logit_softcapping

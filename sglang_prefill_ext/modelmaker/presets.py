@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from sglang_prefill_ext.modelmaker.families import FAMILIES
+
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
 
@@ -44,7 +46,7 @@ class Preset:
 
 
 def _shape(
-    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **more: Any
+    *, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **more: Any
 ) -> Mapping[str, Any]:
     """Configuration arguments; `head_dim` is `hidden / heads` unless given in `more`."""
     arguments = {
@@ -61,7 +63,13 @@ def _shape(
     return MappingProxyType(arguments | more)
 
 
-_FAMILY = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256}
+_FAMILY: Mapping[str, Any] = {
+    "hidden": 128,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "intermediate": 256,
+}
 _WINDOW = 32
 """Tokens; short enough that ordinary test prompts are longer than the sliding window."""
 
@@ -77,12 +85,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "qwen3",
             _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704),
         ),
-        "qwen2": Preset("Qwen2 family", "qwen2", _shape(**_FAMILY)),
-        "qwen3": Preset("Qwen3 family", "qwen3", _shape(**_FAMILY)),
-        "llama": Preset("Llama family", "llama", _shape(**_FAMILY)),
-        "mistral": Preset(
-            "Mistral family, full attention", "mistral", _shape(**_FAMILY, sliding_window=None)
-        ),
+        **{
+            name: Preset(family.summary, family.model_type, _shape(**_FAMILY, **family.more))
+            for name, family in FAMILIES.items()
+        },
         "classifier": Preset(
             "Qwen3 with a head of three classes", "qwen3", _shape(**_FAMILY), classes=3
         ),
@@ -97,17 +103,6 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "qwen3",
             _shape(**_FAMILY),
             reranker=True,
-        ),
-        "qwen3-moe": Preset(
-            "Qwen3 mixture of experts, two of four experts per token",
-            "qwen3_moe",
-            _shape(
-                **_FAMILY,
-                num_experts=4,
-                num_experts_per_tok=2,
-                moe_intermediate_size=128,
-                norm_topk_prob=True,
-            ),
         ),
         "mistral-sliding": Preset(
             "Mistral with a sliding window",

@@ -14,7 +14,7 @@ from sglang_prefill_ext.attention.way import HeadShape
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``
 
-In the last layer ``q`` and ``out`` have one entry a read position instead of one a token."""
+In `Model.last_layer` ``q`` and ``out`` have one entry a read position instead of one a token."""
 
 
 class Model(Protocol):
@@ -32,8 +32,9 @@ class Model(Protocol):
     states are read with labels."""
     unit_length: bool
     """Whether these vectors have length 1."""
-    last_layer: int
-    """The layer whose attention output nothing but the read-out needs."""
+    last_layer: int | None
+    """The layer that is asked for the read positions alone, as nothing but the read-out needs its
+    attention output; None where the model cannot do without the rest."""
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""

@@ -8,10 +8,6 @@ _EXECUTOR = "sglang.srt.model_executor"
 _LAYERS = "sglang.srt.layers"
 _LOGITS = f"{_LAYERS}.logits_processor"
 _RESIDUAL = f"{_LAYERS}.layer_boundary.residual.stream.ResidualStream"
-_MODEL_FORWARD = (
-    "(self, input_ids, positions, forward_batch, input_embeds=None, pp_proxy_tensors=None)"
-)
-_MODELS = ("llama.LlamaModel", "qwen2.Qwen2Model", "qwen3.Qwen3Model", "qwen3_moe.Qwen3MoeModel")
 
 MODEL_USES = (
     Use(
@@ -173,16 +169,5 @@ MODEL_USES = (
         used_by=("compat.model",),
         why="whether the output head is quantised",
         signature="(lm_head, quant_method)",
-    ),
-    *(
-        Use(
-            id=f"U{number}",
-            target=f"sglang.srt.models.{model}.forward",
-            group=Group.SCHEDULER,
-            used_by=("compat.model",),
-            why="the layers of a packed architecture",
-            signature=_MODEL_FORWARD,
-        )
-        for number, model in enumerate(_MODELS, start=50)
     ),
 )

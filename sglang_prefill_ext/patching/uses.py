@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_prefill_ext.patching.architecture_uses import ARCHITECTURE_USES
 from sglang_prefill_ext.patching.embed_uses import EMBED_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
@@ -198,4 +199,5 @@ USES: tuple[Use, ...] = (
     *RERANK_USES,
     *PROBE_USES,
     *TOKEN_USES,
+    *ARCHITECTURE_USES,
 )

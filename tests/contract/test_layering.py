@@ -71,6 +71,7 @@ ZONES = {
             "attention.tiling",
             "attention.way",
             "patching",
+            "patching.architecture_uses",
             "patching.docs",
             "patching.embed_uses",
             "patching.flag_patches",

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.modelmaker.families import FAMILIES
 from tests.integration.own_server import run_script
 from tests.integration.parity import TOLERANCE
 
 pytestmark = pytest.mark.timeout(900)
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
-PACKED = ("qwen2", "qwen3", "llama", "mistral", "qwen3-moe")
+PACKED = tuple(FAMILIES)
 EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral")
 CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama")
 DECLINED = {"gemma2": "model_architecture"}

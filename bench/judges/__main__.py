@@ -1,0 +1,60 @@
+"""Can an outside tool tell the extension from stock? ``python -m bench.judges JUDGE``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.__main__ import RESULTS
+from bench.command import begin, measured_model, no_figures_on_error
+from bench.judges.lm_eval import LmEvalJudge
+from bench.judges.openai_client import OpenAIJudge
+from bench.judges.rerank import RerankJudge
+from bench.judges.session import Judge, judge_both
+from bench.judges.tools import Tools
+from bench.record import append
+
+_TOOLS = Path(__file__).parents[2] / ".judges"
+
+
+class JudgeName(StrEnum):
+    LM_EVAL = "lm-eval"
+    RERANK = "rerank"
+    OPENAI = "openai"
+
+
+def main(
+    name: Annotated[JudgeName, typer.Argument(help="Who judges.")],
+    tools: Annotated[Path, typer.Option(help="Environment of lm-eval and ir-measures.")] = _TOOLS,
+) -> None:
+    """Ask the same of stock and the extension; exit status 1 unless the answers are equal."""
+    console, context = begin("bench.judges")
+    with no_figures_on_error(console):
+        judge = _judge(name, Tools(tools))
+    with measured_model(console, judge.preset) as (model, status):
+        verdict = judge_both(judge, model, status.update)
+    append(RESULTS / "judges.jsonl", [verdict], {"faults": verdict.faults(), **context})
+    marks = ", ".join(f"{mark} {value:.4f}" for mark, value in verdict.extension.items())
+    console.print(
+        f"{verdict.judge}: {verdict.requests} requests, {verdict.numbers} numbers, largest "
+        f"difference {verdict.largest_difference:.1e} (tolerance {verdict.tolerance:g}); {marks}; "
+        f"the extension counted {dict(verdict.counted)}",
+        highlight=False,
+    )
+    if verdict.faults():
+        console.print(f"[red]Not the same:[/] {'; '.join(verdict.faults())}", highlight=False)
+        raise typer.Exit(1)
+    console.print("Nothing tells the extension from stock.")
+
+
+def _judge(name: JudgeName, tools: Tools) -> Judge:
+    if name is JudgeName.OPENAI:
+        return OpenAIJudge()
+    return LmEvalJudge(tools) if name is JudgeName.LM_EVAL else RerankJudge(tools)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,65 @@
+"""Both servers in turn, each asked by the same judge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from bench.judges.opinion import Opinion, Verdict, compare
+from bench.plan import EXTENSION, PATHS
+from sglang_prefill_ext.local_server import LocalServer
+
+_ARGS = ("--disable-radix-cache", "--sleep-on-idle", "--log-level-http", "warning")
+_STATUS_PATH = "/prefill_only/status"
+
+
+class Judge(Protocol):
+    """An outside tool and what it is given.
+
+    Attributes:
+        name: with the version.
+        preset: the model.
+        flags: of both servers.
+        tolerance: of a number.
+    """
+
+    name: str
+    preset: str
+    flags: tuple[str, ...]
+    tolerance: float
+
+    def ask(self, base_url: str, model: Path, scratch: Path) -> Opinion:
+        """Return the opinion on a server; `scratch` is a new directory to be made if needed."""
+        ...
+
+
+def judge_both(judge: Judge, model: Path, tell: Callable[[str], None]) -> Verdict:
+    """Start stock, then the extension, and compare what the judge thinks of them.
+
+    Raises:
+        ServerStartError: a server did not start.
+        JudgeError: there is no opinion.
+    """
+    opinions: dict[str, Opinion] = {}
+    counted: Counter[str] = Counter()
+    for path in PATHS:
+        tell(f"{judge.name}: {path}")
+        flags = [*_ARGS, *judge.flags, *(["--enable-prefill-only"] if path == EXTENSION else [])]
+        log = model.parent / f"{path}.log"
+        with LocalServer(model, flags, log_path=log) as server:
+            before = _requests_by_path(server.base_url) if path == EXTENSION else Counter()
+            opinions[path] = judge.ask(server.base_url, model, model.parent / path)
+            if path == EXTENSION:
+                counted = _requests_by_path(server.base_url) - before
+    stock, extension = (opinions[path] for path in PATHS)
+    return compare(judge.name, stock, extension, dict(counted), judge.tolerance)
+
+
+def _requests_by_path(base_url: str) -> Counter[str]:
+    reply = httpx.get(base_url + _STATUS_PATH, timeout=60.0)
+    reply.raise_for_status()
+    return Counter(reply.json()["frontend"]["counters"]["requests"])

@@ -1,0 +1,84 @@
+"""Model families that differ from each other only in their architecture: pure data."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+_TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_MULTIPLIERS = {
+    "embedding_multiplier": 4.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
+"""Far from 1, so that a forgotten one shows."""
+
+
+class Family(NamedTuple):
+    """One architecture in the shape that all families have here.
+
+    Attributes:
+        summary: one line for people.
+        model_type: the Hugging Face architecture name.
+        more: configuration arguments beside the common shape.
+    """
+
+    summary: str
+    model_type: str
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "qwen2": Family("Qwen2 family", "qwen2"),
+        "qwen3": Family("Qwen3 family", "qwen3"),
+        "llama": Family("Llama family", "llama"),
+        "mistral": Family("Mistral family, full attention", "mistral", {"sliding_window": None}),
+        "ministral3": Family("Ministral 3 family", "ministral3"),
+        "phi3": Family("Phi-3 and Phi-4 family", "phi3"),
+        "arcee": Family("Arcee family: an MLP without a gate", "arcee"),
+        "glm4": Family("GLM-4 family: norms after attention and MLP too", "glm4"),
+        "granite": Family("Granite family: scaled embeddings and logits", "granite", _MULTIPLIERS),
+        "olmo2": Family("OLMo 2 family: norms after attention and MLP only", "olmo2"),
+        "stablelm": Family("StableLM family: part of a head has a position", "stablelm"),
+        "starcoder2": Family(
+            "StarCoder2 family: biases, layer norm", "starcoder2", {"sliding_window": None}
+        ),
+        "cohere": Family(
+            "Command R family: attention and MLP side by side",
+            "cohere",
+            {"tie_word_embeddings": True},
+        ),
+        "qwen3-moe": Family(
+            "Qwen3 mixture of experts, two of four experts per token",
+            "qwen3_moe",
+            {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 128,
+                "norm_topk_prob": True,
+            },
+        ),
+        "mixtral": Family(
+            "Mixtral, two of four experts per token",
+            "mixtral",
+            {**_TWO_OF_FOUR, "sliding_window": None},
+        ),
+        "granite-moe": Family(
+            "Granite mixture of experts, two of four experts per token",
+            "granitemoe",
+            {**_TWO_OF_FOUR, **_MULTIPLIERS},
+        ),
+        "glm4-moe": Family(
+            "GLM-4.5: a dense layer, then two of four experts and a shared one per token",
+            "glm4_moe",
+            {
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_shared_experts": 1,
+                "moe_intermediate_size": 128,
+                "first_k_dense_replace": 1,
+            },
+        ),
+    }
+)
