@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,8 +51,11 @@ class TokenFrontend:
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
         self._calls = Gatherer(self._serve, max_items=most, max_wait_s=wait_s)
 
-    def call_of(self, request: Any) -> TokenCall:
+    def call_of(self, request: Any, stop_tokens: Collection[int]) -> TokenCall:
         """Read a tokenized request.
+
+        Args:
+            stop_tokens: see `token_call_of`.
 
         Raises:
             StockPathTaken: it is not eligible.
@@ -60,7 +63,7 @@ class TokenFrontend:
         reason = self._exchange.declined_reason or ineligible_token_reason(request)
         if reason:
             raise StockPathTaken(reason)
-        call = token_call_of(request)
+        call = token_call_of(request, stop_tokens)
         self._exchange.require_fitting(len(call.ids))
         return call
 

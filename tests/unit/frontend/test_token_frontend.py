@@ -78,13 +78,13 @@ async def test_cached_tokens_are_those_of_the_prefix() -> None:
 
 def test_what_is_not_eligible_takes_the_stock_path() -> None:
     setup = Setup(right)
-    assert setup.frontend.call_of(tokenized([1, 2])).ids.tolist() == [1, 2]
+    assert setup.frontend.call_of(tokenized([1, 2]), ()).ids.tolist() == [1, 2]
     for request, reason in [
         (tokenized([1], lora_id="x"), "lora"),
         (tokenized([1] * 101), "row_over_budget"),
     ]:
         with pytest.raises(StockPathTaken, match=reason):
-            setup.frontend.call_of(request)
+            setup.frontend.call_of(request, ())
     setup.exchange.decline("sliding_window")
     with pytest.raises(StockPathTaken, match="sliding_window"):
-        setup.frontend.call_of(tokenized([1]))
+        setup.frontend.call_of(tokenized([1]), ())

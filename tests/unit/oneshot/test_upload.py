@@ -43,4 +43,4 @@ def test_strided_arrays_are_copied_in_order() -> None:
 
 def test_other_dtypes_are_not_taken() -> None:
     with pytest.raises(KeyError):
-        upload([np.zeros(3, dtype=np.float32)], CPU)
+        upload([np.zeros(3, dtype=np.float16)], CPU)
