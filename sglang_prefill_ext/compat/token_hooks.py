@@ -49,6 +49,7 @@ def attach(manager: Any, scoring: ScoreFrontend) -> None:
         scoring.config,
         scoring.metrics,
         caching=not manager.server_args.disable_radix_cache,
+        watermarks=manager.server_args.enable_watermark,
     )
     setattr(manager, _ATTRIBUTE, frontend)
 

@@ -53,7 +53,7 @@ _UNPACKED_SAMPLING = {
     "stop_strs": "stop_strings",
     "stop_regex_strs": "stop_strings",
     "custom_params": "unusual_input",
-    "watermark": "unusual_input",
+    "watermark": "watermark",
 }
 
 

@@ -34,6 +34,7 @@ class TokenFrontend:
 
     Args:
         caching: SGLang keeps a prefix cache.
+        watermarks: SGLang marks generated tokens, also of requests that do not ask for it.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class TokenFrontend:
         metrics: FrontendMetrics,
         *,
         caching: bool,
+        watermarks: bool,
     ) -> None:
         self.metrics = metrics
         self._exchange = exchange
         self._caching = caching
+        self._watermarks = watermarks
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
         self._calls = Gatherer(self._serve, max_items=most, max_wait_s=wait_s)
@@ -64,6 +67,8 @@ class TokenFrontend:
         if reason:
             raise StockPathTaken(reason)
         call = token_call_of(request, stop_tokens)
+        if self._watermarks and call.generates:
+            raise StockPathTaken("watermark")
         self._exchange.require_fitting(len(call.ids))
         return call
 

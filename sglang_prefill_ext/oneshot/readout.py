@@ -20,7 +20,7 @@ from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.packed import Int32Array
 from sglang_prefill_ext.wire.sampling import Draw
 
-_DRAW_MEMORY = 8
+DRAW_MEMORY = 8
 """How many times more memory a draw takes than a read: tokens are sorted, and drawn in double
 precision where they are to be drawn again."""
 
@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
 
     @classmethod
     def of(cls, number: int) -> _Kind:
-        """The kind with a number of `kind_numbers`."""
+        """The kind with a number of `_kind_numbers`."""
         rest, draw = divmod(number, len(Draw))
         return cls(rest // 2, bool(rest % 2), Draw(draw))
 
@@ -99,7 +99,7 @@ class LabelReader:
     ) -> Tensor:
         weight, head = self._model.head_weight(), self._model.logits
         if draw is not None:
-            most = max(1, self._max_rows // _DRAW_MEMORY)
+            most = max(1, self._max_rows // DRAW_MEMORY)
             return best_values(hidden, ids, lens, head, most, kind.num_best, draw)
         if kind.num_best:
             return best_values(hidden, ids, lens, head, self._max_rows, kind.num_best)

@@ -10,11 +10,17 @@ from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from sglang_prefill_ext.frontend.token_call import token_call_of
+from sglang_prefill_ext.oneshot.best_tokens import best_values, greedy
+from sglang_prefill_ext.oneshot.drawn_tokens import TokenDraw
+from sglang_prefill_ext.oneshot.memory import peak_bytes
+from sglang_prefill_ext.oneshot.readout import DRAW_MEMORY
+from sglang_prefill_ext.wire.packed import int_array
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.frontend.token_requests import tokenized
 
@@ -169,6 +175,26 @@ def test_a_sampler_is_told_of_packed_reads_what_it_is_told_of_requests(
             assert found.tolist() == wanted.tolist(), field.name
         else:
             assert found == wanted, field.name
+
+
+def test_draws_take_no_more_memory_than_other_reads_and_none_that_grows(sampler: Sampler) -> None:
+    vocabulary, chunk = 20_000, 32
+    head, (params, *_) = torch.randn(4, vocabulary), params_of(CHOICES["filtered"])
+    model: Any = SglangSampler(SimpleNamespace(sampler=sampler))
+
+    def peak(reads: int, most: int, *, drawn: bool) -> int:
+        hidden, ids, lens = torch.randn(reads, 4), int_array([5] * reads), int_array([1] * reads)
+        draw = TokenDraw(model, packed([params] * reads), np.arange(reads))
+        pick = draw if drawn else greedy
+
+        def read() -> Tensor:
+            return best_values(hidden, ids, lens, lambda some: some @ head, most, 3, pick)
+
+        return peak_bytes(torch.device("cpu"), read)
+
+    few, many = (peak(reads, chunk // DRAW_MEMORY, drawn=True) for reads in (64, 256))
+    assert many - few < 4 * vocabulary
+    assert many < 1.5 * peak(256, chunk, drawn=False)
 
 
 def test_a_draw_without_questions_has_no_more_to_say(sampler: Sampler) -> None:
