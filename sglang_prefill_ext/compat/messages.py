@@ -14,6 +14,7 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.job import JobResult
 from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows, from_bytes, values_from_bytes
+from sglang_prefill_ext.wire.sampling import Sampling
 
 
 class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
@@ -32,6 +33,8 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     read_lens: bytes = b""
     prefix_reads: int = 0
     num_best: int = 0
+    draws: bytes = b""
+    biases: bytes = b""
 
     @classmethod
     def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
@@ -50,6 +53,8 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             read_lens=rows.read_lens.tobytes(),
             prefix_reads=rows.prefix_reads,
             num_best=rows.num_best,
+            draws=rows.sampling.draws.tobytes(),
+            biases=rows.sampling.biases.tobytes(),
         )
 
     def rows(self, whole_width: int) -> PackedRows:
@@ -73,6 +78,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             from_bytes(self.read_lens),
             self.prefix_reads,
             self.num_best,
+            Sampling.from_bytes(self.draws, self.biases),
         )
 
     # What the data-parallel controller reads of a request when it chooses a replica.

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
-from sglang_prefill_ext.oneshot.model import Attend
+from sglang_prefill_ext.compat.sampler import SglangSampler
+from sglang_prefill_ext.oneshot.model import Attend, Drawn
+from sglang_prefill_ext.wire.sampling import Sampling
 
 
 class SglangModel:
@@ -41,6 +43,7 @@ class SglangModel:
         self.vocab_size: int = runner.model_config.vocab_size
         self.vector_width = 0
         self.unit_length = False
+        self._sampler = SglangSampler(runner)
         self._has_plain_head = runner.is_generation and _is_plain_head(runner.model)
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
 
@@ -88,6 +91,16 @@ class SglangModel:
             hidden, _output_head(model), self._logits_metadata, use_logits_buffer=False
         )
         return logits
+
+    def draw(
+        self,
+        logits: Tensor,
+        sampling: Sampling,
+        positions: Tensor,
+        num_top: int,
+        listed: list[list[int]],
+    ) -> Drawn:
+        return self._sampler.draw(logits, sampling, positions, num_top, listed)
 
     def head_weight(self) -> Tensor | None:
         # Looked up each time: a weight update may put another tensor in its place.

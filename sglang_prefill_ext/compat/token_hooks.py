@@ -18,7 +18,7 @@ from fastapi import HTTPException
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 
 from sglang_prefill_ext.compat.http_errors import counted
-from sglang_prefill_ext.compat.token_output import aborted, finished
+from sglang_prefill_ext.compat.token_output import aborted, finished, stop_tokens
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.options import RequestOptions, options_of
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
@@ -49,6 +49,7 @@ def attach(manager: Any, scoring: ScoreFrontend) -> None:
         scoring.config,
         scoring.metrics,
         caching=not manager.server_args.disable_radix_cache,
+        watermarks=manager.server_args.enable_watermark,
     )
     setattr(manager, _ATTRIBUTE, frontend)
 
@@ -95,7 +96,7 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
         return False
     try:
         headers = headers_unless_opted_out(_http_request.get())
-        call = frontend.call_of(tokenized_obj)
+        call = frontend.call_of(tokenized_obj, stop_tokens(manager, tokenized_obj.sampling_params))
     except StockPathTaken as taken:
         frontend.metrics.record_fallback(taken.reason)
         return False

@@ -20,7 +20,7 @@ def finished(manager: Any, request: Any, answer: TokenAnswer, cached_tokens: int
     reason: dict[str, Any] = {"type": "length", "length": sampling.max_new_tokens}
     text = ""
     if token is not None:
-        stops = not sampling.ignore_eos and token in _stop_tokens(manager, sampling)
+        stops = not sampling.ignore_eos and token in stop_tokens(manager, sampling)
         if stops:
             reason = {"type": "stop", "matched": token}
         if not stops or sampling.no_stop_trim:
@@ -77,12 +77,13 @@ def _message(
     )
 
 
-def _stop_tokens(manager: Any, sampling: Any) -> set[int]:
+def stop_tokens(manager: Any, sampling: Any) -> set[int]:
     """Tokens after which SGLang's scheduler ends a generation."""
-    tokenizer = manager.tokenizer
-    return {
+    tokenizer, model = manager.tokenizer, manager.model_config
+    named = {
         tokenizer.eos_token_id,
         *(sampling.stop_token_ids or ()),
-        *(manager.model_config.hf_eos_token_id or ()),
+        *(model.hf_eos_token_id or ()),
         *(getattr(tokenizer, "additional_stop_token_ids", None) or ()),
     }
+    return {each for each in named if each is not None and 0 <= each < model.vocab_size}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.frontend.prompt_batch import flat_tokens, shared_beginnings
 from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.sampling import Sampling
 
 _NO_SUCCESSOR = int_array([0])
 """Label at the last token of a prompt, so that all reads have equally many; nobody looks at it."""
@@ -24,15 +25,18 @@ class ReadKind:
         reads_prompt: log-probs of prompt tokens are wanted.
         token_ids: of which the log-prob is wanted at every read.
         num_best: see `PackedRows`.
+        draws: a token is drawn behind the last one.
     """
 
     reads_prompt: bool
     token_ids: tuple[int, ...]
     num_best: int
+    draws: bool = False
 
     @classmethod
     def of(cls, call: TokenCall) -> ReadKind:
-        return cls(call.start is not None, call.token_ids or (), call.num_best)
+        draws = len(call.sampling) > 0
+        return cls(call.start is not None, call.token_ids or (), call.num_best, draws)
 
     @property
     def num_labels(self) -> int:
@@ -89,8 +93,11 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
         prefix -= 1  # so that what follows a read of the prefix is the same in every row
     tokens, lens = flat_tokens(prompts, prefix)
     token_ids = int_array(kind.token_ids)
+    sampling = Sampling.joined(call.sampling for call in calls)
     if not kind.reads_prompt:
-        rows = PackedRows(tokens, prefix, lens, token_ids, NO_INTS, num_best=kind.num_best)
+        rows = PackedRows(
+            tokens, prefix, lens, token_ids, NO_INTS, num_best=kind.num_best, sampling=sampling
+        )
         return TokenGroup(members, starts, kind, rows)
     prefix_reads = max(0, prefix - min(starts))
     first_reads = np.maximum(starts, prefix)
@@ -107,6 +114,7 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
         read_lens=(lens + prefix - first_reads).astype(np.int32),
         prefix_reads=prefix_reads,
         num_best=kind.num_best,
+        sampling=sampling,
     )
     return TokenGroup(members, starts, kind, rows)
 

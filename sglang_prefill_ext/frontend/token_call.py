@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,10 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.embed_call import HEALTH_CHECK
 from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+
+_USUAL_SEED = 42
+"""SGLang's where a request has none; only with --enable-deterministic-inference it is used."""
 
 # Fields of a tokenized request that change what is computed; with one of them set it is not
 # packed (yet).
@@ -39,20 +44,16 @@ _UNPACKED_SWITCHES = {
     "return_flat_raw_top_logprobs": "flat_logprobs",
     "require_reasoning": "reasoning",
 }
-# Of its sampling parameters, those that change the one token.
+# Of its sampling parameters, those that need more than the logits to choose the one token.
 _UNPACKED_SAMPLING = {
     "json_schema": "grammar",
     "regex": "grammar",
     "ebnf": "grammar",
     "structural_tag": "grammar",
-    "logit_bias": "logit_bias",
-    "frequency_penalty": "penalties",
-    "presence_penalty": "penalties",
-    "min_new_tokens": "penalties",
     "stop_strs": "stop_strings",
     "stop_regex_strs": "stop_strings",
     "custom_params": "unusual_input",
-    "watermark": "unusual_input",
+    "watermark": "watermark",
 }
 
 
@@ -65,7 +66,9 @@ class TokenCall:
         start: the first token whose successor's log-prob is wanted; None for the last token only.
         num_top: most probable tokens that are wanted at every read.
         token_ids: tokens whose log-probs are wanted at every read; None without the question.
-        generates: whether one token is generated, greedily.
+        generates: whether one token is generated.
+        sampling: how the last token's successor is drawn, of one row; of none where the most
+            probable one is taken, and log-probs are the model's.
     """
 
     ids: Int32Array
@@ -73,12 +76,13 @@ class TokenCall:
     num_top: int
     token_ids: tuple[int, ...] | None
     generates: bool
+    sampling: Sampling = NO_SAMPLING
 
     @property
     def num_best(self) -> int:
         """`PackedRows.num_best` that answers the call."""
         has_labels = self.start is not None or bool(self.token_ids)
-        if self.generates or self.num_top or not has_labels:
+        if self.generates or len(self.sampling) or self.num_top or not has_labels:
             return 1 + self.num_top
         return 0
 
@@ -112,18 +116,18 @@ def _reasons(request: Any) -> Iterator[str]:
     for name, reason in _UNPACKED_SAMPLING.items():
         if getattr(sampling, name):
             yield reason
-    if sampling.repetition_penalty != 1.0:
-        yield "penalties"
     if (sampling.beam_width or 1) > 1:
         yield "beam_search"
-    if sampling.max_new_tokens and sampling.top_k != 1:
-        yield "sampling"
     if not request.input_ids or request.logprob_start_len > len(request.input_ids):
         yield "unusual_input"
 
 
-def token_call_of(request: Any) -> TokenCall:
-    """Read an eligible `TokenizedGenerateReqInput`."""
+def token_call_of(request: Any, stop_tokens: Collection[int]) -> TokenCall:
+    """Read an eligible `TokenizedGenerateReqInput`.
+
+    Args:
+        stop_tokens: those that would end it, as far as the model has them.
+    """
     wants = bool(request.return_logprob)
     start = request.logprob_start_len if wants else -1
     within = 0 <= start < len(request.input_ids)
@@ -134,4 +138,27 @@ def token_call_of(request: Any) -> TokenCall:
         num_top=request.top_logprobs_num if wants else 0,
         token_ids=None if ids is None else tuple(ids),
         generates=bool(request.sampling_params.max_new_tokens),
+        sampling=_sampling_of(request.sampling_params, stop_tokens),
+    )
+
+
+def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling:
+    """Read SGLang's parameters, which it has filled in and checked.
+
+    Penalties of frequency, presence and repetition look at generated tokens, so the first one has
+    none.
+    """
+    biases = {int(token): value for token, value in (params.logit_bias or {}).items()}
+    if params.min_new_tokens:
+        biases |= dict.fromkeys(stop_tokens, -math.inf)
+    draws = params.max_new_tokens and params.top_k != 1
+    if not draws and not biases:
+        return NO_SAMPLING
+    return Sampling.one(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        top_k=params.top_k if draws else 1,
+        seed=_USUAL_SEED if params.sampling_seed is None else params.sampling_seed,
+        biases=biases,
     )

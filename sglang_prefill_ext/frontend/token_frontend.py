@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ class TokenFrontend:
 
     Args:
         caching: SGLang keeps a prefix cache.
+        watermarks: SGLang marks generated tokens, also of requests that do not ask for it.
     """
 
     def __init__(
@@ -43,16 +44,21 @@ class TokenFrontend:
         metrics: FrontendMetrics,
         *,
         caching: bool,
+        watermarks: bool,
     ) -> None:
         self.metrics = metrics
         self._exchange = exchange
         self._caching = caching
+        self._watermarks = watermarks
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
         self._calls = Gatherer(self._serve, max_items=most, max_wait_s=wait_s)
 
-    def call_of(self, request: Any) -> TokenCall:
+    def call_of(self, request: Any, stop_tokens: Collection[int]) -> TokenCall:
         """Read a tokenized request.
+
+        Args:
+            stop_tokens: see `token_call_of`.
 
         Raises:
             StockPathTaken: it is not eligible.
@@ -60,7 +66,9 @@ class TokenFrontend:
         reason = self._exchange.declined_reason or ineligible_token_reason(request)
         if reason:
             raise StockPathTaken(reason)
-        call = token_call_of(request)
+        call = token_call_of(request, stop_tokens)
+        if self._watermarks and call.generates:
+            raise StockPathTaken("watermark")
         self._exchange.require_fitting(len(call.ids))
         return call
 

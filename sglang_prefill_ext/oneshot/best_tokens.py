@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.oneshot.logit_chunks import logit_chunks
+from sglang_prefill_ext.oneshot.logit_chunks import LogitChunk, logit_chunks
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.packed import Int32Array
+
+Pick: TypeAlias = Callable[[LogitChunk, int], tuple[Tensor, Tensor]]
+"""``(reads, num_best) -> (labels' log-probs [labels], best tokens [reads, 2 * num_best])``"""
+
+
+def greedy(chunk: LogitChunk, num_best: int) -> tuple[Tensor, Tensor]:
+    """The most probable tokens; of equally probable ones a greedy sampler takes the lowest id."""
+    total = chunk.logits.logsumexp(dim=-1, keepdim=True)
+    best = _best(chunk.logits, num_best) - _only_values(total, num_best)
+    return chunk.label_logits - total[chunk.read_of_label, 0], best
 
 
 def best_values(
@@ -20,11 +31,9 @@ def best_values(
     logits_of: Callable[[Tensor], Tensor],
     chunk_reads: int,
     num_best: int,
+    pick: Pick = greedy,
 ) -> Tensor:
     """Return the labels' log-probs (natural log) of every read, and its best tokens.
-
-    The first of them is the one that a greedy sampler takes: of equally probable tokens that with
-    the lowest id.
 
     Args:
         hidden: ``[reads, hidden]``.
@@ -33,6 +42,7 @@ def best_values(
         logits_of: ``[n, hidden] -> [n, vocabulary]``.
         chunk_reads: most reads whose logits exist at a time.
         num_best: >= 1, see `PackedRows`.
+        pick: takes what is wanted from the logits, and may overwrite them.
 
     Returns:
         float32 ``[sum(label_lens) + 2 * num_best * reads]``, read by read as `PackedRows` says.
@@ -46,10 +56,8 @@ def best_values(
     label_place, best_place = upload([np.arange(len(moved)) + moved, best_places], hidden.device)
     out = torch.empty(int(starts[-1]), dtype=torch.float32, device=hidden.device)
     for chunk in logit_chunks(hidden, label_ids, label_lens, logits_of, chunk_reads):
-        total = chunk.logits.logsumexp(dim=-1, keepdim=True)
-        out[label_place[chunk.labels]] = chunk.label_logits - total[chunk.read_of_label, 0]
-        best = _best(chunk.logits, num_best) - _only_values(total, num_best)
-        out[best_place[chunk.reads]] = best
+        labels, best = pick(chunk, num_best)
+        out[label_place[chunk.labels]], out[best_place[chunk.reads]] = labels, best
     return out
 
 

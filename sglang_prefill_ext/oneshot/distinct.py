@@ -15,13 +15,13 @@ def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | Non
     """Leave out rows whose tokens an earlier row of the request has.
 
     A remaining row is asked for the labels of all rows that it stands for. Requests that read more
-    than the ends of rows are left as they are.
+    than the ends of rows, or draw tokens, which is done for every row, are left as they are.
 
     Returns:
         The distinct rows in order of first appearance, and the place in their answer of every
         value of the full answer, int64 ``[rows.num_values]``; None if all rows are distinct.
     """
-    if not rows.reads_row_ends:
+    if not rows.reads_row_ends or len(rows.sampling):
         return rows, None
     ends = np.cumsum(rows.suffix_lens, dtype=np.int64) * rows.tokens.itemsize
     suffixes = rows.tokens[rows.prefix_len :].tobytes()

@@ -18,6 +18,7 @@ class LogitChunk:
 
     Attributes:
         reads, labels: which of all reads and of all labels they are.
+        label_ids, label_lens: labels of these reads.
         logits: float32 ``[reads, columns]``.
         read_of_label: int64 ``[labels]``, rows of `logits`.
         label_logits: float32 ``[labels]``.
@@ -25,6 +26,8 @@ class LogitChunk:
 
     reads: slice
     labels: slice
+    label_ids: Int32Array
+    label_lens: Int32Array
     logits: Tensor
     read_of_label: Tensor
     label_logits: Tensor
@@ -51,7 +54,9 @@ def logit_chunks(
     for first in range(0, reads, chunk_reads):
         last = min(first + chunk_reads, reads)
         labels = slice(int(ends[first]), int(ends[last]))
-        reads_of_labels = np.repeat(np.arange(last - first), label_lens[first:last])
-        read, label = upload([reads_of_labels, label_ids[labels]], hidden.device)
+        ids, lens = label_ids[labels], label_lens[first:last]
+        reads_of_labels = np.repeat(np.arange(last - first), lens)
+        read, label = upload([reads_of_labels, ids], hidden.device)
         logits = logits_of(hidden[first:last]).float()
-        yield LogitChunk(slice(first, last), labels, logits, read, logits[read, label])
+        label_logits = logits[read, label]
+        yield LogitChunk(slice(first, last), labels, ids, lens, logits, read, label_logits)

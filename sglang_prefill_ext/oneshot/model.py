@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.wire.sampling import Sampling
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``
 
 In `Model.last_layer` ``q`` and ``out`` have one entry a read position instead of one a token."""
+
+
+class Drawn(NamedTuple):
+    """Tokens that were drawn, and log-probs (natural log) that they were drawn by.
+
+    Attributes:
+        tokens, log_probs: ``[n]``.
+        top_log_probs, top_tokens: the most probable ones, ``[n, num_top]``.
+        listed: log-probs of the tokens that were asked for, read by read.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    top_log_probs: Tensor
+    top_tokens: Tensor
+    listed: Tensor
 
 
 class Model(Protocol):
@@ -57,6 +74,24 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary ``[n, vocab_size]`` of n hidden states."""
+        ...
+
+    def draw(
+        self,
+        logits: Tensor,
+        sampling: Sampling,
+        positions: Tensor,
+        num_top: int,
+        listed: list[list[int]],
+    ) -> Drawn:
+        """Draw a token behind each of n positions.
+
+        Args:
+            logits: float32 ``[n, vocab_size]``; overwritten.
+            sampling: of n rows, all of one `Draw`.
+            positions: of the last tokens in their prompts, int64 ``[n]``.
+            listed: tokens of every read.
+        """
         ...
 
     def head_weight(self) -> Tensor | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.split import Piece
 from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.sampling import Draw, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class ForwardPlan:
             where vectors are read.
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
         normalised, num_best: what to read, see `PackedRows`; bool and int ``[num_reads]``.
+        draws: `Draw` of every read; int64 ``[num_reads]``.
+        sampling: of those that are drawn, in their order.
         hold: one entry per group: keep the K/V of its prefix for a later forward.
         shares: one entry per piece, in the order in which the pieces were given.
     """
@@ -49,6 +52,8 @@ class ForwardPlan:
     label_lens: Int32Array
     normalised: NDArray[np.bool_]
     num_best: NDArray[np.int64]
+    draws: NDArray[np.int64]
+    sampling: Sampling
     hold: tuple[bool, ...]
     shares: tuple[Share, ...]
 
@@ -63,6 +68,18 @@ class ForwardPlan:
     @property
     def num_reads(self) -> int:
         return len(self.label_lens)
+
+    @property
+    def is_drawn(self) -> NDArray[np.bool_]:
+        """bool ``[num_reads]``: whether a token is drawn."""
+        drawn: NDArray[np.bool_] = self.draws != int(Draw.NONE)
+        return drawn
+
+    def drawn_positions(self) -> NDArray[np.int64]:
+        """int64 ``[draws]``: positions in their prompts of the tokens behind which one is drawn."""
+        layout = self.layout
+        positions: NDArray[np.int64] = layout.positions()[layout.read_positions()[self.is_drawn]]
+        return positions
 
     @property
     def value_lens(self) -> NDArray[np.int64]:
@@ -99,6 +116,8 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
         normalised=np.repeat([pieces[number].normalised for number in placed], reads),
         num_best=np.repeat([pieces[number].num_best for number in placed], reads),
+        draws=np.concatenate([pieces[number].draws() for number in placed]),
+        sampling=Sampling.joined(pieces[number].sampling for number in placed),
         hold=tuple(any(pieces[number].hold for number in members) for members in groups.values()),
         shares=_shares(pieces, list(groups.values())),
     )

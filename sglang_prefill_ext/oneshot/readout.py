@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.oneshot.best_tokens import best_values
+from sglang_prefill_ext.oneshot.drawn_tokens import TokenDraw
 from sglang_prefill_ext.oneshot.logit_chunks import logit_chunks
 from sglang_prefill_ext.oneshot.model import Model
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.sampling import Draw
+
+DRAW_MEMORY = 8
+"""How many times more memory a draw takes than a read: tokens are sorted, and drawn in double
+precision where they are to be drawn again."""
+
+
+class _Kind(NamedTuple):
+    """What reads have in common that are read together."""
+
+    num_best: int
+    normalised: bool
+    draw: Draw
+
+    @classmethod
+    def of(cls, number: int) -> _Kind:
+        """The kind with a number of `_kind_numbers`."""
+        rest, draw = divmod(number, len(Draw))
+        return cls(rest // 2, bool(rest % 2), Draw(draw))
+
+
+def _kind_numbers(plan: ForwardPlan) -> NDArray[np.int64]:
+    return (2 * plan.num_best + plan.normalised) * len(Draw) + plan.draws
 
 
 class LabelReader:
@@ -44,27 +70,40 @@ class LabelReader:
             `hidden`.
         """
         ids, lens = plan.label_ids, plan.label_lens
-        kind_of = 2 * plan.num_best + plan.normalised
-        kinds = np.unique(kind_of).tolist()
-        if len(kinds) <= 1:
-            return self._read(hidden, ids, lens, *_kind(kinds))
+        kind_of = _kind_numbers(plan)
+        kinds = np.unique(kind_of).tolist() or [0]
+        if len(kinds) == 1:
+            kind = _Kind.of(kinds[0])
+            return self._read(hidden, ids, lens, kind, self._draw(plan, kind, kind_of >= 0))
         out = torch.empty(plan.num_values, dtype=torch.float32, device=hidden.device)
-        for kind in kinds:
-            reads = kind_of == kind
+        for number in kinds:
+            kind, reads = _Kind.of(number), kind_of == number
             labels, places = np.repeat(reads, lens), np.repeat(reads, plan.value_lens)
             read_index, place_index = upload(
                 [np.flatnonzero(reads), np.flatnonzero(places)], hidden.device
             )
-            some = self._read(hidden[read_index], ids[labels], lens[reads], *_kind([kind]))
+            draw = self._draw(plan, kind, reads)
+            some = self._read(hidden[read_index], ids[labels], lens[reads], kind, draw)
             out[place_index] = some
         return out
 
+    def _draw(self, plan: ForwardPlan, kind: _Kind, reads: NDArray[np.bool_]) -> TokenDraw | None:
+        """How the tokens behind those reads, which are of that kind, are drawn."""
+        if kind.draw is Draw.NONE:
+            return None
+        chosen = reads[plan.is_drawn]
+        return TokenDraw(self._model, plan.sampling[chosen], plan.drawn_positions()[chosen])
+
     def _read(
-        self, hidden: Tensor, ids: Int32Array, lens: Int32Array, num_best: int, normalised: bool
+        self, hidden: Tensor, ids: Int32Array, lens: Int32Array, kind: _Kind, draw: TokenDraw | None
     ) -> Tensor:
-        if num_best:
-            return best_values(hidden, ids, lens, self._model.logits, self._max_rows, num_best)
         weight, head = self._model.head_weight(), self._model.logits
+        if draw is not None:
+            most = max(1, self._max_rows // DRAW_MEMORY)
+            return best_values(hidden, ids, lens, head, most, kind.num_best, draw)
+        if kind.num_best:
+            return best_values(hidden, ids, lens, head, self._max_rows, kind.num_best)
+        normalised = kind.normalised
         if weight is not None and self._kernels:
             return _read_with_kernel(hidden, weight, ids, lens, normalised=normalised)
         if weight is not None and not normalised and len(ids):
@@ -72,11 +111,6 @@ class LabelReader:
             (columns,) = upload([labels], hidden.device)
             ids, head = places.astype(np.int32), _Head(weight[columns])
         return label_values(hidden, ids, lens, head, self._max_rows, normalised=normalised)
-
-
-def _kind(kinds: list[int]) -> tuple[int, bool]:
-    """``(num_best, normalised)`` of the one kind, if any."""
-    return (kinds[0] // 2, bool(kinds[0] % 2)) if kinds else (0, False)
 
 
 class _Head:

@@ -13,6 +13,7 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.layout import GroupSpan
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.sampling import Draw, Sampling
 
 PrefixKey: TypeAlias = tuple[str, bytes]
 """Namespace and token ids of a whole prefix."""
@@ -32,6 +33,7 @@ class Piece:
         label_ids: labels of the reads, read by read; int32; empty where vectors are read.
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
         normalised, num_best: what to read, see `PackedRows`.
+        sampling: how a token is drawn behind each row; of no row where none is.
         hold: keep the K/V of the prefix, the request's next piece needs it.
         prefix_key: pieces with equal keys compute the same prefix and can share it; None where
             only a part of the prefix is fresh.
@@ -44,6 +46,7 @@ class Piece:
     label_lens: Int32Array
     normalised: bool
     num_best: int
+    sampling: Sampling
     hold: bool
     prefix_key: PrefixKey | None
 
@@ -59,6 +62,14 @@ class Piece:
     def num_values(self) -> int:
         """Values that are read."""
         return int(self.label_lens.sum()) + 2 * self.num_best * self.num_reads
+
+    def draws(self) -> NDArray[np.int64]:
+        """int64 ``[num_reads]``: the `Draw` of every read."""
+        kinds = np.full(self.num_reads, int(Draw.NONE), dtype=np.int64)
+        if len(self.sampling):
+            ends = self.span.prefix_reads + np.cumsum(self.span.row_reads()) - 1
+            kinds[ends] = self.sampling.kinds
+        return kinds
 
     @property
     def uses_cache(self) -> bool:
@@ -192,6 +203,7 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, namespace: str, *, is_l
         label_lens=label_lens,
         normalised=rows.normalised,
         num_best=rows.num_best,
+        sampling=rows.sampling[first:last],
         hold=rows.prefix_len > 0 and not is_last,
         prefix_key=(namespace, prefix_ids.tobytes()) if is_whole else None,
     )

@@ -1,4 +1,4 @@
-"""All index arrays of a forward on the device, in one transfer."""
+"""All arrays of numbers of a forward on the device, in one transfer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 16  # bytes; what vector loads of the kernels want
-_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64}
+_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
 
 
 def upload(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[Tensor]:
-    """Copy integer arrays to the device, each as a tensor of its own dtype and shape.
+    """Copy arrays to the device, each as a tensor of its own dtype and shape.
 
     One buffer and one copy, asynchronous from pinned memory on CUDA: a forward of a few tokens
     would otherwise spend more time on transfers than on products. A CPU has no transfers to save,

@@ -25,10 +25,14 @@ MODEL_USES = (
         id="U31",
         target=f"{_EXECUTOR}.model_runner.ModelRunner",
         group=Group.SCHEDULER,
-        used_by=("compat.model", "compat.radix", "compat.packed_work", "compat.known_answers"),
-        why="model and its kind, device, pool, attention backend, how decode steps are launched",
+        used_by=(
+            *"compat.model compat.radix compat.packed_work compat.known_answers".split(),
+            "compat.sampler",
+        ),
+        why="model and its kind, device, pool, attention backend, sampler, how decode steps are "
+        "launched",
         members=(
-            *"model attn_backend device model_config token_to_kv_pool dtype".split(),
+            *"model attn_backend device model_config token_to_kv_pool dtype sampler".split(),
             *"decode_cuda_graph_captured is_generation kv_cache_dtype".split(),
         ),
     ),

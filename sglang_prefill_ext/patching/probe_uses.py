@@ -64,9 +64,12 @@ PROBE_USES = (
         id="U126",
         target="sglang.srt.layers.logits_processor.LogitsProcessorOutput",
         group=Group.SCHEDULER,
-        used_by=("compat.known_answers",),
-        why="its logits",
-        members=("next_token_logits",),
+        used_by=("compat.known_answers", "compat.sampler"),
+        why="its logits; the log-probs by which tokens were drawn",
+        members=(
+            *"next_token_logits next_token_logprobs next_token_top_logprobs_val".split(),
+            *"next_token_top_logprobs_idx next_token_token_ids_logprobs_val".split(),
+        ),
     ),
     Use(
         id="U127",
@@ -77,7 +80,7 @@ PROBE_USES = (
         members=(
             *"max_new_tokens temperature n top_k ignore_eos stop_token_ids no_stop_trim".split(),
             *"skip_special_tokens spaces_between_special_tokens beam_width".split(),
-            *"frequency_penalty presence_penalty repetition_penalty min_new_tokens".split(),
+            *"top_p min_p sampling_seed min_new_tokens".split(),
             *"json_schema regex ebnf structural_tag logit_bias".split(),
             *"stop_strs stop_regex_strs custom_params watermark".split(),
         ),

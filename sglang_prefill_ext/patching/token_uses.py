@@ -7,6 +7,7 @@ from sglang_prefill_ext.patching.spec import Group, Use
 
 _HTTP = "sglang.srt.entrypoints"
 _IO = "sglang.srt.managers.io_struct"
+_SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _TIMES = "sglang.srt.observability.req_time_stats.APIServerReqTimeStats"
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
@@ -107,6 +108,43 @@ TOKEN_USES = (
     ),
     Use(
         id="U139",
+        target="sglang.srt.layers.sampler.Sampler.forward",
+        group=Group.SCHEDULER,
+        used_by=("compat.sampler",),
+        why="draws tokens",
+        signature="(self, logits_output, sampling_info, return_logprob, top_logprobs_nums, "
+        "token_ids_logprobs, positions, *, logprob_logits=None)",
+    ),
+    Use(
+        id="U140",
+        target=_SAMPLING_INFO,
+        group=Group.SCHEDULER,
+        used_by=("compat.sampler",),
+        why="how",
+        members=(
+            *"temperatures top_ps top_ks min_ps is_all_greedy is_any_greedy".split(),
+            *"need_top_p_sampling need_top_k_sampling need_min_p_sampling max_top_k".split(),
+            *"vocab_size sampling_seed device logit_bias".split(),
+        ),
+    ),
+    Use(
+        id="U141",
+        target=f"{_SAMPLING_INFO}.apply_logits_bias",
+        group=Group.SCHEDULER,
+        used_by=("compat.sampler",),
+        why="adds the biases, as the model runner does before it samples",
+        signature="(self, logits)",
+    ),
+    Use(
+        id="U142",
+        target="sglang.srt.runtime_context.get_exec",
+        group=Group.SCHEDULER,
+        used_by=("compat.sampler",),
+        why="whether draws are to be the same again",
+        signature="()",
+    ),
+    Use(
+        id="U143",
         target=f"{_HTTP}.http_server.serve_generate_request",
         group=Group.FRONTEND,
         used_by=("compat.generate_route",),

@@ -62,11 +62,11 @@ _FLAG_USES = (
         id="U06",
         target="sglang.srt.server_args.ServerArgs",
         group=Group.FLAGS,
-        used_by=("compat.flags", "compat.frontend_hooks"),
-        why="the other combinations to refuse",
+        used_by=("compat.flags", "compat.frontend_hooks", "compat.token_hooks"),
+        why="the other combinations to refuse, and what is not packed",
         members=(
             *"pp_size nnodes disaggregation_mode enable_pdmux smg_grpc_mode grpc_mode".split(),
-            *"enable_mis schedule_policy".split(),
+            *"enable_mis schedule_policy disable_radix_cache enable_watermark".split(),
         ),
     ),
 )

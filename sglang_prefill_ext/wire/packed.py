@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -73,6 +74,10 @@ class PackedRows:
     tokens, and then their ids. With a `vector_width` it holds so many numbers of the vector that
     the model makes of every row.
 
+    With `sampling`, of every row, it is otherwise at the last token of a row: the token named
+    first is one that was drawn, and log-probs are those that it was drawn by (SGLang's: after
+    biases and temperature, before tokens are left out).
+
     Raises:
         PackingError: the arrays contradict each other.
     """
@@ -87,6 +92,7 @@ class PackedRows:
     read_lens: Int32Array = field(default_factory=lambda: NO_INTS)
     prefix_reads: int = 0
     num_best: int = 0
+    sampling: Sampling = NO_SAMPLING
 
     def __post_init__(self) -> None:
         if not len(self.suffix_lens) or int(self.suffix_lens.min()) < 1 or self.prefix_len < 0:
@@ -95,6 +101,8 @@ class PackedRows:
             raise PackingError("packed tokens do not add up to the prefix and the suffixes")
         if not self._reads_exist:
             raise PackingError("packed reads do not fit the rows")
+        if len(self.sampling) and (len(self.sampling) != self.num_rows or not self.num_best):
+            raise PackingError("packed draws do not fit the rows")
         if self.vector_width:
             labels = len(self.label_ids) + len(self.label_lens) + self.num_best
             consistent = not labels and self.reads_row_ends

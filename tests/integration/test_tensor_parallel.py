@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.integration.client import Client, score_body
+from tests.integration.client import Client, random_ids, score_body
 from tests.integration.generation import assert_generation_is_undisturbed
 from tests.integration.own_server import TWO_RANKS, serving
 from tests.integration.parity import assert_paths_agree, assert_same_answer, assert_tokens_agree
@@ -38,6 +39,25 @@ def test_log_probs_and_tokens_agree(client: Client) -> None:
     with client.counting() as moved:
         assert_tokens_agree(client, seed=1)
     assert moved["frontend.requests.packed"] == 2
+
+
+def test_draws_leave_the_random_numbers_of_both_ranks_in_step(client: Client) -> None:
+    """Ranks that drew different tokens would go on with different texts, and be wrong together."""
+    rng = random.Random(3)
+    drawn = {"max_new_tokens": 1, "temperature": 1.5, "top_k": 50}
+    prompts = [random_ids(rng, 12) for _ in range(9)]
+    with client.counting() as moved:
+        client.post("/generate", {"input_ids": prompts, "sampling_params": drawn})
+    assert moved["frontend.requests.packed"] == len(prompts)
+    prompt, log_probs = prompts[0], {"return_logprob": True}
+    long = {"max_new_tokens": 24, "temperature": 1.0, "ignore_eos": True}
+    body = {"input_ids": prompt, "sampling_params": long} | log_probs
+    generated = client.post("/generate", body).json()
+    body = {"input_ids": prompt + generated["output_ids"], "logprob_start_len": len(prompt) - 1}
+    body |= {"sampling_params": {"max_new_tokens": 0}} | log_probs
+    read = client.post("/generate", body, stock=True).json()["meta_info"]["input_token_logprobs"]
+    values = [value for value, _, _ in generated["meta_info"]["output_token_logprobs"]]
+    assert values == pytest.approx([value for value, _, _ in read[1:]], abs=1e-4)
 
 
 def test_a_request_over_the_budget(client: Client) -> None:

@@ -184,6 +184,99 @@ def test_a_stop_token_ends_the_generation_as_in_stock(generator: Serving) -> Non
         assert reason == ("length" if "ignore_eos" in more else "stop")
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY | {"logit_bias": {"5": 40.0, "05": 90.0, "7": 60.0}},
+        NOTHING | {"logit_bias": {"5": 4.0}},
+        GREEDY | {"min_new_tokens": 1},
+        GREEDY | {"frequency_penalty": 2.0, "presence_penalty": 2.0, "repetition_penalty": 2.0},
+        {"max_new_tokens": 1, "temperature": 3.0, "top_k": 1},
+        {"max_new_tokens": 1, "temperature": 3.0, "top_p": 1e-9, "logit_bias": {"5": 2.0}},
+        {"max_new_tokens": 1, "temperature": 0.5, "min_p": 1.0},
+    ],
+    ids=["bias", "no token", "no stop", "penalties", "top k", "top p", "min p"],
+)
+@pytest.mark.parametrize("start", [-1, 30])
+def test_what_changes_the_token_changes_it_as_in_stock(
+    generator: Serving, sampling: Json, start: int
+) -> None:
+    client = generator.client
+    body = {"input_ids": PROMPT, "return_logprob": True, "logprob_start_len": start}
+    asked = {"top_logprobs_num": 3, "token_ids_logprob": [5, 7], "sampling_params": sampling}
+    (token,) = client.generate(PROMPT, 1)
+    if "min_new_tokens" in sampling:
+        asked["sampling_params"] = sampling | {"stop_token_ids": [token]}
+    answer = both(client, "/generate", body | asked)
+    if "min_new_tokens" in sampling:
+        assert answer["output_ids"] != [token]
+    if sampling.get("logit_bias", {}).get("05"):
+        assert answer["output_ids"] == [5]
+
+
+TEMPERATURE = 2.0
+BIAS = {7: 2.5, 11: -100.0}
+
+
+def drawn(client: Client, prompts: list[list[int]], stock: bool = False, **more: Any) -> Any:
+    """Answers with tokens drawn, and with the log-probs that they were drawn by."""
+    bias = {str(token): value for token, value in BIAS.items()}
+    sampling = {"max_new_tokens": 1, "temperature": TEMPERATURE, "logit_bias": bias} | more
+    asked = {"return_logprob": True, "top_logprobs_num": 8, "token_ids_logprob": [7, 11]}
+    body = {"input_ids": prompts, "sampling_params": sampling} | asked
+    answer = client.post("/generate", body, stock=stock)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def drawn_by(log_probs: Any) -> Any:
+    """Log-probs after bias and temperature."""
+    logits = log_probs.copy()
+    for token, value in BIAS.items():
+        logits[token] += value
+    return torch.log_softmax(torch.from_numpy(logits) / TEMPERATURE, dim=-1).numpy()
+
+
+def test_log_probs_of_drawn_tokens_are_those_that_stock_draws_by(
+    generator: Serving, oracle: Callable[[list[int]], Any]
+) -> None:
+    with generator.client.counting() as moved:
+        packed = drawn(generator.client, PROMPTS)
+    assert moved["frontend.requests.packed"] == len(PROMPTS)
+    stock = drawn(generator.client, PROMPTS, stock=True)
+    for prompt, one, other in zip(PROMPTS, packed, stock, strict=True):
+        for name in ("output_top_logprobs", "output_token_ids_logprobs"):
+            assert_same(one["meta_info"][name], other["meta_info"][name])
+        ((value, token, _),) = one["meta_info"]["output_token_logprobs"]
+        assert value == pytest.approx(drawn_by(oracle(prompt)[-1])[token], abs=TOLERANCE)
+        assert one["output_ids"] == [token]
+
+
+@pytest.mark.parametrize("limit", [{"top_k": 6}, {}], ids=["filtered", "plain"])
+def test_tokens_are_drawn_as_often_as_they_are_probable(
+    generator: Serving, oracle: Callable[[list[int]], Any], limit: Json
+) -> None:
+    draws = 1_500
+    exact = np.exp(drawn_by(oracle(PROMPT)[-1]))
+    order = np.argsort(-exact)
+    with generator.client.counting() as moved:
+        answers = drawn(generator.client, [PROMPT] * draws, **limit)
+    assert moved["frontend.requests.packed"] == draws
+    tokens = np.array([answer["output_ids"][0] for answer in answers])
+    if limit:
+        assert set(tokens) <= set(order[:6].tolist())
+        counts = np.array([(tokens == token).sum() for token in order[:6]])
+        expected = draws * exact[order[:6]] / exact[order[:6]].sum()
+    else:  # sixteen bins of about equal probability
+        place = np.empty(len(exact), dtype=np.int64)
+        place[order] = np.minimum(15, (np.cumsum(exact[order]) * 16).astype(np.int64))
+        counts = np.bincount(place[tokens], minlength=16)
+        expected = draws * np.bincount(place, weights=exact, minlength=16)
+    assert expected.min() > 40
+    # Chi-square of at most 15 degrees of freedom: beyond 100 less than once in 10 ** 13 times.
+    assert ((counts - expected) ** 2 / expected).sum() < 100
+
+
 def test_a_stream_is_one_event(generator: Serving) -> None:
     body = {"input_ids": PROMPT, "sampling_params": GREEDY, "stream": True}
     with generator.client.counting() as moved:
@@ -197,15 +290,11 @@ def test_a_stream_is_one_event(generator: Serving) -> None:
 @pytest.mark.parametrize(
     ("sampling", "reason"),
     [
-        ({"max_new_tokens": 1}, "sampling"),
-        (GREEDY | {"logit_bias": {"5": 1.0}}, "logit_bias"),
         (GREEDY | {"regex": "a|b"}, "grammar"),
         (GREEDY | {"stop": ["x"]}, "stop_strings"),
-        (GREEDY | {"frequency_penalty": 0.5}, "penalties"),
-        (GREEDY | {"repetition_penalty": 1.5}, "penalties"),
     ],
 )
-def test_what_changes_the_token_takes_the_stock_path(
+def test_what_needs_more_than_logits_takes_the_stock_path(
     generator: Serving, sampling: Json, reason: str
 ) -> None:
     with generator.client.counting() as moved:

@@ -11,7 +11,9 @@ from sglang_prefill_ext.frontend.token_answer import answer_of, first_text
 from sglang_prefill_ext.frontend.token_batch import ReadKind, pack_calls
 from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.wire.packed import int_array
-from tests.unit.frontend.token_requests import VOCAB, log_probs, values_of
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from tests.unit.frontend.token_requests import VOCAB, heated, log_probs, values_of
+from tests.unit.wire.strategies import sampling_params
 
 TOKENS = st.integers(0, VOCAB - 1)
 
@@ -22,11 +24,15 @@ def calls_of_one_kind(draw: st.DrawFn) -> list[TokenCall]:
     reads_prompt, generates = draw(st.booleans()), draw(st.booleans())
     num_top = draw(st.integers(0, 2))
     token_ids = draw(st.none() | st.lists(TOKENS, min_size=1, max_size=2).map(tuple))
-    calls = []
+    sampled, calls = generates and draw(st.booleans()), []
     for own in draw(st.lists(st.lists(TOKENS, min_size=1, max_size=4), min_size=1, max_size=5)):
         prompt = (beginning if draw(st.integers(0, 4)) else []) + own
         start = draw(st.integers(0, len(prompt) - 1)) if reads_prompt else None
-        calls.append(TokenCall(int_array(prompt), start, num_top, token_ids, generates))
+        sampling = NO_SAMPLING
+        if sampled:
+            sampling = Sampling.one(**draw(sampling_params()))
+        ids = int_array(prompt)
+        calls.append(TokenCall(ids, start, num_top, token_ids, generates, sampling))
     return calls
 
 
@@ -58,10 +64,13 @@ def test_every_call_gets_the_answer_that_it_gets_alone(
             assert answer.input_token_ids_logprobs_val[1:] == [
                 tables[place - 1][listed].tolist() for place in later
             ]
-        last = tables[-1]
-        assert answer.token == (int(last.argmax()) if call.generates else None)
+        last, token = tables[-1], int(tables[-1].argmax())
+        if len(call.sampling):
+            last = heated(last, call.sampling.draws["temperature"][0])
+            token = int(last.argmin())
+        assert answer.token == (token if call.generates else None)
         if call.generates:
-            assert answer.output_token_logprobs_val == [float(last.max())]
+            assert answer.output_token_logprobs_val == [float(last[token])]
         assert answer.output_token_ids_logprobs_val == [last[list(call.token_ids or ())].tolist()]
         order = np.argsort(-last, kind="stable")[: call.num_top]
         assert answer.output_top_logprobs_idx == [order.tolist()]

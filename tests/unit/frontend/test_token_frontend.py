@@ -21,12 +21,22 @@ from tests.unit.frontend.token_requests import log_probs, tokenized, values_of
 class Setup:
     """A front end whose scheduler answers at once."""
 
-    def __init__(self, answer: Callable[[PackedRows], StubAnswer], **knobs: int) -> None:
+    def __init__(
+        self,
+        answer: Callable[[PackedRows], StubAnswer],
+        *,
+        watermarks: bool = False,
+        **knobs: int,
+    ) -> None:
         self.link, self.metrics = StubLink(), FrontendMetrics()
         self.link.admitted = 1  # by SGLang itself
         self.exchange = PackedExchange(self.link, max_row_tokens=100)
         self.frontend = TokenFrontend(
-            self.exchange, PrefillOnlyConfig(**knobs), self.metrics, caching=False
+            self.exchange,
+            PrefillOnlyConfig(**knobs),
+            self.metrics,
+            caching=False,
+            watermarks=watermarks,
         )
 
         answer_at_once(self.link, self.exchange, answer)
@@ -78,13 +88,21 @@ async def test_cached_tokens_are_those_of_the_prefix() -> None:
 
 def test_what_is_not_eligible_takes_the_stock_path() -> None:
     setup = Setup(right)
-    assert setup.frontend.call_of(tokenized([1, 2])).ids.tolist() == [1, 2]
+    assert setup.frontend.call_of(tokenized([1, 2]), ()).ids.tolist() == [1, 2]
     for request, reason in [
         (tokenized([1], lora_id="x"), "lora"),
         (tokenized([1] * 101), "row_over_budget"),
     ]:
         with pytest.raises(StockPathTaken, match=reason):
-            setup.frontend.call_of(request)
+            setup.frontend.call_of(request, ())
     setup.exchange.decline("sliding_window")
     with pytest.raises(StockPathTaken, match="sliding_window"):
-        setup.frontend.call_of(tokenized([1]))
+        setup.frontend.call_of(tokenized([1]), ())
+
+
+def test_where_tokens_are_marked_only_log_probs_are_read() -> None:
+    setup = Setup(right, watermarks=True)
+    reading = tokenized([1, 2], sampling={"max_new_tokens": 0}, return_logprob=True)
+    assert setup.frontend.call_of(reading, ()).ids.tolist() == [1, 2]
+    with pytest.raises(StockPathTaken, match="watermark"):
+        setup.frontend.call_of(tokenized([1, 2]), ())

@@ -17,8 +17,13 @@ _SAMPLING = dict.fromkeys(token_call._UNPACKED_SAMPLING) | {
     "max_new_tokens": 1,
     "n": 1,
     "top_k": 1,
-    "repetition_penalty": 1.0,
     "beam_width": None,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "sampling_seed": None,
+    "logit_bias": None,
+    "min_new_tokens": 0,
 }
 _FIELDS = dict.fromkeys(token_call._UNPACKED_FIELDS) | dict.fromkeys(
     token_call._UNPACKED_SWITCHES, False
@@ -46,8 +51,16 @@ def log_probs(context: list[int]) -> Float32Array:
     return -table
 
 
+def heated(table: Float32Array, temperature: float) -> Float32Array:
+    """By what a token is drawn; not normalised."""
+    return (table / temperature).astype(np.float32)
+
+
 def values_of(rows: PackedRows) -> list[float]:
-    """The answer of a scheduler to packed rows, as `PackedRows` describes it."""
+    """The answer of a scheduler to packed rows, as `PackedRows` describes it.
+
+    What is drawn is the least probable token.
+    """
     prefix = rows.tokens[: rows.prefix_len].tolist()
     contexts = [
         prefix[: rows.prefix_len - rows.prefix_reads + n + 1] for n in range(rows.prefix_reads)
@@ -61,11 +74,14 @@ def values_of(rows: PackedRows) -> list[float]:
     ids, lens = rows.labels_of(0, len(contexts))
     labels = np.split(ids, np.cumsum(lens)[:-1])
     values: list[float] = []
-    for context, own in zip(contexts, labels, strict=True):
+    drawn = dict(zip(rows.read_starts()[1:] - 1, rows.sampling.draws, strict=False))
+    for number, (context, own) in enumerate(zip(contexts, labels, strict=True)):
         table = log_probs(context)
+        if number in drawn:
+            table = heated(table, drawn[number]["temperature"])
         values += table[own].tolist()
         if rows.num_best:
             order = np.argsort(-table, kind="stable")[: rows.num_best - 1]
-            best = int(table.argmax())
+            best = int(table.argmin() if number in drawn else table.argmax())
             values += [float(table[best]), best, *table[order].tolist(), *order.tolist()]
     return values

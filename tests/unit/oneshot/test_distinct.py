@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
-from tests.unit.wire.strategies import PlainRequest, plain_requests
+from sglang_prefill_ext.wire.sampling import Sampling
+from tests.unit.wire.strategies import Params, PlainRequest, plain_requests, sampling_params
 
 # One or two tokens of a tiny vocabulary, so that rows repeat.
 REPEATING = plain_requests(max_prefix=3, max_suffix=2, max_rows=8).map(
@@ -77,3 +78,10 @@ def test_equal_prompts_share_a_vector() -> None:
     assert (kept.tokens.tolist(), kept.num_rows, kept.num_values) == ([1, 2], 2, 4)
     assert places is not None
     assert places.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+@given(REPEATING, sampling_params())
+def test_equal_rows_draw_tokens_of_their_own(request: PlainRequest, params: Params) -> None:
+    sampling = Sampling.joined([Sampling.one(**params)] * len(request.suffixes))
+    rows = replace(request.pack(), num_best=1, sampling=sampling)
+    assert distinct_rows(rows) == (rows, None)

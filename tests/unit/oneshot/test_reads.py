@@ -18,9 +18,10 @@ from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.oneshot.test_executor import _causal
 from tests.unit.oneshot.tiny_model import TinyModel
-from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
+from tests.unit.wire.strategies import VOCAB, Params, PlainRequest, plain_requests, sampling_params
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class ReadRequest:
         prefix_reads: last tokens of the prefix that are read.
         row_reads: last tokens of each row that are read.
         labels: of every read.
+        draws: how a token is drawn behind each row; empty where none is.
     """
 
     plain: PlainRequest
@@ -38,6 +40,7 @@ class ReadRequest:
     row_reads: list[int]
     labels: list[list[int]]
     num_best: int
+    draws: list[Params]
 
     def pack(self) -> PackedRows:
         return replace(
@@ -47,22 +50,36 @@ class ReadRequest:
             label_ids=int_array([label for labels in self.labels for label in labels]),
             label_lens=int_array(list(map(len, self.labels))),
             num_best=self.num_best,
+            sampling=Sampling.joined(Sampling.one(**draw) for draw in self.draws),
         )
 
     def expected(self) -> list[float]:
         """From the logits of every prompt on its own."""
         prefix, first, table = len(self.plain.prefix), self.plain.prompts[0], []
         table += _log_probs(first)[prefix - self.prefix_reads : prefix]
-        for prompt, reads in zip(self.plain.prompts, self.row_reads, strict=True):
+        drawn: dict[int, int] = {}
+        for number, (prompt, reads) in enumerate(
+            zip(self.plain.prompts, self.row_reads, strict=True)
+        ):
             table += _log_probs(prompt)[len(prompt) - reads :]
+            if self.draws:
+                table[-1] = _biased(table[-1], self.draws[number])
+                drawn[len(table) - 1] = (self.draws[number]["seed"] + len(prompt) - 1) % VOCAB
         values: list[float] = []
-        for log_probs, labels in zip(table, self.labels, strict=True):
+        for number, (log_probs, labels) in enumerate(zip(table, self.labels, strict=True)):
             values += log_probs[labels].tolist()
             if self.num_best:
-                best = log_probs.argmax()
+                best = drawn.get(number, int(log_probs.argmax()))
                 top, ids = log_probs.topk(self.num_best - 1)
                 values += [float(log_probs[best]), float(best), *top.tolist(), *ids.tolist()]
         return values
+
+
+def _biased(log_probs: Tensor, draw: Params) -> Tensor:
+    logits = log_probs.clone()
+    for token, value in draw["biases"].items():
+        logits[token] += value
+    return torch.log_softmax(logits / draw["temperature"], dim=-1)
 
 
 def _log_probs(prompt: list[int]) -> list[Tensor]:
@@ -80,7 +97,9 @@ def read_requests(draw: st.DrawFn) -> ReadRequest:
     num_best = draw(st.integers(0, 3))
     one = st.lists(st.integers(0, VOCAB - 1), min_size=0 if num_best else 1, max_size=2)
     labels = [draw(one) for _ in range(prefix_reads + sum(row_reads))]
-    return ReadRequest(plain, prefix_reads, row_reads, labels, num_best)
+    drawn = num_best > 0 and draw(st.booleans())
+    draws = [draw(sampling_params()) for _ in row_reads if drawn]
+    return ReadRequest(plain, prefix_reads, row_reads, labels, num_best, draws)
 
 
 def _run(executor: PackedExecutor, rows: PackedRows, budget: int) -> list[float]:
@@ -102,7 +121,7 @@ def test_values_are_those_of_every_prompt_on_its_own(
     executor = PackedExecutor(model, readout_bytes=readout_reads * VOCAB * 4)
     values = _run(executor, rows, budget)
     assert len(values) == rows.num_values
-    assert values == pytest.approx(request.expected(), abs=1e-5)
+    assert values == pytest.approx(request.expected(), abs=3e-5)
     assert max(model.logit_rows) <= readout_reads
 
 
@@ -119,7 +138,9 @@ def test_requests_that_read_differently_share_a_forward(
     held = [None] * len(plan.hold)
     values = executor.launch(plan, held, held).wait()
     for request, share in zip(requests, plan.shares, strict=False):
-        assert values[share.values].tolist() == pytest.approx(request.expected(), abs=1e-5)
+        assert values[share.values].tolist() == pytest.approx(
+            request.expected(), rel=1e-6, abs=1e-5
+        )
     alone = _run(executor, same.pack(), 1_000)
     assert values[plan.shares[-1].values].tolist() == pytest.approx(alone, abs=1e-5)
 

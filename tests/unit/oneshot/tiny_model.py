@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.oneshot.model import Attend
+from sglang_prefill_ext.oneshot.model import Attend, Drawn
+from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.wire.strategies import VOCAB
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
@@ -78,3 +79,29 @@ class TinyModel:
     def logits(self, hidden: Tensor) -> Tensor:
         self.logit_rows.append(len(hidden))
         return hidden @ self.head
+
+    def draw(
+        self,
+        logits: Tensor,
+        sampling: Sampling,
+        positions: Tensor,
+        num_top: int,
+        listed: list[list[int]],
+    ) -> Drawn:
+        """Nothing is left to chance: the token is the sum of seed and position."""
+        assert len(logits) == len(sampling) == len(positions) == len(listed)
+        assert len(set(sampling.kinds.tolist())) == 1
+        for row, (token, value) in zip(
+            sampling.rows_of_biases.tolist(), sampling.biases.tolist(), strict=True
+        ):
+            logits[row, token] += value
+        logits /= torch.tensor(sampling.draws["temperature"].copy())[:, None]
+        log_probs = torch.log_softmax(logits, dim=-1)
+        tokens = (torch.tensor(sampling.draws["seed"] % VOCAB) + positions) % VOCAB
+        of_listed = [own[tokens] for own, tokens in zip(log_probs, listed, strict=True)]
+        return Drawn(
+            tokens,
+            log_probs.gather(1, tokens[:, None])[:, 0],
+            *log_probs.topk(num_top),
+            torch.cat(of_listed),
+        )

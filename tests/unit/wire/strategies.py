@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.sampling import WHOLE_VOCABULARY
 
 VOCAB = 97
+
+Params: TypeAlias = dict[str, Any]
+"""Arguments of `Sampling.one`."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,18 @@ def plain_requests(
     else:
         labels = [draw(label_lists) for _ in suffixes]
     return PlainRequest(draw(token_lists(0, max_prefix)), suffixes, labels, shared)
+
+
+def sampling_params() -> st.SearchStrategy[Params]:
+    return st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.7, 1.0, 2.5]),
+            "top_p": st.sampled_from([1.0, 0.9, 0.3]),
+            "min_p": st.sampled_from([0.0, 0.1]),
+            "top_k": st.sampled_from([WHOLE_VOCABULARY, 1, 4]),
+            "seed": st.integers(-(2**63), 2**63 - 1),
+            "biases": st.dictionaries(
+                st.integers(0, VOCAB - 1), st.floats(-5, 5, width=32), max_size=3
+            ),
+        }
+    )

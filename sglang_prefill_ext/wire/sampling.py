@@ -1,0 +1,135 @@
+"""How the next tokens of rows are drawn, as flat arrays.
+
+::
+
+    draws   one a row: temperature, top_p, min_p, top_k, seed, biases of its own
+    biases  token and bias (added to its logit), those of row 0, of row 1, ...
+
+Parameters have SGLang's meaning, after it has filled in and checked them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PackingError
+
+Records: TypeAlias = NDArray[np.void]
+
+WHOLE_VOCABULARY = 1 << 30
+"""`top_k` of who draws from all tokens; SGLang's `TOP_K_ALL`."""
+
+# Double precision, so that SGLang gets the very numbers that it has read.
+_DRAW = np.dtype(
+    [
+        ("temperature", "<f8"),
+        ("top_p", "<f8"),
+        ("min_p", "<f8"),
+        ("seed", "<i8"),
+        ("top_k", "<i4"),
+        ("num_biases", "<i4"),
+    ]
+)
+_BIAS = np.dtype([("token", "<i4"), ("value", "<f4")])
+
+
+class Draw(IntEnum):
+    """Ways to take a token, which SGLang's sampler computes differently.
+
+    It does so for a batch as a whole. Kept apart, a draw does not depend on its company.
+    """
+
+    NONE = 0  # the read is no draw
+    GREEDY = 1
+    PLAIN = 2
+    FILTERED = 3  # by top_k, top_p or min_p
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampling:
+    """How a token is drawn behind each of some rows; none at all where nothing is drawn.
+
+    Raises:
+        PackingError: the arrays contradict each other.
+    """
+
+    draws: Records
+    biases: Records
+
+    def __post_init__(self) -> None:
+        counts = self.draws["num_biases"]
+        if (counts < 0).any() or int(counts.sum()) != len(self.biases):
+            raise PackingError("packed biases do not fit the draws")
+
+    @classmethod
+    def one(
+        cls,
+        *,
+        temperature: float,
+        top_p: float,
+        min_p: float,
+        top_k: int,
+        seed: int,
+        biases: Mapping[int, float],
+    ) -> Sampling:
+        """Of one row.
+
+        Args:
+            biases: what is added to the logits of tokens; minus infinity forbids one.
+        """
+        draw = (temperature, top_p, min_p, seed, top_k, len(biases))
+        return cls(np.array([draw], dtype=_DRAW), np.array([*biases.items()], dtype=_BIAS))
+
+    @classmethod
+    def from_bytes(cls, draws: bytes, biases: bytes) -> Sampling:
+        """Read arrays without copying; they are read-only.
+
+        Raises:
+            PackingError: they are torn, or contradict each other.
+        """
+        if len(draws) % _DRAW.itemsize or len(biases) % _BIAS.itemsize:
+            raise PackingError(f"draws of {len(draws)} and biases of {len(biases)} bytes are torn")
+        return cls(np.frombuffer(draws, dtype=_DRAW), np.frombuffer(biases, dtype=_BIAS))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Sampling]) -> Sampling:
+        """Of the rows of all parts, in order."""
+        known = [NO_SAMPLING, *parts]
+        return cls(
+            np.concatenate([part.draws for part in known]),
+            np.concatenate([part.biases for part in known]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.draws)
+
+    def __getitem__(self, rows: Any) -> Sampling:
+        """Of some rows, in their order: a slice, numbers or a mask."""
+        draws, lens = self.draws[rows], self.draws["num_biases"].astype(np.int64)
+        if not len(self.biases):
+            return Sampling(draws, self.biases)
+        starts, counts = (np.cumsum(lens) - lens)[rows], lens[rows]
+        places = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        return Sampling(draws, self.biases[places + np.arange(len(places))])
+
+    @property
+    def kinds(self) -> NDArray[np.int64]:
+        """`Draw` of every row; int64 ``[rows]``."""
+        draws = self.draws
+        greedy = draws["top_k"] <= 1
+        plain = (draws["top_k"] == WHOLE_VOCABULARY) & (draws["top_p"] == 1) & (draws["min_p"] <= 0)
+        return np.select([greedy, plain], [int(Draw.GREEDY), int(Draw.PLAIN)], int(Draw.FILTERED))
+
+    @property
+    def rows_of_biases(self) -> NDArray[np.int64]:
+        """The row of every bias; int64 ``[biases]``."""
+        return np.repeat(np.arange(len(self)), self.draws["num_biases"])
+
+
+NO_SAMPLING = Sampling(np.empty(0, dtype=_DRAW), np.empty(0, dtype=_BIAS))
