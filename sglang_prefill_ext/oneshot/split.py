@@ -13,7 +13,7 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.layout import GroupSpan
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
-from sglang_prefill_ext.wire.sampling import Draw, Sampling
+from sglang_prefill_ext.wire.sampling import Sampling
 
 PrefixKey: TypeAlias = tuple[str, bytes]
 """Namespace and token ids of a whole prefix."""
@@ -65,7 +65,7 @@ class Piece:
 
     def draws(self) -> NDArray[np.int64]:
         """int64 ``[num_reads]``: the `Draw` of every read."""
-        kinds = np.full(self.num_reads, int(Draw.NONE), dtype=np.int64)
+        kinds = np.zeros(self.num_reads, dtype=np.int64)  # Draw.NONE
         if len(self.sampling):
             ends = self.span.prefix_reads + np.cumsum(self.span.row_reads()) - 1
             kinds[ends] = self.sampling.kinds

@@ -100,7 +100,9 @@ class Sampling:
     @classmethod
     def joined(cls, parts: Iterable[Sampling]) -> Sampling:
         """Of the rows of all parts, in order."""
-        known = [NO_SAMPLING, *parts]
+        known = [part for part in parts if len(part)]
+        if not known:
+            return NO_SAMPLING
         return cls(
             np.concatenate([part.draws for part in known]),
             np.concatenate([part.biases for part in known]),
@@ -111,9 +113,9 @@ class Sampling:
 
     def __getitem__(self, rows: Any) -> Sampling:
         """Of some rows, in their order: a slice, numbers or a mask."""
+        if not len(self):
+            return self
         draws, lens = self.draws[rows], self.draws["num_biases"].astype(np.int64)
-        if not len(self.biases):
-            return Sampling(draws, self.biases)
         starts, counts = (np.cumsum(lens) - lens)[rows], lens[rows]
         places = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         return Sampling(draws, self.biases[places + np.arange(len(places))])
