@@ -38,8 +38,7 @@ class Verdict:
         largest_difference: of two numbers; NaN if either is.
         tolerance: of it.
         stock, extension: the marks.
-        counted: requests by path, as the extension counted them meanwhile: `PACKED`, or the
-            reason for the stock path.
+        counted: requests by path, `PACKED` or ``"stock"``, as the extension counted them meanwhile.
     """
 
     judge: str

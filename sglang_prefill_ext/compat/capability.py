@@ -34,6 +34,7 @@ read positions alone."""
 
 RESIDUAL_IN_LAYERS = frozenset(
     {
+        "Cohere2ForCausalLM",
         "CohereForCausalLM",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
@@ -93,8 +94,6 @@ def _attention_reasons(model: Any) -> Iterator[str]:
     if len({head_shape(layer) for layer in layers}) > 1:
         yield "uneven_heads"
     for layer in layers:
-        if layer.sliding_window_size not in (None, -1):
-            yield "sliding_window"
         if layer.logit_cap:
             yield "logit_soft_cap"
         if layer.is_cross_attention or layer.attn_type != AttentionType.DECODER:
@@ -106,6 +105,15 @@ def _attention_reasons(model: Any) -> Iterator[str]:
 def attention_layers(model: Any) -> list[Any]:
     """Return every attention layer of a loaded model."""
     return [module for module in model.modules() if isinstance(module, RadixAttention)]
+
+
+def attention_window(model: Any) -> int | None:
+    """Return the most tokens of a prompt of which every layer sees all; None for any number.
+
+    A query sees its own token and `sliding_window_size` before it.
+    """
+    sizes = [layer.sliding_window_size for layer in attention_layers(model)]
+    return min((size + 1 for size in sizes if size not in (None, -1)), default=None)
 
 
 def head_shape(layer: Any) -> HeadShape:

@@ -49,6 +49,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "cohere",
             {"tie_word_embeddings": True},
         ),
+        "cohere2": Family(
+            "Command R7B family: every other layer with a sliding window of 512 tokens",
+            "cohere2",
+            {
+                "tie_word_embeddings": True,
+                "sliding_window": 512,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
         "qwen3-moe": Family(
             "Qwen3 mixture of experts, two of four experts per token",
             "qwen3_moe",

@@ -37,6 +37,7 @@ from transformers import (  # noqa: E402
 
 from sglang_prefill_ext.compat.capability import (  # noqa: E402
     VECTOR_ARCHITECTURES,
+    attention_window,
     declined_reason,
 )
 from sglang_prefill_ext.compat.model import SglangModel, SglangVectorModel  # noqa: E402
@@ -60,7 +61,6 @@ SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 """Query tokens, most tokens of an item, items."""
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
 UNSUPPORTED_LAYERS = {
-    "sliding_window": {"sliding_window_size": 32},
     "logit_soft_cap": {"logit_cap": 50.0},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
     "attention_variant": {"use_irope": True},
@@ -197,6 +197,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         "stock": [labelled(*pair) for pair in zip(stock, work, strict=True)],
         "hugging_face": [labelled(*pair) for pair in zip(hugging_face, work, strict=True)],
         "untouched": unchanged,
+        "window": attention_window(runner.model),
     }
 
 

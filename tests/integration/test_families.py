@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bench.gate import largest_logprob_difference
 from sglang_prefill_ext.modelmaker.families import FAMILIES
 from tests.integration.own_server import run_script
 from tests.integration.parity import TOLERANCE
@@ -47,7 +48,9 @@ def test_same_numbers(reports: dict[str, Any], family: str, reference: str, budg
     work = zip(report["packed"][budget], report[reference], report["row_labels"], strict=True)
     for packed, wanted, row_labels in work:
         assert len(packed) == sum(row_labels)
-        np.testing.assert_allclose(packed, wanted, rtol=0, atol=TOLERANCE)
+        # Of log-probs below -10 the difference is relative: SGLang and Hugging Face themselves are
+        # 1.2e-5 apart where they reach -23.
+        assert largest_logprob_difference(np.array(wanted), np.array(packed)) <= TOLERANCE
         np.testing.assert_allclose(np.exp(packed), np.exp(wanted), rtol=0, atol=TOLERANCE)
         assert np.array_equal(
             _first_label_ranks(packed, row_labels), _first_label_ranks(wanted, row_labels)
@@ -85,6 +88,12 @@ def test_the_model_is_packed(reports: dict[str, Any], family: str) -> None:
     assert reports[family]["declined"] == ""
 
 
+@each_family
+def test_the_window_is_found(reports: dict[str, Any], family: str) -> None:
+    # As SGLang reads the configuration: the token itself and 512 before it.
+    assert reports[family]["window"] == (513 if family == "cohere2" else None)
+
+
 @pytest.mark.parametrize("family", EMBEDDERS)
 @each_budget
 def test_same_embeddings(reports: dict[str, Any], family: str, budget: str) -> None:
@@ -113,7 +122,7 @@ def test_other_models_are_declined(reports: dict[str, Any], family: str, reason:
 def test_unsupported_layers_and_servers_are_declined(reports: dict[str, Any]) -> None:
     documented = OPERATIONS.read_text()
     declined = reports["qwen3"]["declined_if"]
-    assert {"sliding_window", "logit_soft_cap", "lora"} <= set(declined)
+    assert {"logit_soft_cap", "lora"} <= set(declined)
     for expected, reason in declined.items():
         assert reason == expected
         assert f"`{reason}`" in documented

@@ -17,6 +17,6 @@ def test_heads_can_be_grouped_and_split_over_two_ranks(name: str) -> None:
     assert shape["num_key_value_heads"] % 2 == 0
 
 
-def test_only_the_fall_back_presets_have_a_window() -> None:
+def test_only_these_presets_have_a_window() -> None:
     windowed = {name for name, p in PRESETS.items() if p.shape.get("sliding_window")}
-    assert windowed == {"mistral-sliding", "gemma2"}
+    assert windowed == {"mistral-sliding", "gemma2", "cohere2"}

@@ -33,7 +33,7 @@ def test_other_marks_are_a_fault(marks: dict[str, float]) -> None:
 
 
 def test_requests_on_the_stock_path_are_a_fault() -> None:
-    for found in (verdict(packed=1), verdict(packed=3), verdict(sampling=1)):
+    for found in (verdict(packed=1), verdict(packed=3), verdict(stock=1)):
         (fault,) = found.faults()
         assert fault.startswith("of 2 requests the extension counted")
 
