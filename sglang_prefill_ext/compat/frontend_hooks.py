@@ -15,6 +15,13 @@ from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
+from sglang_prefill_ext.compat.override_hooks import (
+    accept_bodies,
+    call_of,
+    check_overrides,
+    with_arrays,
+    with_tensors,
+)
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
@@ -50,6 +57,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
     if app is not None:
         http.add_routes(app, frontend, link)
+        accept_bodies(app, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
 
 
 async def score_request(
@@ -64,19 +72,19 @@ async def score_request(
     frontend: ScoreFrontend | None = getattr(manager, _ATTRIBUTE, None)
     if frontend is None:
         return await original(manager, *args, **kwargs)
-    call = ScoreCall(*args, **kwargs)
+    call = call_of(*args, **kwargs)
     if not manager.is_generation:
         # SGLang makes these scores of vectors; the call for those is packed and counted.
         http.note_explanation(call.request, partial(explain_stock, "not_generation"))
-        return await original(manager, *args, **kwargs)
+        return await original(manager, **with_tensors(call).arguments())
     try:
         with counted(frontend.metrics, call.request):
-            scored = await _score(frontend, call)
+            scored = await _score(frontend, with_arrays(call))
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
         with token_hooks.stock_path():
-            return await original(manager, *args, **kwargs)
+            return await original(manager, **with_tensors(call).arguments())
     http.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,
@@ -98,7 +106,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     alone. A turn of a session may be empty: what is scored is the session's history.
 
     Raises:
-        RequestError: the prompt is empty, or an id lies outside the vocabulary.
+        RequestError: the prompt is empty, an id lies outside the vocabulary, or embeddings that
+            come with it are unlike the model's.
     """
     if getattr(manager, _ATTRIBUTE, None) is None or input_ids is None:
         return
@@ -109,6 +118,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     continues_session = bool((getattr(obj, "session_params", None) or {}).get("id"))
     if len(input_ids) == 0 and continues_session:
         return
+    check_overrides(obj, manager.model_config.hidden_size)
     field = "input_ids" if obj.input_ids is not None else "text"
     check_prompt(input_ids, embedding_rows(manager), field=field)
 
@@ -127,6 +137,7 @@ def _build_frontend(
         config,
         FrontendMetrics(labels),
         vocab_size=embedding_rows(manager),
+        hidden_size=manager.model_config.hidden_size,
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
     )

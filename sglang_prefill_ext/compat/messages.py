@@ -13,6 +13,7 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.job import JobResult
+from sglang_prefill_ext.wire.overrides import overrides_from_bytes
 from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows, from_bytes, values_from_bytes
 
 
@@ -32,6 +33,9 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     read_lens: bytes = b""
     prefix_reads: int = 0
     num_best: int = 0
+    overrides: bytes = b""
+    overrides_dtype: str = ""
+    overrides_width: int = 0
 
     @classmethod
     def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
@@ -50,6 +54,9 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             read_lens=rows.read_lens.tobytes(),
             prefix_reads=rows.prefix_reads,
             num_best=rows.num_best,
+            overrides=rows.overrides.tobytes(),
+            overrides_dtype=rows.overrides.dtype.name,
+            overrides_width=rows.overrides.shape[1],
         )
 
     def rows(self, whole_width: int) -> PackedRows:
@@ -73,6 +80,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             from_bytes(self.read_lens),
             self.prefix_reads,
             self.num_best,
+            overrides_from_bytes(self.overrides, self.overrides_dtype, self.overrides_width),
         )
 
     # What the data-parallel controller reads of a request when it chooses a replica.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
-from sglang_prefill_ext.oneshot.model import Attend
+from sglang_prefill_ext.oneshot.model import Attend, Overrides
 
 
 class SglangModel:
@@ -63,6 +63,7 @@ class SglangModel:
         read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
+        overrides: Overrides | None = None,
     ) -> Tensor:
         batch = _forward_batch(token_ids, positions, row_lens)
         batch.attend, batch.read_at = attend, read_at
@@ -70,10 +71,19 @@ class SglangModel:
             get_model().override(shared_experts=self._model.shared_experts_config),
             forward_context(self._context, forward_batch=batch),
         ):
+            if overrides is not None:
+                batch.input_embeds = self._embeds(token_ids, overrides)
             return self._run(batch)
 
+    def _embeds(self, token_ids: Tensor, overrides: Overrides) -> Tensor:
+        embeds: Tensor = self._model.model.embed_tokens(token_ids)
+        embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
+        return embeds
+
     def _run(self, batch: PackedForwardBatch) -> Tensor:
-        hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch, None)
+        hidden: Tensor = self._model.model(
+            batch.input_ids, batch.positions, batch, batch.input_embeds
+        )
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -104,7 +114,9 @@ class SglangVectorModel(SglangModel):
     def _run(self, batch: PackedForwardBatch) -> Tensor:
         ones = torch.ones_like(batch.read_at, dtype=torch.int32)
         batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
-        output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
+        output = self._model.forward(
+            batch.input_ids, batch.positions, batch, batch.input_embeds, get_embedding=True
+        )
         vectors: Tensor = output.embeddings
         return vectors
 

@@ -14,7 +14,6 @@ _UNPACKED_FIELDS = {
     "audio_data": "multimodal",
     "input_embeds": "embed_overrides",
     "embed_overrides": "embed_overrides",
-    "positional_embed_overrides": "embed_overrides",
     "lora_path": "lora",
     "multi_item_delimiter_indices": "multi_item_scoring",
     "token_indices_to_pool": "token_positions",
@@ -36,11 +35,14 @@ class EmbedCall:
         prompts: texts, pairs of texts that are encoded together, or token ids.
         is_single: one prompt that did not come as a list; its answer is no list either.
         dimensions: leading numbers of each vector; None for all.
+        positional: for each prompt None, or an object with embeddings `embeds` and their
+            `positions` in the prompt; None for none at all.
     """
 
     prompts: list[Any]
     is_single: bool
     dimensions: int | None
+    positional: list[Any] | None = None
 
     @property
     def is_text(self) -> bool:
@@ -62,14 +64,34 @@ def ineligible_embed_reason(request: Any) -> str | None:
         return "health_check"
     if request.text is not None and request.input_ids is not None:
         return "unusual_input"
-    return None if _prompts_of(request) else "unusual_input"
+    prompts = _prompts_of(request)
+    if not prompts or not _has_plain_positions(request, prompts):
+        return "unusual_input"
+    return None
 
 
 def embed_call_of(request: Any) -> EmbedCall:
     """Read an eligible `EmbeddingReqInput`."""
     prompts = _prompts_of(request)
     is_single = prompts[0] is request.text or prompts[0] is request.input_ids
-    return EmbedCall(prompts, is_single, request.dimensions)
+    positional = request.positional_embed_overrides
+    if positional is not None and is_single:
+        positional = positional if isinstance(positional, list) else [positional]
+    return EmbedCall(prompts, is_single, request.dimensions, positional)
+
+
+def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
+    """Whether embeddings that come with the request stand inside its prompts of token ids."""
+    positional = request.positional_embed_overrides
+    if positional is None:
+        return True
+    listed = positional if isinstance(positional, list) else [positional]
+    if len(listed) != len(prompts) or not isinstance(prompts[0], list):
+        return False
+    return all(
+        each is None or all(0 <= place < len(prompt) for place in each.positions)
+        for each, prompt in zip(listed, prompts, strict=True)
+    )
 
 
 def _prompts_of(request: Any) -> list[Any]:

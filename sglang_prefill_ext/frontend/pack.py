@@ -8,6 +8,7 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.prefix import shared_prefix_len
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array
 
 _FIELD = "query, items"
@@ -20,8 +21,12 @@ def pack_token_ids(
     item_first: bool,
     labels: tuple[Int32Array, Int32Array],
     vocab_size: int,
+    overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
     """Pack ``query + item`` rows (``item + query`` if `item_first`), all given as token ids.
+
+    Args:
+        overrides: embeddings that negative ids name; not where `item_first`.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
@@ -40,8 +45,8 @@ def pack_token_ids(
         tail = query[prefix:]
         parts = [query[:prefix], *(part for item in items for part in (tail, item))]
         lens = [len(tail) + len(item) for item in items]
-    tokens = flatten_ids(parts, vocab_size, field=_FIELD)
-    return PackedRows(tokens, prefix, int_array(lens), *labels)
+    tokens = flatten_ids(parts, vocab_size, field=_FIELD, overrides=len(overrides))
+    return PackedRows(tokens, prefix, int_array(lens), *labels, overrides=overrides)
 
 
 def pack_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
@@ -15,6 +16,19 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``
 
 In the last layer ``q`` and ``out`` have one entry a read position instead of one a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Embeddings that stand where those of some tokens would.
+
+    Attributes:
+        at: the tokens, int64 ``[n]``, n >= 1.
+        embeds: ``[n, hidden]``, of any floating dtype.
+    """
+
+    at: Tensor
+    embeds: Tensor
 
 
 class Model(Protocol):
@@ -46,6 +60,7 @@ class Model(Protocol):
         read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
+        overrides: Overrides | None = None,
     ) -> Tensor:
         """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 positions.
 

@@ -1,4 +1,4 @@
-"""All index arrays of a forward on the device, in one transfer."""
+"""All arrays of a forward on the device, in one transfer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALIGNMENT = 16  # bytes; what vector loads of the kernels want
 
 
 def upload(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[Tensor]:
-    """Copy integer arrays to the device, each as a tensor of its own dtype and shape.
+    """Copy arrays to the device, each as a tensor of its own dtype and shape.
 
     One buffer and one copy, asynchronous from pinned memory on CUDA: a forward of a few tokens
     would otherwise spend more time on transfers than on products.
@@ -33,4 +33,9 @@ def upload(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[
     ]
 
 
-_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64}
+_TORCH_DTYPES = {
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}

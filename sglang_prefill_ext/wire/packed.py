@@ -7,6 +7,7 @@
     read_lens    last tokens of each row that are read; empty: one each  int32
     label_ids    label ids of read 0, of read 1, ...; or one shared list int32
     label_lens   one count a read; empty: `label_ids` is shared          int32
+    overrides    embeddings that negative token ids name                 float16 or float32
 
 A *read* is a token after which something is asked about the next one. Reads come in the order of
 their tokens: the last `prefix_reads` tokens of the prefix, then those of row 0, of row 1, ...
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -87,12 +89,15 @@ class PackedRows:
     read_lens: Int32Array = field(default_factory=lambda: NO_INTS)
     prefix_reads: int = 0
     num_best: int = 0
+    overrides: OverrideArray = field(default_factory=lambda: NO_OVERRIDES)
 
     def __post_init__(self) -> None:
         if not len(self.suffix_lens) or int(self.suffix_lens.min()) < 1 or self.prefix_len < 0:
             raise PackingError("packed rows need at least one row, each with a suffix token")
         if len(self.tokens) != self.prefix_len + int(self.suffix_lens.sum()):
             raise PackingError("packed tokens do not add up to the prefix and the suffixes")
+        if int(self.tokens.min()) < -len(self.overrides):
+            raise PackingError("packed tokens name embeddings that there are not")
         if not self._reads_exist:
             raise PackingError("packed reads do not fit the rows")
         if self.vector_width:

@@ -20,6 +20,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from sglang_prefill_ext.client import PrefillClient
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
+from tests.integration.override_bodies import body_with
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
 from tests.integration.processes import scheduler_pid, stopped
@@ -271,6 +272,15 @@ def test_scores_that_sglang_makes_of_classes_are_packed_underneath(classifier: S
     packed, stock = both(classifier.client, "/v1/score", body)
     assert np.shape(packed["scores"]) == (len(PROMPTS), 3)
     np.testing.assert_allclose(packed["scores"], stock["scores"], rtol=0, atol=TOLERANCE)
+
+
+def test_embeddings_take_the_places_of_tokens(classifier: Serving) -> None:
+    body = body_with(3, 20, [1, 4, 9], in_query=2, in_item=1)
+    body["item_embed_overrides"][1] = None
+    for fields in ({}, {"query_embed_overrides": None}):
+        packed, stock = both(classifier.client, "/v1/score", body | fields)
+        np.testing.assert_allclose(packed["scores"], stock["scores"], rtol=0, atol=TOLERANCE)
+        assert packed.keys() == stock.keys()
 
 
 def test_classes_are_stocks_and_those_of_hugging_face(

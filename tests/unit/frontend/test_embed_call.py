@@ -52,6 +52,22 @@ def test_pairs_are_prompts() -> None:
     assert call.is_text
 
 
+def test_embeddings_come_with_prompts_of_token_ids() -> None:
+    at = SimpleNamespace(positions=[0, 1], embeds=None)
+    for fields in (
+        {"input_ids": [1, 2], "positional_embed_overrides": at},
+        {"input_ids": [[1, 2]], "positional_embed_overrides": [at]},
+    ):
+        assert ineligible_embed_reason(request(**fields)) is None
+        assert embed_call_of(request(**fields)).positional == [at]
+    for fields in (
+        {"text": "a", "positional_embed_overrides": at},
+        {"input_ids": [1], "positional_embed_overrides": at},
+        {"input_ids": [[1, 2]], "positional_embed_overrides": [at, None]},
+    ):
+        assert ineligible_embed_reason(request(**fields)) == "unusual_input"
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

@@ -3,8 +3,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -48,6 +50,7 @@ class Setup:
             PrefillOnlyConfig(**knobs),
             self.metrics,
             vocab_size=VOCAB,
+            hidden_size=2,
             has_tokenizer=has_tokenizer,
             caching=False,
         )
@@ -59,6 +62,21 @@ class Setup:
         """Concurrent calls, each with its result or its error."""
         asked = (self.frontend.embed(call, options, None) for call in calls)
         return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_calls_with_embeddings_of_their_own_go_apart() -> None:
+    setup = Setup(count_tokens)
+    table = np.array([[0.5, 1.0], [0.5, 2.0]], np.float32)
+    at = SimpleNamespace(positions=[0, 2], embeds=table)
+    call = EmbedCall([[1, 2, 3], [4]], False, None, positional=[at, None])
+    first, second, plain = await setup.embed(call, call, IDS)
+    assert first.vectors == second.vectors == [[3], [1]]
+    assert plain.vectors == [[3], [4]]
+    packed = [rows for _, rows in setup.link.sent if len(rows.overrides)]
+    assert len(packed) == len(setup.link.sent) - 1 == 2
+    for rows in packed:
+        assert rows.tokens.tolist() == [-1, 2, -2, 4]
+        assert rows.overrides.tolist() == table.tolist()
 
 
 async def test_an_answer_becomes_one_vector_a_prompt() -> None:
