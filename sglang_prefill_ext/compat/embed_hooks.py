@@ -6,6 +6,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import torch
+
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.override_hooks import positional_arrays
@@ -95,4 +97,8 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds
         }
         for rid, vector, tokens in zip(rids, embedded.vectors, embedded.prompt_tokens, strict=True)
     ]
+    if embedded.states is not None:
+        dtype = manager.model_config.dtype
+        for answer, state in zip(answers, embedded.states, strict=True):
+            answer["pooled_hidden_state"] = torch.from_numpy(state.copy()).to(dtype)
     return answers[0] if call.is_single else answers

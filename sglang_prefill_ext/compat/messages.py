@@ -14,7 +14,13 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.job import JobResult
 from sglang_prefill_ext.wire.overrides import overrides_from_bytes
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows, from_bytes, values_from_bytes
+from sglang_prefill_ext.wire.packed import (
+    VECTOR_AND_STATE,
+    WHOLE_VECTOR,
+    PackedRows,
+    from_bytes,
+    values_from_bytes,
+)
 
 
 class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
@@ -59,16 +65,16 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             overrides_width=rows.overrides.shape[1],
         )
 
-    def rows(self, whole_width: int) -> PackedRows:
+    def rows(self, vector_width: int, state_width: int) -> PackedRows:
         """Return the rows with the width of their vectors made concrete.
 
         Args:
-            whole_width: of the model's vectors; 0 if it makes none.
+            vector_width, state_width: see `Model`.
 
         Raises:
             PackingError: the message is inconsistent.
         """
-        width = whole_width if self.vector_width == WHOLE_VECTOR else self.vector_width
+        whole = {WHOLE_VECTOR: vector_width, VECTOR_AND_STATE: vector_width + state_width}
         return PackedRows(
             from_bytes(self.tokens),
             self.prefix_len,
@@ -76,7 +82,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             from_bytes(self.label_ids),
             from_bytes(self.label_lens),
             self.normalised,
-            width,
+            whole.get(self.vector_width, self.vector_width),
             from_bytes(self.read_lens),
             self.prefix_reads,
             self.num_best,

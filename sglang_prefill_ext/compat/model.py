@@ -38,7 +38,7 @@ class SglangModel:
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(runner.model)
         self.vocab_size: int = runner.model_config.vocab_size
-        self.vector_width = 0
+        self.vector_width = self.state_width = 0
         self.unit_length = False
         self._has_plain_head = runner.is_generation and _is_plain_head(runner.model)
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
@@ -109,19 +109,24 @@ class SglangVectorModel(SglangModel):
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         super().__init__(runner, forward_stream)
         self.unit_length = bool(runner.model.pooler.normalize)
-        self.vector_width = self._measured_width()
+        self._hidden_size: int = runner.model_config.hidden_size
+        self._has_states = False
+        self.vector_width, self.state_width = self._measured_widths()
 
     def _run(self, batch: PackedForwardBatch) -> Tensor:
         ones = torch.ones_like(batch.read_at, dtype=torch.int32)
         batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
+        batch.return_pooled_hidden_states = True
         output = self._model.forward(
             batch.input_ids, batch.positions, batch, batch.input_embeds, get_embedding=True
         )
+        states = output.pooled_hidden_states
+        self._has_states = states is not None
         vectors: Tensor = output.embeddings
-        return vectors
+        return vectors if states is None else torch.cat((vectors, states), dim=1)
 
-    def _measured_width(self) -> int:
-        """Heads differ in where they say it, so one token is tried."""
+    def _measured_widths(self) -> tuple[int, int]:
+        """Heads differ in where they say it, and in what they show, so one token is tried."""
 
         def attend_to_itself(
             _layer: int, q: Tensor, _k: Tensor, v: Tensor, _scale: float
@@ -131,7 +136,8 @@ class SglangVectorModel(SglangModel):
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         with torch.inference_mode(), self.stream():
             vectors = self.hidden_states(zero, zero, zero, [1], attend_to_itself)
-        return int(vectors.shape[1])
+        states = self._hidden_size if self._has_states else 0
+        return int(vectors.shape[1]) - states, states
 
 
 def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:

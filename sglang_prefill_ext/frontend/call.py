@@ -8,7 +8,6 @@ from typing import Any
 
 # Arguments that change what is computed; a call that sets one of them is not packed (yet).
 _UNPACKED_ARGUMENTS = {
-    "score_extraction_token_id": "score_extraction",
     "image_data": "multimodal",
 }
 
@@ -64,6 +63,8 @@ def ineligible_reason(call: ScoreCall) -> str | None:
     for argument, reason in _UNPACKED_ARGUMENTS.items():
         if getattr(call, argument) is not None:
             return reason
+    if call.score_extraction_token_id is not None and not _is_plain_setwise(call):
+        return "score_extraction"
     if call.return_pooled_hidden_states:
         return "pooled_hidden_states"
     if not call.items:
@@ -86,6 +87,12 @@ def _is_plain_temperature(call: ScoreCall) -> bool:
     if not isinstance(call.temperature, (int, float)) or not math.isfinite(call.temperature):
         return False
     return call.temperature > 0 and (call.apply_softmax or call.temperature == 1.0)
+
+
+def _is_plain_setwise(call: ScoreCall) -> bool:
+    """Whether scores alone are read at extraction tokens, of items behind the query."""
+    besides = call.item_first or call.return_token_logprobs or call.has_overrides
+    return type(call.score_extraction_token_id) is int and not besides
 
 
 def _has_plain_overrides(call: ScoreCall) -> bool:

@@ -19,10 +19,6 @@ _UNPACKED_FIELDS = {
     "token_indices_to_pool": "token_positions",
     "decision_layout": "token_positions",
 }
-_UNPACKED_SWITCHES = {
-    "return_pooled_hidden_states": "pooled_hidden_states",
-    "return_prompt_token_ids": "unusual_input",
-}
 HEALTH_CHECK = "HEALTH_CHECK"
 """How SGLang begins the ids of its own health checks, which are about the stock path."""
 
@@ -37,12 +33,14 @@ class EmbedCall:
         dimensions: leading numbers of each vector; None for all.
         positional: for each prompt None, or an object with embeddings `embeds` and their
             `positions` in the prompt; None for none at all.
+        with_states: the hidden states, too, of which a head makes the vectors.
     """
 
     prompts: list[Any]
     is_single: bool
     dimensions: int | None
     positional: list[Any] | None = None
+    with_states: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -57,9 +55,10 @@ def ineligible_embed_reason(request: Any) -> str | None:
     for field, reason in _UNPACKED_FIELDS.items():
         if getattr(request, field) is not None:
             return reason
-    for switch, reason in _UNPACKED_SWITCHES.items():
-        if getattr(request, switch):
-            return reason
+    if request.return_prompt_token_ids:
+        return "unusual_input"
+    if request.return_pooled_hidden_states and request.dimensions is not None:
+        return "pooled_hidden_states"
     if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):
         return "health_check"
     if request.text is not None and request.input_ids is not None:
@@ -77,7 +76,13 @@ def embed_call_of(request: Any) -> EmbedCall:
     positional = request.positional_embed_overrides
     if positional is not None and is_single:
         positional = positional if isinstance(positional, list) else [positional]
-    return EmbedCall(prompts, is_single, request.dimensions, positional)
+    return EmbedCall(
+        prompts,
+        is_single,
+        request.dimensions,
+        positional,
+        with_states=bool(request.return_pooled_hidden_states),
+    )
 
 
 def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:

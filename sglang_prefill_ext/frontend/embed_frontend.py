@@ -25,7 +25,12 @@ from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
+from sglang_prefill_ext.wire.packed import (
+    VECTOR_AND_STATE,
+    WHOLE_VECTOR,
+    Float32Array,
+    Int32Array,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,13 @@ class Embedded:
     Attributes:
         vectors: one a prompt.
         prompt_tokens: of every prompt.
+        states: the hidden state of every prompt, float32 ``[hidden]``; None where they were not
+            asked for, or the model shows none.
     """
 
     vectors: list[list[float]]
     prompt_tokens: list[int]
+    states: list[Float32Array] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,10 +129,15 @@ class EmbedFrontend:
             args = (prompts, call.positional, self._hidden_size)
             prompts, table = await self._worker.run(place_at, *args)
             overridden = _Overridden(table)
-        kind = _Kind(options, call.dimensions or WHOLE_VECTOR, overridden)
+        whole = VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR
+        kind = _Kind(options, call.dimensions or whole, overridden)
         read_outs = await self._prompts.ask(kind, prompts, request)
         self.metrics.record_packed()
-        return Embedded([each.table.tolist() for each in read_outs], list(map(len, prompts)))
+        tables, states = [each.table for each in read_outs], None
+        if call.with_states and len(tables[0]) > self._hidden_size:  # else no head made vectors
+            states = [table[-self._hidden_size :] for table in tables]
+            tables = [table[: -self._hidden_size] for table in tables]
+        return Embedded([table.tolist() for table in tables], list(map(len, prompts)), states)
 
     async def _token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
         if call.is_text:

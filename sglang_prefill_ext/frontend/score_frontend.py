@@ -15,6 +15,7 @@ from sglang_prefill_ext.frontend.overrides import place_overrides
 from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
 from sglang_prefill_ext.frontend.prompts import flatten_ids
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
+from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
@@ -26,7 +27,7 @@ _NO_OPTIONS = RequestOptions()
 class Scored:
     """The result of a packed scoring call, and where it comes from."""
 
-    scores: Matrix
+    scores: Matrix | list[Matrix]
     prompt_tokens: int
     token_logprobs: Matrix | None
     rows: PackedRows
@@ -109,6 +110,8 @@ class ScoreFrontend:
     async def _pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         if call.has_overrides:
             return await self._worker.run(self._place_and_pack, call, labels)
+        if call.score_extraction_token_id is not None:
+            return await self._worker.run(self._pack_setwise, call, labels)
         query, items = prompts_of(call)
         if isinstance(query, str):
             texts = [item + query if call.item_first else query + item for item in items]
@@ -131,6 +134,20 @@ class ScoreFrontend:
             placed.query, placed.items, False, labels, self._vocab_size, placed.overrides
         )
 
+    def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
+        query, items = prompts_of(call)
+        prompts = [query + item for item in items]
+        if isinstance(query, str):
+            query = self._link.encode([query])[0] if query else []
+            prompts = self._link.encode(prompts)
+        anchor = call.score_extraction_token_id
+        rows = None
+        if anchor not in query:  # where SGLang refuses it
+            rows = pack_setwise(prompts, anchor, labels, self._vocab_size)
+        if rows is None:
+            raise StockPathTaken("unusual_input")
+        return rows
+
     def _encode_and_pack(
         self, texts: list[str], labels: tuple[Int32Array, Int32Array]
     ) -> PackedRows:
@@ -144,8 +161,8 @@ def _needs_vocabulary(call: ScoreCall) -> bool:
 
 def _scored(answer: Answer, rows: PackedRows, call: ScoreCall) -> Scored:
     values = answer.row_values()
-    scores = scores_from_values(
-        values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature
-    )
+    setwise = call.score_extraction_token_id is not None
+    scores_of = setwise_scores if setwise else scores_from_values
+    scores = scores_of(values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature)
     token_logprobs = logprob_rows(values, rows) if call.return_token_logprobs else None
     return Scored(scores, rows.num_prompt_tokens, token_logprobs, rows, answer)

@@ -47,7 +47,7 @@ class PackedExecutor:
         self._way = attention
         self._reader: LabelReader | VectorReader
         if model.vector_width:
-            self._reader = VectorReader(unit_length=model.unit_length)
+            self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
         else:
             if model.device.type == "cpu":
                 readout_bytes = min(readout_bytes, _CPU_CACHE_BYTES)
@@ -65,6 +65,11 @@ class PackedExecutor:
     def vector_width(self) -> int:
         """See `Model`."""
         return self._model.vector_width
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Vector and state width, see `Model`."""
+        return self._model.vector_width, self._model.state_width
 
     @torch.inference_mode()
     def launch(

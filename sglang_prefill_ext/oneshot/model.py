@@ -44,6 +44,8 @@ class Model(Protocol):
     vector_width: int
     """Numbers of the vector that the model itself makes of every row; 0 for a model whose hidden
     states are read with labels."""
+    state_width: int
+    """Numbers of the hidden state of which a head makes that vector; 0 where none is shown."""
     unit_length: bool
     """Whether these vectors have length 1."""
     last_layer: int
@@ -64,7 +66,8 @@ class Model(Protocol):
     ) -> Tensor:
         """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 positions.
 
-        The vectors ``[R, vector_width]`` instead, where the model makes them. With None the
+        Where the model makes vectors, these instead, each with its state behind it:
+        ``[R, vector_width + state_width]``. With None the
         states of all tokens, and the attention of `last_layer` is asked for all, too.
         """
         ...

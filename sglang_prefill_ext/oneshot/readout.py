@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class LabelReader:
             float32 ``[plan.num_values]``, read by read (see `PackedRows`), on the device of
             `hidden`.
         """
+        hidden, plan = _without_unasked(hidden, plan)
         ids, lens = plan.label_ids, plan.label_lens
         kind_of = 2 * plan.num_best + plan.normalised
         kinds = np.unique(kind_of).tolist()
@@ -72,6 +74,21 @@ class LabelReader:
             (columns,) = upload([labels], hidden.device)
             ids, head = places.astype(np.int32), _Head(weight[columns])
         return label_values(hidden, ids, lens, head, self._max_rows, normalised=normalised)
+
+
+def _without_unasked(hidden: Tensor, plan: ForwardPlan) -> tuple[Tensor, ForwardPlan]:
+    """Leave out reads of which nothing is asked."""
+    asked = plan.value_lens > 0
+    if asked.all():
+        return hidden, plan
+    (index,) = upload([np.flatnonzero(asked)], hidden.device)
+    kept = replace(
+        plan,
+        label_lens=plan.label_lens[asked],
+        normalised=plan.normalised[asked],
+        num_best=plan.num_best[asked],
+    )
+    return hidden[index], kept
 
 
 def _kind(kinds: list[int]) -> tuple[int, bool]:

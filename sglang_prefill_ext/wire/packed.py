@@ -12,7 +12,9 @@
 A *read* is a token after which something is asked about the next one. Reads come in the order of
 their tokens: the last `prefix_reads` tokens of the prefix, then those of row 0, of row 1, ...
 
-A request reads labels, the most probable tokens, or both; or a vector of every row.
+A request reads labels, the most probable tokens, or both; or a vector of every row. Where more is
+read than the ends of rows, reads may have no labels. These cost no logits; between others they let
+tokens be read that do not follow one another.
 
 Bytes are little-endian. A round trip through bytes copies nothing on the reading side.
 """
@@ -34,6 +36,9 @@ Float32Array: TypeAlias = NDArray[np.float32]
 
 WHOLE_VECTOR = -1
 """`PackedRows.vector_width` of a request that does not know how wide the model's vectors are."""
+
+VECTOR_AND_STATE = -2
+"""Likewise, with the hidden state behind each vector of which a head made it, if one did."""
 
 _INT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
@@ -108,8 +113,9 @@ class PackedRows:
         else:
             consistent = (
                 len(self.label_lens) == self.num_reads
-                and int(self.label_lens.min()) >= (0 if self.num_best else 1)
+                and int(self.label_lens.min()) >= (self.reads_row_ends and not self.num_best)
                 and int(self.label_lens.sum()) == len(self.label_ids)
+                and (len(self.label_ids) > 0 or self.num_best > 0)
             )
         if not consistent:
             raise PackingError("packed labels do not fit the reads")

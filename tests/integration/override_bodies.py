@@ -13,13 +13,20 @@ HIDDEN = 64
 PLACEHOLDER = 77
 
 
-def embeds(seed: int, *shape: int) -> NDArray[np.float32]:
+def embeds(seed: int, *shape: int, hidden: int = HIDDEN) -> NDArray[np.float32]:
     """Embeddings that float16 holds exactly, about as large as the model's own."""
-    drawn = np.random.default_rng(seed).standard_normal((*shape, HIDDEN)) / 8
+    drawn = np.random.default_rng(seed).standard_normal((*shape, hidden)) / 8
     return drawn.astype(np.float16).astype(np.float32)
 
 
-def body_with(seed: int, prefix: int, suffixes: list[int], in_query: int, in_item: int) -> Json:
+def body_with(
+    seed: int,
+    prefix: int,
+    suffixes: list[int],
+    in_query: int,
+    in_item: int,
+    hidden: int = HIDDEN,
+) -> Json:
     """A request whose prompts have placeholders at random places, and embeddings for them."""
     rng = random.Random(seed)
     body = score_body(seed, prefix, suffixes)
@@ -34,6 +41,6 @@ def body_with(seed: int, prefix: int, suffixes: list[int], in_query: int, in_ite
         "query": insert(body["query"], in_query),
         "items": [insert(item, in_item) for item in body["items"]],
         "embed_override_token_id": PLACEHOLDER,
-        "query_embed_overrides": embeds(seed, in_query).tolist(),
-        "item_embed_overrides": embeds(seed + 1, len(suffixes), in_item).tolist(),
+        "query_embed_overrides": embeds(seed, in_query, hidden=hidden).tolist(),
+        "item_embed_overrides": embeds(seed + 1, len(suffixes), in_item, hidden=hidden).tolist(),
     }

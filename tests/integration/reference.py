@@ -55,8 +55,10 @@ def _overrides(body: Json, row: int, prompt: list[int]) -> Iterator[tuple[int, l
         (of_items and of_items[row], query, len(prompt)),
         (stacked and stacked[row], 0, len(prompt)),
     ):
+        if vectors is None:
+            continue
         places = [place for place in range(start, stop) if prompt[place] == token]
-        yield from zip(places, vectors, strict=True) if vectors else ()
+        yield from zip(places, vectors, strict=True)
 
 
 def _labels(body: Json, row: int) -> list[int]:

@@ -257,3 +257,17 @@ def test_decisions_name_what_is_wrong(client: Client) -> None:
         answer: httpx.Response = client.post("/v1/decisions", body | fields)
         assert answer.status_code == 400, answer.text
         assert said in answer.text
+
+
+def test_setwise_calls_need_no_flags(client: Client, reference: Reference) -> None:
+    """SGLang refuses them on a server that caches prefixes or divides prompts."""
+    token = reference.tokenizer.convert_ids_to_tokens(PLACEHOLDER)
+    body = body_with(11, 30, [9, 20], 0, 2)
+    body = {name: value for name, value in body.items() if "embed" not in name}
+    body |= {"return_token_logprobs": False, "score_extraction_token": token}
+    assert client.post("/v1/score", body, stock=True).status_code == 400
+    for item, matrix in zip(body["items"], client.score(body)["scores"], strict=True):
+        places = [place for place, one in enumerate(item) if one == PLACEHOLDER]
+        beginnings = {**body, "items": [item[: place + 1] for place in places]}
+        wanted = np.exp(reference.logprobs(beginnings, [0, 1]))
+        np.testing.assert_allclose(matrix, wanted, rtol=0, atol=TOLERANCE)

@@ -22,6 +22,7 @@ ID_CALL: dict[str, Any] = {"query": [1], "items": [[2], []], "label_token_ids": 
         TEXT_CALL | {"apply_softmax": True, "temperature": 0.5},
         TEXT_CALL | {"apply_softmax": True, "temperature": 3},
         TEXT_CALL | {"label_token_ids": None},
+        TEXT_CALL | {"score_extraction_token_id": 0},
         TEXT_CALL | {"embed_override_token_id": 5},
         TEXT_CALL | {"embed_override_token_id": 5, "query_embed_overrides": []},
         TEXT_CALL | {"embed_override_token_id": 5, "item_embed_overrides": [None, []]},
@@ -39,7 +40,7 @@ def test_plain_calls_are_packed(arguments: dict[str, Any]) -> None:
         ("query_embed_overrides", [], "unusual_input"),
         ("item_embed_overrides", [], "unusual_input"),
         ("stacked_query_item_embed_overrides", [], "unusual_input"),
-        ("score_extraction_token_id", 0, "score_extraction"),
+        ("score_extraction_token_id", "0", "score_extraction"),
         ("image_data", [], "multimodal"),
         ("return_pooled_hidden_states", True, "pooled_hidden_states"),
         ("items", None, "no_items"),
@@ -77,6 +78,19 @@ def test_embeddings_that_sglang_refuses_are_left_to_it(fields: dict[str, Any]) -
     assert ineligible_reason(ScoreCall(**plain | fields)) == "unusual_input"
     stacked = {"embed_override_token_id": 5, "stacked_query_item_embed_overrides": [None, None]}
     assert ineligible_reason(ScoreCall(**TEXT_CALL | stacked)) == "unusual_input"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"item_first": True},
+        {"return_token_logprobs": True},
+        {"embed_override_token_id": 5, "query_embed_overrides": []},
+    ],
+)
+def test_setwise_calls_are_packed_for_their_scores_alone(fields: dict[str, Any]) -> None:
+    setwise = ScoreCall(**ID_CALL | {"score_extraction_token_id": 3} | fields)
+    assert ineligible_reason(setwise) == "score_extraction"
 
 
 @pytest.mark.parametrize("query", ["q", 1, (1,)])

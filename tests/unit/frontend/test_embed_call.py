@@ -36,6 +36,10 @@ def request(**fields: Any) -> Any:
         ({"input_ids": [1, 2]}, EmbedCall([[1, 2]], True, None)),
         ({"input_ids": [[1, 2], [3]]}, EmbedCall([[1, 2], [3]], False, None)),
         ({"text": "a", "rid": "mine"}, EmbedCall(["a"], True, None)),
+        (
+            {"text": "a", "return_pooled_hidden_states": True},
+            EmbedCall(["a"], True, None, with_states=True),
+        ),
     ],
 )
 def test_prompts_are_listed(fields: dict[str, Any], call: EmbedCall) -> None:
@@ -80,7 +84,7 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"is_cross_encoder_request": True}, "unusual_input"),
         ({"is_cross_encoder_request": True, "text": ["query", "item"]}, "unusual_input"),
         ({"is_cross_encoder_request": True, "text": None, "input_ids": [1]}, "unusual_input"),
-        ({"return_pooled_hidden_states": True}, "pooled_hidden_states"),
+        ({"return_pooled_hidden_states": True, "dimensions": 4}, "pooled_hidden_states"),
         ({"return_prompt_token_ids": True}, "unusual_input"),
         ({"rid": "HEALTH_CHECK_1"}, "health_check"),
         ({"text": None}, "unusual_input"),

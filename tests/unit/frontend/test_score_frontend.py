@@ -138,6 +138,30 @@ async def test_texts_with_embeddings_are_encoded_apart(
     assert link.encoding_threads[0] is not threading.main_thread()
 
 
+@pytest.mark.parametrize(
+    ("query", "items"), [([1, 2], [[9, 3, 9], [9]]), ("\1\2", ["\t\3\t", "\t"])]
+)
+async def test_setwise_calls_get_a_matrix_an_item(
+    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3, -4, -5]))
+    call = ScoreCall(query, items, [7, 8], score_extraction_token_id=9)
+    scored = await frontend.score(call)
+    assert [len(matrix) for matrix in scored.scores] == [2, 1]
+    assert scored.scores[1] == [pytest.approx([np.exp(-4), np.exp(-5)])]
+    ((_, rows),) = link.sent
+    assert (rows.prefix_len, rows.read_lens.tolist()) == (2, [3, 1])
+
+
+@pytest.mark.parametrize(("query", "items"), [([9], [[9]]), ("\t", ["\t"]), ([1], [[2]])])
+async def test_setwise_calls_that_stock_refuses_are_not_sent(
+    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
+) -> None:
+    with pytest.raises(StockPathTaken, match="unusual_input"):
+        await frontend.score(ScoreCall(query, items, [7], score_extraction_token_id=9))
+    assert link.sent == []
+
+
 async def test_embeddings_that_stock_refuses_are_not_sent(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:

@@ -25,7 +25,7 @@ class TinyModel:
     dtype = torch.float32
     heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
     last_layer = LAYERS - 1
-    vector_width = 0
+    vector_width = state_width = 0
     unit_length = False
 
     def __init__(self, *, asynchronous: bool = False) -> None:
