@@ -90,8 +90,8 @@ EMBED_USES = (
         target=f"{_POOLER}.EmbeddingPoolerOutput",
         group=Group.SCHEDULER,
         used_by=("compat.model", "compat.known_answers"),
-        why="the vectors of a forward",
-        members=("embeddings",),
+        why="the vectors of a forward, and the states of which a head made them",
+        members=("embeddings", "pooled_hidden_states"),
     ),
     *(
         Use(
