@@ -13,6 +13,7 @@ from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.deadline import Deadline
 from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, Options
+from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.client.requests import (
     AnswerT,
     Labels,
@@ -60,6 +61,7 @@ class AsyncPrefillClient:
         item_first: bool = False,
         temperature: float = 1.0,
         return_token_logprobs: bool = False,
+        embed_overrides: EmbedOverrides | None = None,
         options: Options = DEFAULT_OPTIONS,
     ) -> Scores:
         """Score items for a query, as `PrefillClient.score` does."""
@@ -72,6 +74,7 @@ class AsyncPrefillClient:
             item_first=item_first,
             temperature=temperature,
             return_token_logprobs=return_token_logprobs,
+            embed_overrides=embed_overrides,
         )
         return await self._run(plan, options)
 

@@ -17,6 +17,7 @@ from sglang_prefill_ext.client.answers import (
     read_embeddings,
     read_scores,
 )
+from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.errors import RequestError
 
 Prompt = str | Sequence[int] | NDArray[np.integer]
@@ -69,6 +70,7 @@ def plan_score(
     item_first: bool,
     temperature: float,
     return_token_logprobs: bool,
+    embed_overrides: EmbedOverrides | None = None,
 ) -> Plan[Scores]:
     """Plan the scoring of items.
 
@@ -89,6 +91,8 @@ def plan_score(
     for part in _parts(len(listed), max_items):
         own = labels[part] if per_item else labels
         body = shared | {"items": listed[part], "label_token_ids": own or None}
+        if embed_overrides is not None:
+            body |= embed_overrides.fields(part, len(listed))
         requests.append(_request("/v1/score", body, len(listed[part]), read_scores))
     return Plan(tuple(requests), join_scores)
 

@@ -11,6 +11,7 @@ from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.deadline import Deadline
 from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, Options
+from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.client.requests import (
     AnswerT,
     Labels,
@@ -68,6 +69,7 @@ class PrefillClient:
         item_first: bool = False,
         temperature: float = 1.0,
         return_token_logprobs: bool = False,
+        embed_overrides: EmbedOverrides | None = None,
         options: Options = DEFAULT_OPTIONS,
     ) -> Scores:
         """Score items for a query.
@@ -81,6 +83,7 @@ class PrefillClient:
             item_first: put the query behind each item.
             temperature: divides the logits; above 0, and 1 without `apply_softmax`.
             return_token_logprobs: return natural log-probabilities, too.
+            embed_overrides: embeddings in place of some tokens'.
         """
         plan = plan_score(
             query,
@@ -91,6 +94,7 @@ class PrefillClient:
             item_first=item_first,
             temperature=temperature,
             return_token_logprobs=return_token_logprobs,
+            embed_overrides=embed_overrides,
         )
         return self._run(plan, options)
 

@@ -6,8 +6,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import torch
+
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
+from sglang_prefill_ext.compat.override_hooks import positional_arrays
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
@@ -28,6 +31,7 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
         scoring.config,
         scoring.metrics,
         vocab_size=embedding_rows(manager),
+        hidden_size=manager.model_config.hidden_size,
         has_tokenizer=manager.tokenizer is not None,
         caching=not manager.server_args.disable_radix_cache,
     )
@@ -63,7 +67,7 @@ async def embed(
     frontend: EmbedFrontend = getattr(manager, _ATTRIBUTE)
     begin_s = time.perf_counter()
     try:
-        call = frontend.call_of(obj)
+        call = positional_arrays(frontend.call_of(obj))
         obj.normalize_batch_and_arguments()
         embedded = await packed_vectors(manager, call, request, frontend)
     except StockPathTaken as stock:
@@ -93,4 +97,8 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds
         }
         for rid, vector, tokens in zip(rids, embedded.vectors, embedded.prompt_tokens, strict=True)
     ]
+    if embedded.states is not None:
+        dtype = manager.model_config.dtype
+        for answer, state in zip(answers, embedded.states, strict=True):
+            answer["pooled_hidden_state"] = torch.from_numpy(state.copy()).to(dtype)
     return answers[0] if call.is_single else answers

@@ -27,15 +27,15 @@ def shorten_embeddings(app: Any, manager: Any, frontend: EmbedFrontend) -> None:
 
 async def _serve(
     manager: Any, frontend: EmbedFrontend, body: bytes, request: Request
-) -> Response | None:
-    """Answer as `OpenAIServingEmbedding` does; None for what it is to answer itself."""
+) -> Response | bytes:
+    """Answer as `OpenAIServingEmbedding` does; the body for what it is to answer itself."""
     wanted = None if manager.request_logger.log_requests else read_request(body)
     if wanted is None:
-        return None
+        return body
     try:
         embedded = await packed_vectors(manager, wanted.call, request, frontend)
     except StockPathTaken:
-        return None  # which counts it
+        return body  # which counts it
     except (HTTPException, ValueError) as error:
         response: Response = error_response(request.app.state.openai_serving_embedding, error)
         return response

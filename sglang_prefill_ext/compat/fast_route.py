@@ -1,4 +1,4 @@
-"""A shorter way through SGLang's HTTP application for plain requests of some routes.
+"""A way of our own into SGLang's HTTP application, in front of some routes.
 
 FastAPI validates a request into one object after the other and turns its answer into plain
 values number by number, which takes longer than the forward of a small model. Middlewares, so
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 _App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
-_Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | None]]
+_Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
 
 _JSON = "application/json"
 
@@ -24,7 +24,7 @@ class FastRoute:
 
     Args:
         stock: the route's own application.
-        serve: answers a request, given its body; None to have `stock` serve it.
+        serve: answers a request, given its body; or returns the body for `stock` to serve.
     """
 
     def __init__(self, stock: _App, serve: _Serve) -> None:
@@ -37,11 +37,11 @@ class FastRoute:
             await self._stock(scope, receive, send)
             return
         body = await request.body()
-        response = await self._serve(body, request)
-        if response is None:
-            await self._stock(scope, _Replay(body, receive), send)
+        answer = await self._serve(body, request)
+        if isinstance(answer, bytes):
+            await self._stock(scope, _Replay(answer, receive), send)
         else:
-            await response(scope, receive, send)
+            await answer(scope, receive, send)
 
 
 class _Replay:

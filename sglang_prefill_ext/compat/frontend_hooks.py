@@ -16,6 +16,13 @@ from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedd
 from sglang_prefill_ext.compat.generate_route import shorten_generate
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
+from sglang_prefill_ext.compat.override_hooks import (
+    accept_bodies,
+    call_of,
+    check_overrides,
+    with_arrays,
+    with_tensors,
+)
 from sglang_prefill_ext.compat.score_route import shorten_scores
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.call import ScoreCall
@@ -46,8 +53,6 @@ def attach_frontend(_result: None, manager: Any) -> None:
         token_hooks.attach(manager, frontend)
         if app is not None:
             shorten_generate(app)
-    if manager.is_generation and app is not None:
-        shorten_scores(app, manager, partial(_packed_scores, frontend))
 
     def on_result(message: PackedRowsResult) -> None:
         frontend.exchange.deliver(message.rid, message)
@@ -56,6 +61,9 @@ def attach_frontend(_result: None, manager: Any) -> None:
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
     if app is not None:
         http.add_routes(app, frontend, link)
+        accept_bodies(app, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
+        if manager.is_generation:  # in front of that: bodies with embeddings are passed on
+            shorten_scores(app, manager, partial(_packed_scores, frontend))
 
 
 async def score_request(
@@ -70,18 +78,18 @@ async def score_request(
     frontend: ScoreFrontend | None = getattr(manager, _ATTRIBUTE, None)
     if frontend is None:
         return await original(manager, *args, **kwargs)
-    call = ScoreCall(*args, **kwargs)
+    call = call_of(*args, **kwargs)
     if not manager.is_generation:
         # SGLang makes these scores of vectors; the call for those is packed and counted.
         http.note_explanation(call.request, partial(explain_stock, "not_generation"))
-        return await original(manager, *args, **kwargs)
+        return await original(manager, **with_tensors(call).arguments())
     try:
-        scored = await _packed_scores(frontend, call)
+        scored = await _packed_scores(frontend, with_arrays(call))
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
         with token_hooks.stock_path():
-            return await original(manager, *args, **kwargs)
+            return await original(manager, **with_tensors(call).arguments())
     http.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,
@@ -104,7 +112,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     alone. A turn of a session may be empty: what is scored is the session's history.
 
     Raises:
-        RequestError: the prompt is empty, or an id lies outside the vocabulary.
+        RequestError: the prompt is empty, an id lies outside the vocabulary, or embeddings that
+            come with it are unlike the model's.
     """
     if getattr(manager, _ATTRIBUTE, None) is None or input_ids is None:
         return
@@ -115,6 +124,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     continues_session = bool((getattr(obj, "session_params", None) or {}).get("id"))
     if len(input_ids) == 0 and continues_session:
         return
+    check_overrides(obj, manager.model_config.hidden_size)
     field = "input_ids" if obj.input_ids is not None else "text"
     check_prompt(input_ids, embedding_rows(manager), field=field)
 
@@ -133,6 +143,7 @@ def _build_frontend(
         config,
         FrontendMetrics(labels),
         vocab_size=embedding_rows(manager),
+        hidden_size=manager.model_config.hidden_size,
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
     )

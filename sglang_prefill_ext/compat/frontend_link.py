@@ -44,12 +44,17 @@ class TokenizerManagerLink:
     def abort(self, rid: str) -> None:
         self._manager._dispatch_to_scheduler(AbortReq(rid=rid))
 
-    def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[list[int]]:
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
         tokenizer = self._manager.tokenizer
+        kind: dict[str, Any] = {"add_special_tokens": False} if continued else {}
         if not getattr(tokenizer, "is_fast", False):
             pairs = ((text,) if isinstance(text, str) else text for text in texts)
-            return [tokenizer.encode(*pair) for pair in pairs]
-        encoded = tokenizer(list(texts), return_attention_mask=False, return_token_type_ids=False)
+            return [tokenizer.encode(*pair, **kind) for pair in pairs]
+        encoded = tokenizer(
+            list(texts), return_attention_mask=False, return_token_type_ids=False, **kind
+        )
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 

@@ -21,11 +21,11 @@ def shorten_generate(app: Any) -> None:
     shorten(app, _PATH, _serve)
 
 
-async def _serve(body: bytes, request: Request) -> Response | None:
-    """Answer as SGLang does; None for what it is to read itself."""
+async def _serve(body: bytes, request: Request) -> Response | bytes:
+    """Answer as SGLang does; the body for what it is to read itself."""
     fields = read_request(body)
     if fields is None:
-        return None
+        return body
     server: Any = sys.modules[SERVER_MODULE]
     obj = GenerateReqInput(**fields)
     response: Response = await server.serve_generate_request(obj, request)

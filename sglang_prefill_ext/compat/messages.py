@@ -13,7 +13,14 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.job import JobResult
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows, from_bytes, values_from_bytes
+from sglang_prefill_ext.wire.overrides import overrides_from_bytes
+from sglang_prefill_ext.wire.packed import (
+    VECTOR_AND_STATE,
+    WHOLE_VECTOR,
+    PackedRows,
+    from_bytes,
+    values_from_bytes,
+)
 from sglang_prefill_ext.wire.sampling import Sampling
 
 
@@ -35,6 +42,9 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     num_best: int = 0
     draws: bytes = b""
     biases: bytes = b""
+    overrides: bytes = b""
+    overrides_dtype: str = ""
+    overrides_width: int = 0
 
     @classmethod
     def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
@@ -55,18 +65,21 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             num_best=rows.num_best,
             draws=rows.sampling.draws.tobytes(),
             biases=rows.sampling.biases.tobytes(),
+            overrides=rows.overrides.tobytes(),
+            overrides_dtype=rows.overrides.dtype.name,
+            overrides_width=rows.overrides.shape[1],
         )
 
-    def rows(self, whole_width: int) -> PackedRows:
+    def rows(self, vector_width: int, state_width: int) -> PackedRows:
         """Return the rows with the width of their vectors made concrete.
 
         Args:
-            whole_width: of the model's vectors; 0 if it makes none.
+            vector_width, state_width: see `Model`.
 
         Raises:
             PackingError: the message is inconsistent.
         """
-        width = whole_width if self.vector_width == WHOLE_VECTOR else self.vector_width
+        whole = {WHOLE_VECTOR: vector_width, VECTOR_AND_STATE: vector_width + state_width}
         return PackedRows(
             from_bytes(self.tokens),
             self.prefix_len,
@@ -74,11 +87,12 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             from_bytes(self.label_ids),
             from_bytes(self.label_lens),
             self.normalised,
-            width,
+            whole.get(self.vector_width, self.vector_width),
             from_bytes(self.read_lens),
             self.prefix_reads,
             self.num_best,
             Sampling.from_bytes(self.draws, self.biases),
+            overrides_from_bytes(self.overrides, self.overrides_dtype, self.overrides_width),
         )
 
     # What the data-parallel controller reads of a request when it chooses a replica.

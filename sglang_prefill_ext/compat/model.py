@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
 from sglang_prefill_ext.compat.sampler import SglangSampler
-from sglang_prefill_ext.oneshot.model import Attend, Drawn
+from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides
 from sglang_prefill_ext.wire.sampling import Sampling
 
 
@@ -41,7 +42,7 @@ class SglangModel:
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
         self.vocab_size: int = runner.model_config.vocab_size
-        self.vector_width = 0
+        self.vector_width = self.state_width = 0
         self.unit_length = False
         self._sampler = SglangSampler(runner)
         self._has_plain_head = runner.is_generation and _is_plain_head(runner.model)
@@ -67,6 +68,7 @@ class SglangModel:
         read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
+        overrides: Overrides | None = None,
     ) -> Tensor:
         batch = _forward_batch(token_ids, positions, row_lens)
         batch.attend, batch.read_at = attend, read_at
@@ -74,14 +76,25 @@ class SglangModel:
             get_model().override(shared_experts=self._model.shared_experts_config),
             forward_context(self._context, forward_batch=batch),
         ):
+            if overrides is not None:
+                batch.input_embeds = self._embeds(token_ids, overrides)
             states = self._run(batch)
         whole = self.last_layer is None and read_at is not None
         return states[read_at] if whole else states
 
+    def _embeds(self, token_ids: Tensor, overrides: Overrides) -> Tensor:
+        layers = self._model.model
+        if not any("embeds" in name for name in signature(layers.forward).parameters):
+            name = type(self._model).__name__
+            raise RuntimeError(f"{name} takes no embeddings in place of tokens. Send ids alone.")
+        embeds: Tensor = layers.embed_tokens(token_ids)
+        embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
+        return embeds
+
     def _run(self, batch: PackedForwardBatch) -> Tensor:
-        hidden: Tensor = self._model.model(
-            input_ids=batch.input_ids, positions=batch.positions, forward_batch=batch
-        )
+        # Models name them differently, and some take none, but they are the fourth in all others.
+        embeds = () if batch.input_embeds is None else (batch.input_embeds,)
+        hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch, *embeds)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -117,17 +130,24 @@ class SglangVectorModel(SglangModel):
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         super().__init__(runner, forward_stream)
         self.unit_length = bool(runner.model.pooler.normalize)
-        self.vector_width = self._measured_width()
+        self._hidden_size: int = runner.model_config.hidden_size
+        self._has_states = False
+        self.vector_width, self.state_width = self._measured_widths()
 
     def _run(self, batch: PackedForwardBatch) -> Tensor:
         ones = torch.ones_like(batch.read_at, dtype=torch.int32)
         batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
-        output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
+        batch.return_pooled_hidden_states = True
+        output = self._model.forward(
+            batch.input_ids, batch.positions, batch, batch.input_embeds, get_embedding=True
+        )
+        states = output.pooled_hidden_states
+        self._has_states = states is not None
         vectors: Tensor = output.embeddings
-        return vectors
+        return vectors if states is None else torch.cat((vectors, states), dim=1)
 
-    def _measured_width(self) -> int:
-        """Heads differ in where they say it, so one token is tried."""
+    def _measured_widths(self) -> tuple[int, int]:
+        """Heads differ in where they say it, and in what they show, so one token is tried."""
 
         def attend_to_itself(
             _layer: int, q: Tensor, _k: Tensor, v: Tensor, _scale: float
@@ -137,7 +157,8 @@ class SglangVectorModel(SglangModel):
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         with torch.inference_mode(), self.stream():
             vectors = self.hidden_states(zero, zero, zero, [1], attend_to_itself)
-        return int(vectors.shape[1])
+        states = self._hidden_size if self._has_states else 0
+        return int(vectors.shape[1]) - states, states
 
 
 def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:

@@ -31,12 +31,12 @@ class RuntimeSetup(NamedTuple):
     """What a scheduler starts with.
 
     Attributes:
-        whole_width: how wide the model's vectors are (see `Model`).
+        widths: of the model's vectors, and of the states behind them (see `Model`).
         verdict: on the known prompts; None where they were not asked.
     """
 
     runtime: PackedRuntime
-    whole_width: int = 1
+    widths: tuple[int, int] = (1, 0)
     verdict: Verdict | None = None
 
 
@@ -67,7 +67,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     cache = prefix_cache_of(scheduler, config)
     window = attention_window(scheduler.tp_worker.model_runner.model)
     runtime = PackedRuntime(executor, answer, policy, cache=cache, window=window)
-    return RuntimeSetup(runtime, executor.vector_width, verdict)
+    return RuntimeSetup(runtime, executor.widths, verdict)
 
 
 def _set_up_executor(

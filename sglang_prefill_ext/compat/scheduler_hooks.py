@@ -30,14 +30,14 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     config = config_of(scheduler.server_args)
     if config is None:
         return
-    runtime, whole_width, verdict = set_up_runtime(scheduler, config)
+    runtime, widths, verdict = set_up_runtime(scheduler, config)
     work = _process_work = packed_work(scheduler, runtime, config)
     setattr(scheduler, _ATTRIBUTE, work)
 
     def on_request(message: PackedRowsReq) -> None:
         runtime.submit(
             message.rid,
-            message.rows(whole_width),
+            message.rows(*widths),
             message,
             priority=message.priority,
             deadline_ms=message.deadline_ms,

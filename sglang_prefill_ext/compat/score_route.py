@@ -32,16 +32,16 @@ def shorten_scores(app: Any, manager: Any, packed_scores: PackedScores) -> None:
 
 async def _serve(
     manager: Any, packed_scores: PackedScores, body: bytes, request: Request
-) -> Response | None:
-    """Answer as `OpenAIServingScore` does; None for what it is to answer itself."""
+) -> Response | bytes:
+    """Answer as `OpenAIServingScore` does; the body for what it is to answer itself."""
     wanted = None if manager.request_logger.log_requests else read_request(body, request)
     if wanted is None:
-        return None
+        return body
     call, model = wanted
     try:
         scored = await packed_scores(call)
     except StockPathTaken:
-        return None  # which counts it
+        return body  # which counts it
     except (HTTPException, ValueError) as error:
         response: Response = error_response(request.app.state.openai_serving_score, error)
         return response

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 # Arguments that change what is computed; a call that sets one of them is not packed (yet).
 _UNPACKED_ARGUMENTS = {
-    "embed_override_token_id": "embed_overrides",
-    "query_embed_overrides": "embed_overrides",
-    "item_embed_overrides": "embed_overrides",
-    "stacked_query_item_embed_overrides": "embed_overrides",
-    "score_extraction_token_id": "score_extraction",
     "image_data": "multimodal",
 }
 
@@ -44,6 +39,20 @@ class ScoreCall:
             return 1
         return len(self.items) if isinstance(self.items, list) else 0
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def has_overrides(self) -> bool:
+        """Whether embeddings come with the call."""
+        overrides = (
+            self.query_embed_overrides,
+            self.item_embed_overrides,
+            self.stacked_query_item_embed_overrides,
+        )
+        return any(each is not None for each in overrides)
+
 
 def ineligible_reason(call: ScoreCall) -> str | None:
     """Return why a call goes down the stock path, or None if it can be packed.
@@ -54,11 +63,15 @@ def ineligible_reason(call: ScoreCall) -> str | None:
     for argument, reason in _UNPACKED_ARGUMENTS.items():
         if getattr(call, argument) is not None:
             return reason
+    if call.score_extraction_token_id is not None and not _is_plain_setwise(call):
+        return "score_extraction"
     if call.return_pooled_hidden_states:
         return "pooled_hidden_states"
     if not call.items:
         return "no_items"
     if not _is_plain_temperature(call) or not (_is_text(call) or _is_token_ids(call)):
+        return "unusual_input"
+    if call.has_overrides and not _has_plain_overrides(call):
         return "unusual_input"
     return None
 
@@ -74,6 +87,27 @@ def _is_plain_temperature(call: ScoreCall) -> bool:
     if not isinstance(call.temperature, (int, float)) or not math.isfinite(call.temperature):
         return False
     return call.temperature > 0 and (call.apply_softmax or call.temperature == 1.0)
+
+
+def _is_plain_setwise(call: ScoreCall) -> bool:
+    """Whether scores alone are read at extraction tokens, of items behind the query."""
+    besides = call.item_first or call.return_token_logprobs or call.has_overrides
+    return type(call.score_extraction_token_id) is int and not besides
+
+
+def _has_plain_overrides(call: ScoreCall) -> bool:
+    """Whether what comes with the call is one of the two forms, and one entry an item."""
+    items, stacked = call.item_embed_overrides, call.stacked_query_item_embed_overrides
+    if type(call.embed_override_token_id) is not int or call.item_first:
+        return False
+    if not isinstance(call.items, list):
+        return False
+    if stacked is not None and (call.query_embed_overrides is not None or items is not None):
+        return False
+    if stacked is not None and not _is_token_ids(call):
+        return False
+    listed = [each for each in (items, stacked) if each is not None]
+    return all(isinstance(each, list) and len(each) == len(call.items) for each in listed)
 
 
 def _is_text(call: ScoreCall) -> bool:

@@ -19,11 +19,18 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.overrides import place_at
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
+from sglang_prefill_ext.wire.packed import (
+    VECTOR_AND_STATE,
+    WHOLE_VECTOR,
+    Float32Array,
+    Int32Array,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +40,20 @@ class Embedded:
     Attributes:
         vectors: one a prompt.
         prompt_tokens: of every prompt.
+        states: the hidden state of every prompt, float32 ``[hidden]``; None where they were not
+            asked for, or the model shows none.
     """
 
     vectors: list[list[float]]
     prompt_tokens: list[int]
+    states: list[Float32Array] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Overridden:
+    """The embeddings of one call, whose prompts number them and so go without others'."""
+
+    table: OverrideArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,7 @@ class _Kind:
 
     options: RequestOptions
     vector_width: int
+    overridden: _Overridden | None = None
 
 
 class EmbedFrontend:
@@ -52,6 +70,7 @@ class EmbedFrontend:
 
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
+        hidden_size: numbers of an embedding.
         caching: SGLang keeps a prefix cache.
     """
 
@@ -63,6 +82,7 @@ class EmbedFrontend:
         metrics: FrontendMetrics,
         *,
         vocab_size: int,
+        hidden_size: int,
         has_tokenizer: bool,
         caching: bool,
     ) -> None:
@@ -70,6 +90,7 @@ class EmbedFrontend:
         self._exchange = exchange
         self.metrics = metrics
         self._vocab_size = vocab_size
+        self._hidden_size = hidden_size
         self._has_tokenizer = has_tokenizer
         self._caching = caching
         self._worker = Worker("prefill-only-embed")
@@ -103,10 +124,20 @@ class EmbedFrontend:
             raise StockPathTaken(self._exchange.declined_reason)
         prompts = await self._token_ids(call, request)
         self._exchange.require_fitting(max(map(len, prompts)))
-        kind = _Kind(options, call.dimensions or WHOLE_VECTOR)
+        overridden = None
+        if call.positional is not None:
+            args = (prompts, call.positional, self._hidden_size)
+            prompts, table = await self._worker.run(place_at, *args)
+            overridden = _Overridden(table)
+        whole = VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR
+        kind = _Kind(options, call.dimensions or whole, overridden)
         read_outs = await self._prompts.ask(kind, prompts, request)
         self.metrics.record_packed()
-        return Embedded([each.table.tolist() for each in read_outs], list(map(len, prompts)))
+        tables, states = [each.table for each in read_outs], None
+        if call.with_states and len(tables[0]) > self._hidden_size:  # else no head made vectors
+            states = [table[-self._hidden_size :] for table in tables]
+            tables = [table[: -self._hidden_size] for table in tables]
+        return Embedded([table.tolist() for table in tables], list(map(len, prompts)), states)
 
     async def _token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
         if call.is_text:
@@ -147,6 +178,11 @@ class EmbedFrontend:
         self, kind: _Kind, prompts: list[Int32Array]
     ) -> Sequence[ReadOut | Exception]:
         """Ask the scheduler for the vectors of several calls."""
-        pack = partial(pack_prompts, vector_width=kind.vector_width, caching=self._caching)
+        pack = partial(
+            pack_prompts,
+            vector_width=kind.vector_width,
+            overrides=NO_OVERRIDES if kind.overridden is None else kind.overridden.table,
+            caching=self._caching,
+        )
         async with self._exchange.admitted(kind.options):
             return await self._batches.ask(prompts, kind.options, pack)

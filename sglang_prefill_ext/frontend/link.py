@@ -36,8 +36,14 @@ class SchedulerLink(Protocol):
 
     def abort(self, rid: str) -> None: ...
 
-    def encode(self, texts: Sequence[str | tuple[str, str]]) -> list[list[int]]:
-        """Encode all texts, or all pairs of texts, as the stock path would encode each."""
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        """Encode all texts, or all pairs of texts, as the stock path would encode each.
+
+        Args:
+            continued: other tokens come before, so no special tokens are added.
+        """
         ...
 
     def longest_prompt(self) -> int:

@@ -8,7 +8,8 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.prefix import shared_prefix_len
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
+from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows, int_array
 
 _FIELD = "query, items"
 """What the user calls the prompts."""
@@ -20,8 +21,12 @@ def pack_token_ids(
     item_first: bool,
     labels: tuple[Int32Array, Int32Array],
     vocab_size: int,
+    overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
     """Pack ``query + item`` rows (``item + query`` if `item_first`), all given as token ids.
+
+    Args:
+        overrides: embeddings that negative ids name; not where `item_first`.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
@@ -40,14 +45,23 @@ def pack_token_ids(
         tail = query[prefix:]
         parts = [query[:prefix], *(part for item in items for part in (tail, item))]
         lens = [len(tail) + len(item) for item in items]
-    tokens = flatten_ids(parts, vocab_size, field=_FIELD)
-    return PackedRows(tokens, prefix, int_array(lens), *labels)
+    tokens = flatten_ids(parts, vocab_size, field=_FIELD, overrides=len(overrides))
+    return PackedRows(tokens, prefix, int_array(lens), *labels, overrides=overrides)
 
 
 def pack_rows(
-    rows: list[list[int]], labels: tuple[Int32Array, Int32Array], vocab_size: int
+    rows: list[list[int]],
+    labels: tuple[Int32Array, Int32Array],
+    vocab_size: int,
+    *,
+    longest_prefix: int | None = None,
+    read_lens: Int32Array = NO_INTS,
 ) -> PackedRows:
     """Pack whole prompts, given as token ids.
+
+    Args:
+        longest_prefix: tokens that rows may share at most; None for all that are equal.
+        read_lens: see `PackedRows`.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
@@ -56,7 +70,9 @@ def pack_rows(
     if not all(rows):
         check_prompt([], vocab_size, field=_FIELD)
     prefix = shared_prefix_len(rows)
+    if longest_prefix is not None:
+        prefix = min(prefix, longest_prefix)
     parts: list[Any] = [rows[0][:prefix], *(row[prefix:] for row in rows)]
     tokens = flatten_ids(parts, vocab_size, field=_FIELD)
     lens = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)) - np.int32(prefix)
-    return PackedRows(tokens, prefix, lens, *labels)
+    return PackedRows(tokens, prefix, lens, *labels, read_lens=read_lens)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows
 
 _BEGINNING = 16
@@ -37,12 +38,16 @@ class PromptGroup:
 
 
 def pack_prompts(
-    prompts: Sequence[Int32Array], vector_width: int, *, caching: bool
+    prompts: Sequence[Int32Array],
+    vector_width: int,
+    overrides: OverrideArray = NO_OVERRIDES,
+    *,
+    caching: bool,
 ) -> list[PromptGroup]:
     """Pack prompts, each with at least one token and all ids valid, into requests for vectors.
 
     Args:
-        vector_width: see `PackedRows`.
+        vector_width, overrides: see `PackedRows`.
         caching: see `shared_beginnings`.
 
     Returns:
@@ -51,7 +56,15 @@ def pack_prompts(
     groups = []
     for members, prefix in shared_beginnings(prompts, caching=caching):
         tokens, lens = flat_tokens([prompts[each] for each in members], prefix)
-        rows = PackedRows(tokens, prefix, lens, NO_INTS, NO_INTS, vector_width=vector_width)
+        rows = PackedRows(
+            tokens,
+            prefix,
+            lens,
+            label_ids=NO_INTS,
+            label_lens=NO_INTS,
+            vector_width=vector_width,
+            overrides=overrides,
+        )
         groups.append(PromptGroup(members, rows))
     return groups
 

@@ -40,11 +40,16 @@ def check_prompt(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
         raise RequestError(_RANGE.format(field=field, token=token, last=vocab_size - 1))
 
 
-def flatten_ids(rows: Iterable[Sequence[int]], vocab_size: int, *, field: str) -> Int32Array:
+def flatten_ids(
+    rows: Iterable[Sequence[int]], vocab_size: int, *, field: str, overrides: int = 0
+) -> Int32Array:
     """Return the concatenated ids of `rows` as int32, refusing ids out of the vocabulary.
 
+    Args:
+        overrides: so many negative ids are none of the user's, but name embeddings.
+
     Raises:
-        RequestError: an id lies outside ``0 <= id < vocab_size``.
+        RequestError: an id lies outside ``-overrides <= id < vocab_size``.
         TypeError: an element is not an integer.
     """
     rows = list(rows)
@@ -53,7 +58,7 @@ def flatten_ids(rows: Iterable[Sequence[int]], vocab_size: int, *, field: str) -
     except OverflowError:
         _refuse_out_of_vocabulary(rows, vocab_size, field)
         raise
-    if len(flat) and (int(flat.min()) < 0 or int(flat.max()) >= vocab_size):
+    if len(flat) and (int(flat.min()) < -overrides or int(flat.max()) >= vocab_size):
         _refuse_out_of_vocabulary(rows, vocab_size, field)
     return flat.astype(np.int32)
 

@@ -11,8 +11,11 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.labels import pack_labels
 from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.overrides import place_overrides
 from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
+from sglang_prefill_ext.frontend.prompts import flatten_ids
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
+from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
@@ -24,7 +27,7 @@ _NO_OPTIONS = RequestOptions()
 class Scored:
     """The result of a packed scoring call, and where it comes from."""
 
-    scores: Matrix
+    scores: Matrix | list[Matrix]
     prompt_tokens: int
     token_logprobs: Matrix | None
     rows: PackedRows
@@ -36,6 +39,7 @@ class ScoreFrontend:
 
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
+        hidden_size: numbers of an embedding.
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
     """
 
@@ -46,6 +50,7 @@ class ScoreFrontend:
         metrics: FrontendMetrics,
         *,
         vocab_size: int,
+        hidden_size: int,
         label_vocab_size: int,
         has_tokenizer: bool,
     ) -> None:
@@ -54,6 +59,7 @@ class ScoreFrontend:
         self.exchange = PackedExchange(link, max_row_tokens=config.max_forward_tokens)
         self._link = link
         self._vocab_size = vocab_size
+        self._hidden_size = hidden_size
         self._label_vocab_size = label_vocab_size
         self._has_tokenizer = has_tokenizer
         self._worker = Worker("prefill-only-pack")
@@ -102,6 +108,10 @@ class ScoreFrontend:
         return labels
 
     async def _pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
+        if call.has_overrides:
+            return await self._worker.run(self._place_and_pack, call, labels)
+        if call.score_extraction_token_id is not None:
+            return await self._worker.run(self._pack_setwise, call, labels)
         query, items = prompts_of(call)
         if isinstance(query, str):
             texts = [item + query if call.item_first else query + item for item in items]
@@ -110,6 +120,33 @@ class ScoreFrontend:
         tokens = copies * len(query) + sum(map(len, items))
         args = (query, items, call.item_first, labels, self._vocab_size)
         return await self._worker.run_if_large(tokens, pack_token_ids, *args)
+
+    def _place_and_pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
+        query, items = prompts_of(call)
+        if isinstance(query, str):
+            # SGLang joins the two as token ids here, not as texts.
+            (query,), items = self._link.encode([query]), self._link.encode(items, continued=True)
+        flatten_ids([query, *items], self._vocab_size, field="query, items")
+        placed = place_overrides(call, query, items, self._hidden_size)
+        if placed is None:
+            raise StockPathTaken("unusual_input")
+        return pack_token_ids(
+            placed.query, placed.items, False, labels, self._vocab_size, placed.overrides
+        )
+
+    def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
+        query, items = prompts_of(call)
+        prompts = [query + item for item in items]
+        if isinstance(query, str):
+            query = self._link.encode([query])[0] if query else []
+            prompts = self._link.encode(prompts)
+        anchor = call.score_extraction_token_id
+        rows = None
+        if anchor not in query:  # where SGLang refuses it
+            rows = pack_setwise(prompts, anchor, labels, self._vocab_size)
+        if rows is None:
+            raise StockPathTaken("unusual_input")
+        return rows
 
     def _encode_and_pack(
         self, texts: list[str], labels: tuple[Int32Array, Int32Array]
@@ -124,8 +161,8 @@ def _needs_vocabulary(call: ScoreCall) -> bool:
 
 def _scored(answer: Answer, rows: PackedRows, call: ScoreCall) -> Scored:
     values = answer.row_values()
-    scores = scores_from_values(
-        values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature
-    )
+    setwise = call.score_extraction_token_id is not None
+    scores_of = setwise_scores if setwise else scores_from_values
+    scores = scores_of(values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature)
     token_logprobs = logprob_rows(values, rows) if call.return_token_logprobs else None
     return Scored(scores, rows.num_prompt_tokens, token_logprobs, rows, answer)

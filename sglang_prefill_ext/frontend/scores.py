@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -33,14 +34,21 @@ def scores_from_values(
             ``[rows.num_values]``.
         temperature: finite and > 0.
     """
+    if not rows.shared_labels:
+        reads = split_rows(values, rows)
+        return scores_of_reads(reads, apply_softmax=apply_softmax, temperature=temperature)
+    table = values.astype(np.float64).reshape(rows.num_rows, -1)
+    scores = _softmax(table, temperature) if apply_softmax else np.exp(table)
+    return scores.tolist()  # type: ignore[no-any-return]
+
+
+def scores_of_reads(
+    reads: Sequence[Float32Array], *, apply_softmax: bool, temperature: float
+) -> Matrix:
+    """Return the scores of each read's labels; see `scores_from_values`."""
     if not apply_softmax:
-        return [row.tolist() for row in split_rows(np.exp(values, dtype=np.float64), rows)]
-    if rows.shared_labels:
-        table = values.astype(np.float64).reshape(rows.num_rows, -1)
-        return _softmax(table, temperature).tolist()  # type: ignore[no-any-return]
-    return [
-        _softmax(row.astype(np.float64), temperature).tolist() for row in split_rows(values, rows)
-    ]
+        return [np.exp(read, dtype=np.float64).tolist() for read in reads]
+    return [_softmax(read.astype(np.float64), temperature).tolist() for read in reads]
 
 
 def logprob_rows(values: Float32Array, rows: PackedRows) -> Matrix:

@@ -35,7 +35,8 @@ class QueueLoad:
 def load_of(rows: PackedRows) -> QueueLoad:
     """Return the load of a request that just came; looks at lengths only."""
     numbers = len(rows.tokens) + 2 * rows.num_reads + rows.num_values
-    return QueueLoad(len(rows.tokens), rows.num_rows, numbers * rows.tokens.itemsize)
+    num_bytes = numbers * rows.tokens.itemsize + rows.overrides.nbytes
+    return QueueLoad(len(rows.tokens), rows.num_rows, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

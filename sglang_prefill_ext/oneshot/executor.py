@@ -18,7 +18,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.layers import Attention, LayerAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
-from sglang_prefill_ext.oneshot.model import Model
+from sglang_prefill_ext.oneshot.model import Model, Overrides
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
 from sglang_prefill_ext.oneshot.readout import LabelReader
@@ -47,7 +47,7 @@ class PackedExecutor:
         self._way = attention
         self._reader: LabelReader | VectorReader
         if model.vector_width:
-            self._reader = VectorReader(unit_length=model.unit_length)
+            self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
         else:
             if model.device.type == "cpu":
                 readout_bytes = min(readout_bytes, _CPU_CACHE_BYTES)
@@ -65,6 +65,11 @@ class PackedExecutor:
     def vector_width(self) -> int:
         """See `Model`."""
         return self._model.vector_width
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Vector and state width, see `Model`."""
+        return self._model.vector_width, self._model.state_width
 
     @torch.inference_mode()
     def launch(
@@ -88,13 +93,19 @@ class PackedExecutor:
             ends_only = layout.reads_row_ends
             reads = layout.last_layer_queries() if ends_only else layout.read_positions()
             arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
-            arrays += [layout.positions(), reads, *attention.host_arrays()]
-            tokens, positions, read_at, *rest = upload(arrays, model.device)
+            arrays += [layout.positions(), reads, plan.override_at, plan.overrides]
+            arrays += attention.host_arrays()
+            tokens, positions, read_at, at, embeds, *rest = upload(arrays, model.device)
             attention.bind(rest)
             shortened = model.last_layer if ends_only else None
             attend = LayerAttention(plan, attention, held, stores, shortened)
             hidden = model.hidden_states(
-                tokens, positions, read_at if ends_only else None, _row_lens(layout), attend
+                tokens,
+                positions,
+                read_at if ends_only else None,
+                _row_lens(layout),
+                attend,
+                Overrides(at, embeds) if len(at) else None,
             )
             hidden = hidden[: plan.num_reads] if ends_only else hidden[read_at]
             return ForwardCompletion(self._reader.read(hidden, plan), attend.kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -34,6 +35,19 @@ class Drawn(NamedTuple):
     listed: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Embeddings that stand where those of some tokens would.
+
+    Attributes:
+        at: the tokens, int64 ``[n]``, n >= 1.
+        embeds: ``[n, hidden]``, of any floating dtype.
+    """
+
+    at: Tensor
+    embeds: Tensor
+
+
 class Model(Protocol):
     """A decoder whose every layer calls `Attend` once."""
 
@@ -47,6 +61,8 @@ class Model(Protocol):
     vector_width: int
     """Numbers of the vector that the model itself makes of every row; 0 for a model whose hidden
     states are read with labels."""
+    state_width: int
+    """Numbers of the hidden state of which a head makes that vector; 0 where none is shown."""
     unit_length: bool
     """Whether these vectors have length 1."""
     last_layer: int | None
@@ -64,10 +80,12 @@ class Model(Protocol):
         read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
+        overrides: Overrides | None = None,
     ) -> Tensor:
         """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 positions.
 
-        The vectors ``[R, vector_width]`` instead, where the model makes them. With None the
+        Where the model makes vectors, these instead, each with its state behind it:
+        ``[R, vector_width + state_width]``. With None the
         states of all tokens, and the attention of `last_layer` is asked for all, too.
         """
         ...

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.split import Piece
+from sglang_prefill_ext.wire.overrides import OverrideArray, overrides_of
 from sglang_prefill_ext.wire.packed import Int32Array
 from sglang_prefill_ext.wire.sampling import Draw, Sampling
 
@@ -35,7 +36,9 @@ class ForwardPlan:
 
     Attributes:
         layout: where prefixes and rows lie.
-        token_ids: int32 ``[layout.num_tokens]``.
+        token_ids: int32 ``[layout.num_tokens]``; 0 where an override stands.
+        override_at: tokens with an embedding of their own; int64, ascending.
+        overrides: these embeddings, ``[len(override_at), hidden]``.
         label_ids: labels of the reads, read by read in the order of the layout; int32; empty
             where vectors are read.
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
@@ -48,6 +51,8 @@ class ForwardPlan:
 
     layout: ForwardLayout
     token_ids: Int32Array
+    override_at: NDArray[np.int64]
+    overrides: OverrideArray
     label_ids: Int32Array
     label_lens: Int32Array
     normalised: NDArray[np.bool_]
@@ -102,16 +107,22 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         key = number if piece.prefix_key is None else piece.prefix_key
         groups.setdefault(key, []).append(number)
     placed = [number for members in groups.values() for number in members]
-    tokens: list[Int32Array] = []
+    segments: list[tuple[Int32Array, OverrideArray]] = []
     for members in groups.values():
-        tokens.append(pieces[members[0]].prefix_ids)
-        tokens += [pieces[number].suffix_ids for number in members]
+        first = pieces[members[0]]
+        segments.append((first.prefix_ids, first.overrides))
+        segments += [(pieces[number].suffix_ids, pieces[number].overrides) for number in members]
+    token_ids = np.concatenate([ids for ids, _ in segments])
+    override_at, overrides = overrides_of(segments)
+    token_ids[override_at] = 0
     reads = [pieces[number].num_reads for number in placed]
     return ForwardPlan(
         layout=ForwardLayout(
             tuple(_span([pieces[number] for number in members]) for members in groups.values())
         ),
-        token_ids=np.concatenate(tokens),
+        token_ids=token_ids,
+        override_at=override_at,
+        overrides=overrides,
         label_ids=np.concatenate([pieces[number].label_ids for number in placed]),
         label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
         normalised=np.repeat([pieces[number].normalised for number in placed], reads),

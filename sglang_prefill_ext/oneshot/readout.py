@@ -70,14 +70,14 @@ class LabelReader:
             `hidden`.
         """
         ids, lens = plan.label_ids, plan.label_lens
-        kind_of = _kind_numbers(plan)
-        kinds = np.unique(kind_of).tolist() or [0]
-        if len(kinds) == 1:
+        kind_of, asked = _kind_numbers(plan), plan.value_lens > 0
+        kinds = np.unique(kind_of[asked]).tolist() or [0]
+        if len(kinds) == 1 and asked.all():
             kind = _Kind.of(kinds[0])
-            return self._read(hidden, ids, lens, kind, self._draw(plan, kind, kind_of >= 0))
+            return self._read(hidden, ids, lens, kind, self._draw(plan, kind, asked))
         out = torch.empty(plan.num_values, dtype=torch.float32, device=hidden.device)
         for number in kinds:
-            kind, reads = _Kind.of(number), kind_of == number
+            kind, reads = _Kind.of(number), asked & (kind_of == number)
             labels, places = np.repeat(reads, lens), np.repeat(reads, plan.value_lens)
             read_index, place_index = upload(
                 [np.flatnonzero(reads), np.flatnonzero(places)], hidden.device

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.layout import GroupSpan
+from sglang_prefill_ext.wire.overrides import OverrideArray, is_override
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.sampling import Sampling
 
-PrefixKey: TypeAlias = tuple[str, bytes]
-"""Namespace and token ids of a whole prefix."""
+PrefixKey: TypeAlias = tuple[str, bytes, bytes]
+"""Namespace, token ids and overrides of a whole prefix."""
 
 _Cut: TypeAlias = tuple[int, int, int, int]
 """``(held, fresh, first row, last row)`` of a piece; the last row is not part of it."""
@@ -30,6 +31,7 @@ class Piece:
         span: where the piece lies as long as it does not share its prefix.
         prefix_ids: the fresh prefix; int32 ``[span.fresh]``.
         suffix_ids: the rows' tokens after the prefix, row by row; int32.
+        overrides: the request's table of embeddings, of which negative ids name rows.
         label_ids: labels of the reads, read by read; int32; empty where vectors are read.
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
         normalised, num_best: what to read, see `PackedRows`.
@@ -42,6 +44,7 @@ class Piece:
     span: GroupSpan
     prefix_ids: Int32Array
     suffix_ids: Int32Array
+    overrides: OverrideArray
     label_ids: Int32Array
     label_lens: Int32Array
     normalised: bool
@@ -73,8 +76,13 @@ class Piece:
 
     @property
     def uses_cache(self) -> bool:
-        """Whether the prefix cache may stand in for a part of the prefix."""
-        return self.prefix_key is not None and len(self.prefix_ids) > 0 and self.span.num_rows > 0
+        """Whether the prefix cache may stand in for a part of the prefix.
+
+        It knows token ids alone, so never where an embedding stands in the prefix.
+        """
+        if self.prefix_key is None or not len(self.prefix_ids) or not self.span.num_rows:
+            return False
+        return int(self.prefix_ids.min()) >= 0
 
     def behind(self, cached: int) -> Piece:
         """The same piece where the first `cached` tokens of its prefix need not be computed."""
@@ -199,11 +207,20 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, namespace: str, *, is_l
         span=span,
         prefix_ids=prefix_ids,
         suffix_ids=rows.tokens[starts.tokens[first] : starts.tokens[last]],
+        overrides=rows.overrides,
         label_ids=label_ids,
         label_lens=label_lens,
         normalised=rows.normalised,
         num_best=rows.num_best,
         sampling=rows.sampling[first:last],
         hold=rows.prefix_len > 0 and not is_last,
-        prefix_key=(namespace, prefix_ids.tobytes()) if is_whole else None,
+        prefix_key=_prefix_key(namespace, prefix_ids, rows.overrides) if is_whole else None,
     )
+
+
+def _prefix_key(namespace: str, ids: Int32Array, overrides: OverrideArray) -> PrefixKey:
+    """The key of a prefix: requests number their embeddings as they like, so these are in it."""
+    named = is_override(ids) if len(overrides) else None
+    if named is None or not named.any():
+        return namespace, ids.tobytes(), b""
+    return namespace, np.where(named, -1, ids).tobytes(), overrides[~ids[named]].tobytes()

@@ -1,4 +1,4 @@
-"""All arrays of numbers of a forward on the device, in one transfer."""
+"""All arrays of a forward on the device, in one transfer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _ALIGNMENT = 16  # bytes; what vector loads of the kernels want
-_TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32}
+_TORCH_DTYPES = {
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 
 def upload(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[Tensor]:

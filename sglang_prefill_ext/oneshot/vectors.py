@@ -12,28 +12,31 @@ from sglang_prefill_ext.oneshot.upload import upload
 
 
 class VectorReader:
-    """As many leading numbers of every row's vector as the row asks for.
+    """As many leading numbers of every row's vector, and of the state behind it, as it asks for.
 
     Args:
+        width: of the vectors.
         unit_length: the model's vectors have length 1, and so have their beginnings (Matryoshka
             embeddings, https://arxiv.org/abs/2205.13147).
     """
 
-    def __init__(self, *, unit_length: bool) -> None:
+    def __init__(self, width: int, *, unit_length: bool) -> None:
+        self._width = width
         self._unit_length = unit_length
 
     def read(self, vectors: Tensor, plan: ForwardPlan) -> Tensor:
         """Read the vectors of a forward.
 
         Args:
-            vectors: ``[rows, width]``, as the model makes them.
+            vectors: ``[rows, width]`` or wider, as the model makes them.
 
         Returns:
             float32 ``[plan.num_values]``, row by row, on the device of `vectors`.
         """
-        vectors = vectors.float()
         lens = plan.label_lens
-        assert not len(lens) or lens.max() <= vectors.shape[1], "wider than the model's vectors"
+        widest = int(lens.max()) if len(lens) else self._width
+        assert widest <= vectors.shape[1], "wider than the model's vectors"
+        vectors = vectors[:, : max(widest, self._width)].float()
         if (lens == vectors.shape[1]).all():
             return vectors.flatten()
         (wanted,) = upload([lens.astype(np.int64)], vectors.device)

@@ -32,7 +32,10 @@ EMBED_USES = (
         id="U92",
         target=_REQUEST,
         group=Group.FRONTEND,
-        used_by=("compat.embed_hooks", "compat.frontend_hooks", "frontend.embed_call"),
+        used_by=(
+            *("compat.embed_hooks", "compat.frontend_hooks", "compat.override_hooks"),
+            "frontend.embed_call",
+        ),
         why="what a vector is wanted of, and whether it can be packed",
         members=(
             *"rid text input_ids input_embeds dimensions contains_mm_input lora_path".split(),
@@ -87,8 +90,8 @@ EMBED_USES = (
         target=f"{_POOLER}.EmbeddingPoolerOutput",
         group=Group.SCHEDULER,
         used_by=("compat.model", "compat.known_answers"),
-        why="the vectors of a forward",
-        members=("embeddings",),
+        why="the vectors of a forward, and the states of which a head made them",
+        members=("embeddings", "pooled_hidden_states"),
     ),
     *(
         Use(

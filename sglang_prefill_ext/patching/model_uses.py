@@ -42,10 +42,10 @@ MODEL_USES = (
         group=Group.SCHEDULER,
         used_by=(
             *"compat.model compat.frontend_hooks compat.frontend_link".split(),
-            "compat.known_answers",
+            *("compat.embed_hooks", "compat.known_answers"),
         ),
-        why="which token ids and labels are valid; whether weights are quantised",
-        members=("vocab_size", "hf_text_config", "quantization"),
+        why="which token ids, labels and embeddings are valid; whether weights are quantised",
+        members=("vocab_size", "hidden_size", "hf_text_config", "quantization", "dtype"),
     ),
     Use(
         id="U33",
@@ -58,7 +58,7 @@ MODEL_USES = (
             *"seq_lens_sum out_cache_loc extend_num_tokens extend_seq_lens".split(),
             *"extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu".split(),
             *"capture_hidden_mode global_num_token_non_padded_cpu is_prefill_only".split(),
-            "residual_stream",
+            *"residual_stream input_embeds return_pooled_hidden_states".split(),
         ),
     ),
     Use(

@@ -6,6 +6,7 @@ from sglang_prefill_ext.patching.architecture_uses import ARCHITECTURE_USES
 from sglang_prefill_ext.patching.embed_uses import EMBED_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
+from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
 from sglang_prefill_ext.patching.probe_uses import PROBE_USES
 from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
@@ -200,4 +201,5 @@ USES: tuple[Use, ...] = (
     *PROBE_USES,
     *TOKEN_USES,
     *ARCHITECTURE_USES,
+    *OVERRIDE_USES,
 )

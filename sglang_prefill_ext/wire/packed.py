@@ -7,11 +7,14 @@
     read_lens    last tokens of each row that are read; empty: one each  int32
     label_ids    label ids of read 0, of read 1, ...; or one shared list int32
     label_lens   one count a read; empty: `label_ids` is shared          int32
+    overrides    embeddings that negative token ids name                 float16 or float32
 
 A *read* is a token after which something is asked about the next one. Reads come in the order of
 their tokens: the last `prefix_reads` tokens of the prefix, then those of row 0, of row 1, ...
 
-A request reads labels, the most probable tokens, or both; or a vector of every row.
+A request reads labels, the most probable tokens, or both; or a vector of every row. Where more is
+read than the ends of rows, reads may have no labels. These cost no logits; between others they let
+tokens be read that do not follow one another.
 
 Bytes are little-endian. A round trip through bytes copies nothing on the reading side.
 """
@@ -26,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
 
 Int32Array: TypeAlias = NDArray[np.int32]
@@ -33,6 +37,9 @@ Float32Array: TypeAlias = NDArray[np.float32]
 
 WHOLE_VECTOR = -1
 """`PackedRows.vector_width` of a request that does not know how wide the model's vectors are."""
+
+VECTOR_AND_STATE = -2
+"""Likewise, with the hidden state behind each vector of which a head made it, if one did."""
 
 _INT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
@@ -93,12 +100,15 @@ class PackedRows:
     prefix_reads: int = 0
     num_best: int = 0
     sampling: Sampling = NO_SAMPLING
+    overrides: OverrideArray = field(default_factory=lambda: NO_OVERRIDES)
 
     def __post_init__(self) -> None:
         if not len(self.suffix_lens) or int(self.suffix_lens.min()) < 1 or self.prefix_len < 0:
             raise PackingError("packed rows need at least one row, each with a suffix token")
         if len(self.tokens) != self.prefix_len + int(self.suffix_lens.sum()):
             raise PackingError("packed tokens do not add up to the prefix and the suffixes")
+        if int(self.tokens.min()) < -len(self.overrides):
+            raise PackingError("packed tokens name embeddings that there are not")
         if not self._reads_exist:
             raise PackingError("packed reads do not fit the rows")
         if len(self.sampling) and (len(self.sampling) != self.num_rows or not self.num_best):
@@ -111,8 +121,9 @@ class PackedRows:
         else:
             consistent = (
                 len(self.label_lens) == self.num_reads
-                and int(self.label_lens.min()) >= (0 if self.num_best else 1)
+                and int(self.label_lens.min()) >= (self.reads_row_ends and not self.num_best)
                 and int(self.label_lens.sum()) == len(self.label_ids)
+                and (len(self.label_ids) > 0 or self.num_best > 0)
             )
         if not consistent:
             raise PackingError("packed labels do not fit the reads")

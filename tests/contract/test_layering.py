@@ -78,6 +78,7 @@ ZONES = {
             "patching.frontend_patches",
             "patching.model_uses",
             "patching.order_uses",
+            "patching.override_uses",
             "patching.prefix_uses",
             "patching.probe_uses",
             "patching.rerank_uses",

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import sglang
+import torch
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 CPU = {"device": "cpu", "dtype": "float32", "max_total_tokens": 8192}
@@ -45,8 +46,18 @@ def raised(call: Any) -> str:
     raise AssertionError("no ValueError")
 
 
+def with_tensors(body: dict[str, Any]) -> dict[str, Any]:
+    """Embeddings as a program has them: in the dtype of some model, not as lists."""
+    stacked = body.get("stacked_query_item_embed_overrides")
+    if stacked is None:
+        return body
+    tensors = [torch.tensor(each, dtype=torch.bfloat16) for each in stacked]
+    return body | {"stacked_query_item_embed_overrides": tensors}
+
+
 def main() -> None:
-    model, out, bodies = sys.argv[1], Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text())
+    model, out = sys.argv[1], Path(sys.argv[2])
+    bodies = [with_tensors(body) for body in json.loads(Path(sys.argv[3]).read_text())]
     report: dict[str, Any] = {
         "refused_value": refusal(model, enable_prefill_only=True, prefill_only_max_items=0),
         "refused_alone": refusal(model, prefill_only_max_items=5),

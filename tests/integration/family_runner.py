@@ -47,6 +47,7 @@ from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.oneshot.executor import PackedExecutor  # noqa: E402
 from sglang_prefill_ext.oneshot.planner import plan_forward  # noqa: E402
 from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
+from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows, int_array  # noqa: E402
 
 VOCABULARY = 8_000
@@ -104,6 +105,14 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
         (held,) = completion.held
         values += completion.wait().tolist()
     return {"forwards": len(pieces), "values": values}
+
+
+def overridden(runner: Any, rows: PackedRows) -> PackedRows:
+    """The same rows; every third token comes as the model's own embedding of it."""
+    tokens = rows.tokens.copy()
+    weight = runner.model.model.embed_tokens.weight.detach().float().numpy()
+    overrides, tokens[::3] = distinct_overrides(weight[tokens[::3]])
+    return replace(rows, tokens=tokens, overrides=overrides)
 
 
 def prompts(rows: PackedRows) -> Iterator[list[int]]:
@@ -182,6 +191,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     results = {
         name: [packed(model, rows, budget) for rows in work] for name, budget in BUDGETS.items()
     }
+    results["overridden"] = [packed(model, overridden(runner, rows), 64) for rows in work]
     unchanged = untouched(before, pools(runner))
     reference = AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
@@ -193,7 +203,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         "vectors": vectors(runner, embedding_of(reference)),
         "row_labels": [rows.labels_of(0, rows.num_rows)[1].tolist() for rows in work],
         "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
-        "packed": {name: [r["values"] for r in results[name]] for name in BUDGETS},
+        "packed": {name: [r["values"] for r in each] for name, each in results.items()},
         "stock": [labelled(*pair) for pair in zip(stock, work, strict=True)],
         "hugging_face": [labelled(*pair) for pair in zip(hugging_face, work, strict=True)],
         "untouched": unchanged,
@@ -225,6 +235,9 @@ def vectors(runner: Any, wanted: Callable[[list[int]], torch.Tensor]) -> dict[st
         name: [value for rows in work for value in packed(model, rows, budget)["values"]]
         for name, budget in BUDGETS.items()
     }
+    found["overridden"] = [
+        value for rows in work for value in packed(model, overridden(runner, rows), 64)["values"]
+    ]
     exact = [wanted(prompt).tolist() for rows in work for prompt in prompts(rows)]
     shape = (len(exact), model.vector_width)
     return {name: np.reshape(values, shape).tolist() for name, values in found.items()} | {

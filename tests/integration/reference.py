@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,14 @@ class Reference:
     @torch.inference_mode()
     def logprobs(self, body: Json, rows: list[int]) -> list[NDArray[np.float64]]:
         """Label log-probs (natural log) of some rows of a scoring request."""
-        return [self._row(self._prompt(body, row), _labels(body, row)) for row in rows]
+        found = []
+        for row in rows:
+            prompt = self._prompt(body, row)
+            embeds = self._model.get_input_embeddings()(torch.tensor([prompt]))
+            for at, vector in _overrides(body, row, prompt):
+                embeds[0, at] = torch.tensor(vector)
+            found.append(self._row(embeds, _labels(body, row)))
+        return found
 
     def _prompt(self, body: Json, row: int) -> list[int]:
         parts = [body["query"], body["items"][row]]
@@ -31,10 +39,26 @@ class Reference:
         ids: list[int] = self.tokenizer.encode(whole) if isinstance(whole, str) else whole
         return ids
 
-    def _row(self, prompt: list[int], labels: list[int]) -> NDArray[np.float64]:
-        logits = self._model(torch.tensor([prompt]), logits_to_keep=1).logits[0, -1]
+    def _row(self, embeds: torch.Tensor, labels: list[int]) -> NDArray[np.float64]:
+        logits = self._model(inputs_embeds=embeds, logits_to_keep=1).logits[0, -1]
         values: NDArray[np.float64] = logits.double().log_softmax(-1)[labels].numpy()
         return values
+
+
+def _overrides(body: Json, row: int, prompt: list[int]) -> Iterator[tuple[int, list[float]]]:
+    """Where embeddings stand in a prompt, and which; the query has as many as placeholders."""
+    of_query, of_items = body.get("query_embed_overrides"), body.get("item_embed_overrides")
+    token, query = body.get("embed_override_token_id"), len(body["query"])
+    stacked = body.get("stacked_query_item_embed_overrides")
+    for vectors, start, stop in (
+        (of_query, 0, query),
+        (of_items and of_items[row], query, len(prompt)),
+        (stacked and stacked[row], 0, len(prompt)),
+    ):
+        if vectors is None:
+            continue
+        places = [place for place in range(start, stop) if prompt[place] == token]
+        yield from zip(places, vectors, strict=True)
 
 
 def _labels(body: Json, row: int) -> list[int]:

@@ -20,6 +20,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from sglang_prefill_ext.client import PrefillClient
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
+from tests.integration.override_bodies import body_with
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
 from tests.integration.processes import scheduler_pid, stopped
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.timeout(900)
 RNG = random.Random(5)
 PROMPTS = [random_ids(RNG, length) for length in (1, 7, 40, 300)]
 INSTRUCTED = [random_ids(random.Random(1), 50) + prompt for prompt in PROMPTS]
+CLASSIFIER_HIDDEN = 128
 TEXTS = ["a red shoe", "A red shoe.", "rain in spring", "ÿ ½ 東京 🙂"]
 FLAGS = ("--enable-prefill-only", "--sleep-on-idle")
 
@@ -271,6 +273,24 @@ def test_scores_that_sglang_makes_of_classes_are_packed_underneath(classifier: S
     packed, stock = both(classifier.client, "/v1/score", body)
     assert np.shape(packed["scores"]) == (len(PROMPTS), 3)
     np.testing.assert_allclose(packed["scores"], stock["scores"], rtol=0, atol=TOLERANCE)
+
+
+def test_states_before_the_head_are_stocks(classifier: Serving) -> None:
+    body = {"query": PROMPTS[1], "items": PROMPTS, "return_pooled_hidden_states": True}
+    packed, stock = both(classifier.client, "/v1/score", body)
+    assert np.shape(packed["pooled_hidden_states"]) == (len(PROMPTS), CLASSIFIER_HIDDEN)
+    for name in ("scores", "pooled_hidden_states"):
+        np.testing.assert_allclose(packed[name], stock[name], rtol=0, atol=TOLERANCE)
+
+
+def test_embeddings_take_the_places_of_tokens(classifier: Serving) -> None:
+    body = body_with(3, 20, [1, 4, 9], in_query=2, in_item=1, hidden=CLASSIFIER_HIDDEN)
+    del body["return_token_logprobs"]
+    body["item_embed_overrides"][1] = None
+    for fields in ({}, {"query_embed_overrides": None}):
+        packed, stock = both(classifier.client, "/v1/score", body | fields)
+        np.testing.assert_allclose(packed["scores"], stock["scores"], rtol=0, atol=TOLERANCE)
+        assert packed.keys() == stock.keys()
 
 
 def test_classes_are_stocks_and_those_of_hugging_face(

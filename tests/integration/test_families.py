@@ -26,7 +26,7 @@ DECLINED = {"gemma2": "model_architecture"}
 
 each_family = pytest.mark.parametrize("family", PACKED)
 each_reference = pytest.mark.parametrize("reference", ["stock", "hugging_face"])
-each_budget = pytest.mark.parametrize("budget", ["one_forward", "small_budget"])
+each_way = pytest.mark.parametrize("way", ["one_forward", "small_budget", "overridden"])
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def reports(
 
 @each_family
 @each_reference
-@each_budget
-def test_same_numbers(reports: dict[str, Any], family: str, reference: str, budget: str) -> None:
+@each_way
+def test_same_numbers(reports: dict[str, Any], family: str, reference: str, way: str) -> None:
     report = reports[family]
-    work = zip(report["packed"][budget], report[reference], report["row_labels"], strict=True)
+    work = zip(report["packed"][way], report[reference], report["row_labels"], strict=True)
     for packed, wanted, row_labels in work:
         assert len(packed) == sum(row_labels)
         # Of log-probs below -10 the difference is relative: SGLang and Hugging Face themselves are
@@ -95,17 +95,17 @@ def test_the_window_is_found(reports: dict[str, Any], family: str) -> None:
 
 
 @pytest.mark.parametrize("family", EMBEDDERS)
-@each_budget
-def test_same_embeddings(reports: dict[str, Any], family: str, budget: str) -> None:
+@each_way
+def test_same_embeddings(reports: dict[str, Any], family: str, way: str) -> None:
     vectors = reports[family]["vectors"]
-    np.testing.assert_allclose(vectors[budget], vectors["hugging_face"], rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(vectors[way], vectors["hugging_face"], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
-@each_budget
-def test_same_classes(reports: dict[str, Any], family: str, budget: str) -> None:
+@each_way
+def test_same_classes(reports: dict[str, Any], family: str, way: str) -> None:
     vectors = reports[family]["vectors"]
-    found, wanted = np.array(vectors[budget]), np.array(vectors["hugging_face"])
+    found, wanted = np.array(vectors[way]), np.array(vectors["hugging_face"])
     assert found.shape == wanted.shape == (len(found), 3)
     assert np.ptp(wanted, axis=0).min() > 1000 * TOLERANCE
     # Some heads of SGLang have a bias, which checkpoints of the architecture lack: whatever it is,

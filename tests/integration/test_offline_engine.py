@@ -26,6 +26,19 @@ BODIES: list[Json] = [
         "label_token_ids": LABELS,
         "return_token_logprobs": True,
     },
+    {
+        "query": [5, 77, 9],
+        "items": [[77, 8], [77], [3, 77]],
+        "label_token_ids": LABELS,
+        "return_token_logprobs": True,
+        "embed_override_token_id": 77,
+        # The query has another embedding for the last item; bfloat16 holds all of them exactly.
+        "stacked_query_item_embed_overrides": [
+            [[0.5] * 64, [0.25] * 64],
+            [[0.5] * 64, [-0.25] * 64],
+            [[-0.125] * 64, [0.25] * 64],
+        ],
+    },
 ]
 
 

@@ -20,6 +20,7 @@ from tests.integration.client import OPT_OUT, Client, Json, random_ids
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same
 from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.reference import Reference
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -34,6 +35,8 @@ NOTHING = {"max_new_tokens": 0}
 @pytest.fixture(scope="module")
 def generator(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--disable-radix-cache")
+    # Without these two, stock takes no setwise call; what it sets aside for the second is too much.
+    flags += ("--chunked-prefill-size", "-1", "--mem-fraction-static", "0.3")
     # Long enough for what is sent together to travel together, however slow the machine.
     flags += ("--enable-tokenizer-batch-encode", "--prefill-only-gather-ms", "500")
     with serving(model_dir("micro"), "tokens", *flags) as running:
@@ -403,3 +406,63 @@ def test_a_deadline_that_has_passed_is_an_error(generator: Serving) -> None:
             late = pool.submit(client.http.post, "/generate", json=body, headers=headers)
             time.sleep(0.5)
         assert late.result().status_code == 504
+
+
+ANCHOR = 99
+
+
+def setwise_body(anchor: str, prefix: int, items: list[list[int]]) -> Json:
+    """A setwise request; each item has candidates of so many tokens, an anchor behind each."""
+    rng = random.Random(prefix)
+
+    def drawn(length: int) -> list[int]:
+        return [token + (token == ANCHOR) for token in random_ids(rng, length)]
+
+    listed = [[t for length in item for t in [*drawn(length), ANCHOR]] for item in items]
+    return {
+        "query": drawn(prefix),
+        "items": [item + drawn(3) for item in listed],
+        "label_token_ids": [5, 9],
+        "score_extraction_token": anchor,
+    }
+
+
+def test_setwise_scores_are_stocks_and_those_of_hugging_face(
+    generator: Serving, oracle: Callable[[list[int]], Any], reference: Reference
+) -> None:
+    anchor = reference.tokenizer.convert_ids_to_tokens(ANCHOR)
+    body = setwise_body(anchor, 40, [[5, 9, 2], [30], [0, 0, 4, 7]])
+    own = [[5, 9], [17], [5, 9, 4_000]]
+    for fields in (
+        {},
+        {"label_token_ids": own},
+        {"apply_softmax": True, "temperature": 0.5},
+        {"items": [body["items"][0]] * 2},
+    ):
+        answer = both(generator.client, "/v1/score", body | fields)
+        assert len(answer["scores"]) == len((body | fields)["items"])
+    scores = both(generator.client, "/v1/score", body)["scores"]
+    for item, matrix in zip(body["items"], scores, strict=True):
+        prompt = body["query"] + item
+        places = [place for place, token in enumerate(prompt) if token == ANCHOR]
+        wanted = np.exp(oracle(prompt)[places][:, [5, 9]])
+        np.testing.assert_allclose(matrix, wanted, rtol=0, atol=TOLERANCE)
+
+
+def test_setwise_texts_and_refusals_are_stocks(generator: Serving, reference: Reference) -> None:
+    anchor = text = reference.tokenizer.eos_token
+    body: Json = {"query": "Which? ", "label_token_ids": [5], "score_extraction_token": anchor}
+    items = [f"one {text} two {text}", f"{text} three"]
+    assert len(both(generator.client, "/v1/score", body | {"items": items})["scores"]) == 2
+    for fields in (
+        {"items": ["none"]},
+        {"items": items, "query": f"{text} before"},
+        {"items": items, "item_first": True},
+        {"items": items, "score_extraction_token": "no such token"},
+    ):
+        answers = [
+            generator.client.post("/v1/score", body | fields, stock=stock)
+            for stock in (False, True)
+        ]
+        assert [answer.status_code for answer in answers] == [400, 400]
+        assert answers[0].json() == answers[1].json()

@@ -41,6 +41,7 @@ class StubLink:
         self.encoded: list[list[str]] = []
         self.encoding_threads: list[threading.Thread] = []
         self.admitted = 0
+        self.first_tokens: list[int] = []
         self.on_send: Callable[[str, PackedRows], None] = lambda rid, rows: None
 
     @asynccontextmanager
@@ -60,10 +61,11 @@ class StubLink:
     def abort(self, rid: str) -> None:
         self.aborted.append(rid)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], *, continued: bool = False) -> list[list[int]]:
         self.encoded.append(list(texts))
         self.encoding_threads.append(threading.current_thread())
-        return [list(text.encode()) for text in texts]
+        begin = [] if continued else self.first_tokens
+        return [begin + list(text.encode()) for text in texts]
 
     def longest_prompt(self) -> int:
         return 100_000

@@ -22,6 +22,11 @@ ID_CALL: dict[str, Any] = {"query": [1], "items": [[2], []], "label_token_ids": 
         TEXT_CALL | {"apply_softmax": True, "temperature": 0.5},
         TEXT_CALL | {"apply_softmax": True, "temperature": 3},
         TEXT_CALL | {"label_token_ids": None},
+        TEXT_CALL | {"score_extraction_token_id": 0},
+        TEXT_CALL | {"embed_override_token_id": 5},
+        TEXT_CALL | {"embed_override_token_id": 5, "query_embed_overrides": []},
+        TEXT_CALL | {"embed_override_token_id": 5, "item_embed_overrides": [None, []]},
+        ID_CALL | {"embed_override_token_id": 5, "stacked_query_item_embed_overrides": [0, 0]},
     ],
     ids=repr,
 )
@@ -32,11 +37,10 @@ def test_plain_calls_are_packed(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("argument", "value", "reason"),
     [
-        ("embed_override_token_id", 0, "embed_overrides"),
-        ("query_embed_overrides", [], "embed_overrides"),
-        ("item_embed_overrides", [], "embed_overrides"),
-        ("stacked_query_item_embed_overrides", [], "embed_overrides"),
-        ("score_extraction_token_id", 0, "score_extraction"),
+        ("query_embed_overrides", [], "unusual_input"),
+        ("item_embed_overrides", [], "unusual_input"),
+        ("stacked_query_item_embed_overrides", [], "unusual_input"),
+        ("score_extraction_token_id", "0", "score_extraction"),
         ("image_data", [], "multimodal"),
         ("return_pooled_hidden_states", True, "pooled_hidden_states"),
         ("items", None, "no_items"),
@@ -54,6 +58,39 @@ def test_plain_calls_are_packed(arguments: dict[str, Any]) -> None:
 )
 def test_other_calls_name_their_reason(argument: str, value: Any, reason: str) -> None:
     assert ineligible_reason(ScoreCall(**TEXT_CALL | {argument: value})) == reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"embed_override_token_id": None},
+        {"embed_override_token_id": "5"},
+        {"item_first": True},
+        {"item_embed_overrides": [None]},
+        {"item_embed_overrides": (None, None)},
+        {"query_embed_overrides": None, "stacked_query_item_embed_overrides": [None]},
+        {"stacked_query_item_embed_overrides": [None, None]},
+    ],
+)
+def test_embeddings_that_sglang_refuses_are_left_to_it(fields: dict[str, Any]) -> None:
+    plain = ID_CALL | {"embed_override_token_id": 5, "query_embed_overrides": []}
+    assert ineligible_reason(ScoreCall(**plain)) is None
+    assert ineligible_reason(ScoreCall(**plain | fields)) == "unusual_input"
+    stacked = {"embed_override_token_id": 5, "stacked_query_item_embed_overrides": [None, None]}
+    assert ineligible_reason(ScoreCall(**TEXT_CALL | stacked)) == "unusual_input"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"item_first": True},
+        {"return_token_logprobs": True},
+        {"embed_override_token_id": 5, "query_embed_overrides": []},
+    ],
+)
+def test_setwise_calls_are_packed_for_their_scores_alone(fields: dict[str, Any]) -> None:
+    setwise = ScoreCall(**ID_CALL | {"score_extraction_token_id": 3} | fields)
+    assert ineligible_reason(setwise) == "score_extraction"
 
 
 @pytest.mark.parametrize("query", ["q", 1, (1,)])

@@ -36,6 +36,10 @@ def request(**fields: Any) -> Any:
         ({"input_ids": [1, 2]}, EmbedCall([[1, 2]], True, None)),
         ({"input_ids": [[1, 2], [3]]}, EmbedCall([[1, 2], [3]], False, None)),
         ({"text": "a", "rid": "mine"}, EmbedCall(["a"], True, None)),
+        (
+            {"text": "a", "return_pooled_hidden_states": True},
+            EmbedCall(["a"], True, None, with_states=True),
+        ),
     ],
 )
 def test_prompts_are_listed(fields: dict[str, Any], call: EmbedCall) -> None:
@@ -52,6 +56,22 @@ def test_pairs_are_prompts() -> None:
     assert call.is_text
 
 
+def test_embeddings_come_with_prompts_of_token_ids() -> None:
+    at = SimpleNamespace(positions=[0, 1], embeds=None)
+    for fields in (
+        {"input_ids": [1, 2], "positional_embed_overrides": at},
+        {"input_ids": [[1, 2]], "positional_embed_overrides": [at]},
+    ):
+        assert ineligible_embed_reason(request(**fields)) is None
+        assert embed_call_of(request(**fields)).positional == [at]
+    for fields in (
+        {"text": "a", "positional_embed_overrides": at},
+        {"input_ids": [1], "positional_embed_overrides": at},
+        {"input_ids": [[1, 2]], "positional_embed_overrides": [at, None]},
+    ):
+        assert ineligible_embed_reason(request(**fields)) == "unusual_input"
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -64,7 +84,7 @@ def test_pairs_are_prompts() -> None:
         ({"is_cross_encoder_request": True}, "unusual_input"),
         ({"is_cross_encoder_request": True, "text": ["query", "item"]}, "unusual_input"),
         ({"is_cross_encoder_request": True, "text": None, "input_ids": [1]}, "unusual_input"),
-        ({"return_pooled_hidden_states": True}, "pooled_hidden_states"),
+        ({"return_pooled_hidden_states": True, "dimensions": 4}, "pooled_hidden_states"),
         ({"return_prompt_token_ids": True}, "unusual_input"),
         ({"rid": "HEALTH_CHECK_1"}, "health_check"),
         ({"text": None}, "unusual_input"),

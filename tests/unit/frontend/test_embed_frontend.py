@@ -3,8 +3,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -15,7 +18,7 @@ from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, PackedRows
+from sglang_prefill_ext.wire.packed import VECTOR_AND_STATE, WHOLE_VECTOR, PackedRows
 from tests.unit.frontend.links import StubAnswer, StubLink, answer_at_once
 from tests.unit.frontend.test_embed_call import request
 
@@ -48,6 +51,7 @@ class Setup:
             PrefillOnlyConfig(**knobs),
             self.metrics,
             vocab_size=VOCAB,
+            hidden_size=2,
             has_tokenizer=has_tokenizer,
             caching=False,
         )
@@ -59,6 +63,32 @@ class Setup:
         """Concurrent calls, each with its result or its error."""
         asked = (self.frontend.embed(call, options, None) for call in calls)
         return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_calls_with_embeddings_of_their_own_go_apart() -> None:
+    setup = Setup(count_tokens)
+    table = np.array([[0.5, 1.0], [0.5, 2.0]], np.float32)
+    at = SimpleNamespace(positions=[0, 2], embeds=table)
+    call = EmbedCall([[1, 2, 3], [4]], False, None, positional=[at, None])
+    first, second, plain = await setup.embed(call, call, IDS)
+    assert first.vectors == second.vectors == [[3], [1]]
+    assert plain.vectors == [[3], [4]]
+    packed = [rows for _, rows in setup.link.sent if len(rows.overrides)]
+    assert len(packed) == len(setup.link.sent) - 1 == 2
+    for rows in packed:
+        assert rows.tokens.tolist() == [-1, 2, -2, 4]
+        assert rows.overrides.tolist() == table.tolist()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_states_come_apart_from_their_vectors(shown: bool) -> None:
+    setup = Setup(StubAnswer(values=[0.5, 1.0, 2.0, -0.5, -1.0, -2.0] if shown else [0.5, -0.5]))
+    embedded = await setup.frontend.embed(replace(IDS, with_states=True), PLAIN, None)
+    assert embedded.vectors == [[0.5], [-0.5]]
+    states = embedded.states and [state.tolist() for state in embedded.states]
+    assert states == ([[1.0, 2.0], [-1.0, -2.0]] if shown else None)
+    ((_, rows),) = setup.link.sent
+    assert rows.vector_width == VECTOR_AND_STATE
 
 
 async def test_an_answer_becomes_one_vector_a_prompt() -> None:

@@ -33,6 +33,7 @@ from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.frontend.links import StubAnswer, StubLink, StubRequest, answer_at_once
 
 VOCAB = 300
+HIDDEN = 4
 CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
 
 
@@ -59,6 +60,7 @@ def _frontend(
         PrefillOnlyConfig(**knobs),
         FrontendMetrics(),
         vocab_size=VOCAB,
+        hidden_size=HIDDEN,
         label_vocab_size=label_vocab_size,
         has_tokenizer=has_tokenizer,
     )
@@ -113,6 +115,66 @@ async def test_token_logprobs_are_left_out_unless_asked_for(
 ) -> None:
     _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
     assert (await frontend.score(CALL)).token_logprobs is None
+
+
+async def test_texts_with_embeddings_are_encoded_apart(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    link.first_tokens = [1]
+    call = ScoreCall(
+        "q!",
+        ["a!", "b"],
+        [7, 8],
+        embed_override_token_id=ord("!"),
+        query_embed_overrides=[np.ones(HIDDEN, np.float16)],
+        item_embed_overrides=[np.zeros((1, HIDDEN), np.float16), None],
+    )
+    await frontend.score(call)
+    ((_, rows),) = link.sent
+    assert rows.prefix_len == 3
+    assert rows.tokens.tolist() == [1, ord("q"), -1, ord("a"), -2, ord("b")]
+    assert rows.overrides.tolist() == [[1.0] * HIDDEN, [0.0] * HIDDEN]
+    assert link.encoding_threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    ("query", "items"), [([1, 2], [[9, 3, 9], [9]]), ("\1\2", ["\t\3\t", "\t"])]
+)
+async def test_setwise_calls_get_a_matrix_an_item(
+    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
+) -> None:
+    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3, -4, -5]))
+    call = ScoreCall(query, items, [7, 8], score_extraction_token_id=9)
+    scored = await frontend.score(call)
+    assert [len(matrix) for matrix in scored.scores] == [2, 1]
+    assert scored.scores[1] == [pytest.approx([np.exp(-4), np.exp(-5)])]
+    ((_, rows),) = link.sent
+    assert (rows.prefix_len, rows.read_lens.tolist()) == (2, [3, 1])
+
+
+@pytest.mark.parametrize(("query", "items"), [([9], [[9]]), ("\t", ["\t"]), ([1], [[2]])])
+async def test_setwise_calls_that_stock_refuses_are_not_sent(
+    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
+) -> None:
+    with pytest.raises(StockPathTaken, match="unusual_input"):
+        await frontend.score(ScoreCall(query, items, [7], score_extraction_token_id=9))
+    assert link.sent == []
+
+
+async def test_embeddings_that_stock_refuses_are_not_sent(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    ones = [np.ones(HIDDEN)] * 2
+    call = replace(CALL, embed_override_token_id=1, query_embed_overrides=ones)
+    with pytest.raises(StockPathTaken, match="unusual_input"):
+        await frontend.score(call)
+    with pytest.raises(RequestError, match="id -1"):
+        await frontend.score(replace(call, query=[1, -1], query_embed_overrides=ones[:1]))
+    with pytest.raises(RequestError, match="shape"):
+        await frontend.score(replace(call, query_embed_overrides=[np.ones(3)]))
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
 
 
 async def test_softmax_and_temperature_reach_the_scores(

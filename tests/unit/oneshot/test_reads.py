@@ -95,8 +95,10 @@ def read_requests(draw: st.DrawFn) -> ReadRequest:
     prefix_reads = draw(st.integers(0, len(plain.prefix)))
     row_reads = [draw(st.integers(1, len(suffix))) for suffix in plain.suffixes]
     num_best = draw(st.integers(0, 3))
-    one = st.lists(st.integers(0, VOCAB - 1), min_size=0 if num_best else 1, max_size=2)
+    one = st.lists(st.integers(0, VOCAB - 1), max_size=2)
     labels = [draw(one) for _ in range(prefix_reads + sum(row_reads))]
+    if not num_best and not any(labels):
+        labels[-1] = [1]
     drawn = num_best > 0 and draw(st.booleans())
     draws = [draw(sampling_params()) for _ in row_reads if drawn]
     return ReadRequest(plain, prefix_reads, row_reads, labels, num_best, draws)
@@ -123,6 +125,8 @@ def test_values_are_those_of_every_prompt_on_its_own(
     assert len(values) == rows.num_values
     assert values == pytest.approx(request.expected(), abs=3e-5)
     assert max(model.logit_rows) <= readout_reads
+    asked = len(request.labels) if request.num_best else sum(map(bool, request.labels))
+    assert sum(model.logit_rows) == asked
 
 
 @settings(deadline=None)

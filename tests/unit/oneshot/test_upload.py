@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.oneshot.upload import in_one_buffer, tensors_in, upload
 
-ARRAYS = st.sampled_from([np.int32, np.int64, np.float32]).flatmap(
+ARRAYS = st.sampled_from([np.int32, np.int64, np.float16, np.float32]).flatmap(
     lambda dtype: np_st.arrays(dtype, np_st.array_shapes(min_dims=1, max_dims=3, min_side=0))
 )
 
@@ -70,6 +70,6 @@ def test_what_arrives_does_not_change_with_the_array(
 
 
 def test_other_dtypes_have_no_place_in_the_buffer() -> None:
-    floats = [np.zeros(3, dtype=np.float16)]
+    floats = [np.zeros(3, dtype=np.float64)]
     with pytest.raises(KeyError):
         tensors_in(in_one_buffer(floats, pinned=False), floats)

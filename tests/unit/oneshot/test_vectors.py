@@ -29,9 +29,10 @@ def plan_of(requests: list[tuple[int, int]]) -> ForwardPlan:
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, WIDTH)), min_size=1, max_size=4),
     st.booleans(),
+    st.sampled_from([0, 3]),
 )
 def test_every_row_gets_the_beginning_it_asks_for(
-    requests: list[tuple[int, int]], unit_length: bool
+    requests: list[tuple[int, int]], unit_length: bool, state_width: int
 ) -> None:
     plan = plan_of(requests)
     widths = [width for rows, width in requests for _ in range(rows)]
@@ -39,7 +40,8 @@ def test_every_row_gets_the_beginning_it_asks_for(
     vectors = torch.randn(len(widths), WIDTH, generator=torch.Generator().manual_seed(1))
     if unit_length:
         vectors = torch.nn.functional.normalize(vectors, dim=-1)
-    values = VectorReader(unit_length=unit_length).read(vectors, plan)
+    behind = torch.cat((vectors, torch.ones(len(vectors), state_width)), dim=1)
+    values = VectorReader(WIDTH, unit_length=unit_length).read(behind, plan)
     assert values.dtype == torch.float32
     for number, row in enumerate(values.split(widths)):
         wanted = vectors[number, : widths[number]]
@@ -48,9 +50,24 @@ def test_every_row_gets_the_beginning_it_asks_for(
         assert row.tolist() == pytest.approx(wanted.tolist(), abs=1e-6)
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from([1, WIDTH, WIDTH + 3])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_states_come_behind_the_vectors_of_those_who_ask(requests: list[tuple[int, int]]) -> None:
+    widths = [width for rows, width in requests for _ in range(rows)]
+    vectors = torch.randn(len(widths), WIDTH + 3, generator=torch.Generator().manual_seed(1))
+    values = VectorReader(WIDTH, unit_length=False).read(vectors, plan_of(requests))
+    for row, vector, width in zip(values.split(widths), vectors, widths, strict=True):
+        assert row.tolist() == vector[:width].tolist()
+
+
 def test_half_precision_is_read_in_float32() -> None:
     vectors = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(2)).bfloat16()
-    values = VectorReader(unit_length=True).read(vectors, plan_of([(2, WIDTH)]))
+    values = VectorReader(WIDTH, unit_length=True).read(vectors, plan_of([(2, WIDTH)]))
     assert values.dtype == torch.float32
     assert values.tolist() == vectors.float().flatten().tolist()
 
@@ -62,6 +79,8 @@ def test_a_forward_without_rows_has_no_values() -> None:
     )
     first, *_ = split_request(packed, ForwardBudget(4))
     assert (
-        VectorReader(unit_length=True).read(torch.ones(0, WIDTH), plan_forward([first])).tolist()
+        VectorReader(WIDTH, unit_length=True)
+        .read(torch.ones(0, WIDTH), plan_forward([first]))
+        .tolist()
         == []
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.oneshot.model import Attend, Drawn
+from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.wire.strategies import VOCAB
 
@@ -26,7 +26,7 @@ class TinyModel:
     dtype = torch.float32
     heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
     last_layer = LAYERS - 1
-    vector_width = 0
+    vector_width = state_width = 0
     unit_length = False
 
     def __init__(self, *, asynchronous: bool = False) -> None:
@@ -55,10 +55,14 @@ class TinyModel:
         read_at: Tensor | None,
         row_lens: list[int],
         attend: Attend,
+        overrides: Overrides | None = None,
     ) -> Tensor:
         assert sum(row_lens) == len(token_ids) == len(positions)
         self.row_lens.append(row_lens)
-        hidden = 8 * (self.tokens[token_ids] + self.positions[positions % POSITIONS])
+        embeds = self.tokens[token_ids]
+        if overrides is not None:
+            embeds[overrides.at] = overrides.embeds.float()
+        hidden = 8 * (embeds + self.positions[positions % POSITIONS])
         for layer in range(LAYERS):
             key, value = hidden @ self.key[layer], hidden @ self.value[layer]
             if layer == self.last_layer and read_at is not None:

@@ -1,0 +1,127 @@
+"""Embeddings as base64 in the bodies of scoring requests, beside the lists that SGLang knows.
+
+``{"dtype": "float16", "shape": [2, 4096], "data": "<base64>"}`` stands for a nested list of that
+shape; the numbers lie row by row, little-endian. A list of thousands of decimal numbers an item
+takes longer to read than the item to score.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray
+
+_TOKEN = "embed_override_token_id"
+_QUERY = "query_embed_overrides"
+_ITEMS = "item_embed_overrides"
+_INPUT = "input_embed_overrides"
+
+_KEYS = {"dtype", "shape", "data"}
+
+
+@dataclass(frozen=True, slots=True)
+class BodyOverrides:
+    """What was taken out of a body.
+
+    Attributes:
+        found: arguments of `score_request`.
+        every_item: embeddings for every prompt alike.
+    """
+
+    found: dict[str, Any]
+    every_item: OverrideArray | None = None
+
+    def arguments(self, num_items: int) -> dict[str, Any]:
+        """Arguments of `score_request` that the body could not carry."""
+        if self.every_item is None:
+            return self.found
+        return self.found | {_ITEMS: [self.every_item] * num_items}
+
+
+def read_score_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
+    """Take the embeddings out of a body of ``/v1/score``.
+
+    Returns:
+        The body without them; None if there are none in this form.
+
+    Raises:
+        RequestError: what is there is wrong; the message names the field.
+    """
+    fields = _fields(body, b"_embed_overrides")
+    query, items = fields.get(_QUERY), fields.get(_ITEMS)
+    found: dict[str, Any] = {}
+    if isinstance(query, dict):
+        found[_QUERY] = _array(_QUERY, query, 2)
+    if isinstance(items, dict):
+        found[_ITEMS] = list(_array(_ITEMS, items, 3))
+    elif isinstance(items, list) and any(isinstance(each, dict) for each in items):
+        found[_ITEMS] = [
+            None if each is None else _array(f"{_ITEMS}[{number}]", each, 2)
+            for number, each in enumerate(items)
+        ]
+    return (_without(fields, found), BodyOverrides(found)) if found else None
+
+
+def read_decision_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
+    """Take the embeddings out of a body of ``/v1/decisions``; see `read_score_overrides`.
+
+    They replace, in order, the placeholders of every question's prompt.
+    """
+    fields = _fields(body, b'"' + _INPUT.encode())
+    if _INPUT not in fields:
+        return None
+    token = fields.get(_TOKEN)
+    if type(token) is not int:
+        raise RequestError(f"{_TOKEN}: {token!r} is not the id of the placeholder token.")
+    found = BodyOverrides({_TOKEN: token}, every_item=_array(_INPUT, fields[_INPUT], 2))
+    return _without(fields, (_INPUT, _TOKEN)), found
+
+
+def _fields(body: bytes, mark: bytes) -> dict[str, Any]:
+    """The fields of a body that has `mark` in it; what is no JSON object is SGLang's to refuse."""
+    if mark not in body:
+        return {}
+    try:
+        fields = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _without(fields: dict[str, Any], taken: Iterable[str]) -> bytes:
+    left = {name: value for name, value in fields.items() if name not in taken}
+    return msgspec.json.encode(left)
+
+
+def _array(field: str, form: Any, dimensions: int) -> OverrideArray:
+    if not isinstance(form, dict) or form.keys() != _KEYS:
+        raise RequestError(f"{field}: not an object of dtype, shape and data.")
+    dtype, shape, data = form["dtype"], form["shape"], form["data"]
+    if dtype not in DTYPES:
+        raise RequestError(f"{field}.dtype: {dtype!r:.80} is none of {', '.join(DTYPES)}.")
+    if not isinstance(shape, list) or len(shape) != dimensions or not _are_sizes(shape):
+        raise RequestError(f"{field}.shape: {shape!r:.80} is not a list of {dimensions} sizes.")
+    kind = np.dtype(dtype).newbyteorder("<")
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{field}.data: not base64 ({error}).") from error
+    if len(raw) != kind.itemsize * math.prod(shape):
+        raise RequestError(
+            f"{field}.data: {len(raw)} bytes for the shape {shape} of {dtype}, which takes "
+            f"{kind.itemsize * math.prod(shape)}. Encode the whole array, row by row."
+        )
+    array: OverrideArray = np.frombuffer(raw, kind).reshape(shape)
+    return array
+
+
+def _are_sizes(shape: list[Any]) -> bool:
+    return all(type(size) is int and size >= 0 for size in shape)

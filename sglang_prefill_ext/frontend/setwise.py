@@ -1,0 +1,63 @@
+"""Setwise scoring: labels are read at every extraction token of an item, not at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sglang_prefill_ext.frontend.pack import pack_rows
+from sglang_prefill_ext.frontend.scores import Matrix, scores_of_reads
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows, int_array
+
+
+def pack_setwise(
+    prompts: Sequence[list[int]],
+    anchor: int,
+    labels: tuple[Int32Array, Int32Array],
+    vocab_size: int,
+) -> PackedRows | None:
+    """Pack whole prompts whose labels are read at every `anchor` token.
+
+    Each row is read from its first anchor on; reads in between have no labels.
+
+    Returns:
+        None where a prompt has no anchor, which SGLang refuses.
+
+    Raises:
+        RequestError: a prompt is empty, or an id lies outside the vocabulary.
+        TypeError: an element is not an integer.
+    """
+    if not all(anchor in prompt for prompt in prompts):
+        return None
+    firsts = [prompt.index(anchor) for prompt in prompts]
+    read_lens = [len(prompt) - first for prompt, first in zip(prompts, firsts, strict=True)]
+    anchors = [prompt.count(anchor) for prompt in prompts]
+    ids, lens = labels
+    lens = lens if len(lens) else np.full(len(prompts), len(ids), dtype=np.int32)
+    own = np.split(ids, np.cumsum(lens)[:-1]) if len(labels[1]) else [ids] * len(prompts)
+    label_ids = np.concatenate([np.tile(each, n) for each, n in zip(own, anchors, strict=True)])
+    read = [prompt[first:] for prompt, first in zip(prompts, firsts, strict=True)]
+    is_anchor = np.concatenate([np.array(each) == anchor for each in read])
+    label_lens = (np.repeat(lens, read_lens) * is_anchor).astype(np.int32)
+    return pack_rows(
+        list(prompts),
+        (label_ids, label_lens),
+        vocab_size,
+        longest_prefix=min(firsts),
+        read_lens=int_array(read_lens),
+    )
+
+
+def setwise_scores(
+    values: Float32Array, rows: PackedRows, *, apply_softmax: bool, temperature: float
+) -> list[Matrix]:
+    """Return a matrix ``[anchors, labels]`` for every item; see `scores_from_values`."""
+    is_anchor = rows.label_lens > 0
+    scores = scores_of_reads(
+        np.split(values, np.cumsum(rows.label_lens[is_anchor])[:-1]),
+        apply_softmax=apply_softmax,
+        temperature=temperature,
+    )
+    ends = np.cumsum(np.add.reduceat(is_anchor, rows.read_starts()[:-1], dtype=np.int64)).tolist()
+    return [scores[a:b] for a, b in zip([0, *ends], ends, strict=False)]

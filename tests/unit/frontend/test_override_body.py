@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as np_st
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.override_body import (
+    read_decision_overrides,
+    read_score_overrides,
+)
+
+MATRICES = st.sampled_from(["float16", "float32"]).flatmap(
+    lambda dtype: np_st.arrays(dtype, np_st.array_shapes(min_dims=2, max_dims=2, max_side=4))
+)
+ONE = np.array([[0.5, -1.0]], np.float16)
+
+
+def form(array: Any) -> dict[str, Any]:
+    data = base64.b64encode(array.tobytes()).decode()
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+
+
+def same(found: Any, wanted: Any) -> bool:
+    return found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+
+
+@given(MATRICES, st.lists(st.none() | MATRICES, min_size=1, max_size=3))
+def test_arrays_are_taken_out_of_the_body(query: Any, items: list[Any]) -> None:
+    left = {"query": [1, 2], "items": [[3]], "embed_override_token_id": 2, "unknown": None}
+    body = left | {
+        "query_embed_overrides": form(query),
+        "item_embed_overrides": [None if each is None else form(each) for each in items],
+    }
+    read = read_score_overrides(json.dumps(body).encode())
+    assert read is not None
+    rest, found = read
+    arguments = found.arguments(len(items))
+    assert same(arguments.pop("query_embed_overrides"), query)
+    if any(each is not None for each in items):
+        taken = arguments.pop("item_embed_overrides")
+        assert [each is None for each in taken] == [each is None for each in items]
+        assert all(same(a, b) for a, b in zip(taken, items, strict=True) if b is not None)
+        assert json.loads(rest) == left
+    else:
+        assert json.loads(rest) == left | {"item_embed_overrides": items}
+    assert arguments == {}
+
+
+def test_one_array_holds_those_of_all_items() -> None:
+    whole = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    body = {"item_embed_overrides": form(whole), "query_embed_overrides": [[0.5, 0.5]]}
+    read = read_score_overrides(json.dumps(body).encode())
+    assert read is not None
+    assert json.loads(read[0]) == {"query_embed_overrides": [[0.5, 0.5]]}
+    (taken,) = read[1].arguments(3).values()
+    assert isinstance(taken, list)
+    assert all(same(a, b) for a, b in zip(taken, whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"query": "q"}',
+        b'{"query": "_embed_overrides"}',
+        b'{"query_embed_overrides": [[0.5]], "item_embed_overrides": [null, [[0.5]]]}',
+        b'["_embed_overrides"]',
+        b'"_embed_overrides',
+        b"",
+    ],
+)
+def test_other_bodies_are_left_as_they_are(body: bytes) -> None:
+    assert read_score_overrides(body) is None
+    assert read_decision_overrides(body) is None
+
+
+def test_embeddings_of_a_decision_are_for_every_question() -> None:
+    body = {"input": "i", "input_embed_overrides": form(ONE), "embed_override_token_id": 7}
+    read = read_decision_overrides(json.dumps(body).encode())
+    assert read is not None
+    assert json.loads(read[0]) == {"input": "i"}
+    arguments = read[1].arguments(2)
+    assert arguments.keys() == {"embed_override_token_id", "item_embed_overrides"}
+    assert arguments["embed_override_token_id"] == 7
+    assert all(same(each, ONE) for each in arguments["item_embed_overrides"])
+    assert len(arguments["item_embed_overrides"]) == 2
+
+
+@pytest.mark.parametrize("token", [None, "5", 5.0, True])
+def test_a_decision_names_its_placeholder(token: Any) -> None:
+    body = {"input_embed_overrides": form(ONE), "embed_override_token_id": token}
+    with pytest.raises(RequestError, match="embed_override_token_id: "):
+        read_decision_overrides(json.dumps(body).encode())
+
+
+GOOD = form(ONE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"data": GOOD["data"]}, "not an object of dtype, shape and data"),
+        (GOOD | {"more": 1}, "not an object of dtype, shape and data"),
+        (GOOD | {"dtype": "float64"}, r"\.dtype: 'float64' is none of float16, float32"),
+        (GOOD | {"dtype": [1]}, r"\.dtype: \[1\]"),
+        (GOOD | {"shape": [2]}, r"\.shape: \[2\] is not a list of 2 sizes"),
+        (GOOD | {"shape": [-1, -2]}, r"\.shape: \[-1, -2\]"),
+        (GOOD | {"shape": [1.0, 2]}, r"\.shape: \[1\.0, 2\]"),
+        (GOOD | {"shape": "12"}, r"\.shape: '12'"),
+        (GOOD | {"shape": [3, 2]}, r"\.data: 4 bytes for the shape \[3, 2\] of float16.* 12\."),
+        (GOOD | {"data": "****"}, r"\.data: not base64"),
+        (GOOD | {"data": "é"}, r"\.data: not base64"),
+        (GOOD | {"data": 5}, r"\.data: not base64"),
+    ],
+)
+def test_malformed_arrays_are_refused_by_field(wrong: Any, said: str) -> None:
+    for field, value in (
+        ("query_embed_overrides", wrong),
+        (r"item_embed_overrides\[1\]", [None, wrong]),
+    ):
+        body = json.dumps({field.partition("\\")[0]: value}).encode()
+        with pytest.raises(RequestError, match=field + (said if said[0] == "\\" else f": {said}")):
+            read_score_overrides(body)

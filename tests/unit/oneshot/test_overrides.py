@@ -1,0 +1,104 @@
+"""Embeddings of the user's own on their way through the scheduler: as if they were tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.oneshot.admission import load_of
+from sglang_prefill_ext.oneshot.boarding import Boarding
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.distinct import distinct_rows
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.job import Job
+from sglang_prefill_ext.oneshot.planner import plan_forward
+from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.wire.packed import PackedRows
+from tests.unit.oneshot.caches import MemoryCache
+from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
+from tests.unit.wire.override_requests import REPLACED, embeds, orders, pack_overridden
+from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
+
+
+def _reference() -> TinyModel:
+    """A model whose own embeddings are those that tests put in place of tokens."""
+    model = TinyModel()
+    model.tokens[:REPLACED] = torch.from_numpy(embeds(HIDDEN))
+    return model
+
+
+def _values(model: TinyModel, requests: Sequence[PackedRows], budget: int) -> list[list[float]]:
+    """Answers of requests that go through their forwards side by side, on a prefix cache."""
+    executor, cache = PackedExecutor(model, readout_bytes=2 * VOCAB * 4), MemoryCache()
+    jobs = [Job(str(number), rows) for number, rows in enumerate(requests)]
+    for job in jobs:
+        kept, job.value_places = distinct_rows(job.rows)
+        job.pieces = split_request(kept, ForwardBudget(budget))
+    while waiting := [job for job in jobs if not job.launched]:
+        boarding = Boarding(waiting, cache)
+        completion = executor.launch(boarding.plan, boarding.held, boarding.stores)
+        values = completion.wait()
+        boarding.commit()
+        for job, share in zip(waiting, boarding.plan.shares, strict=True):
+            job.values.append(values[share.values])
+            job.held = completion.held[share.group] if job.piece.hold else None
+            job.next_piece += 1
+    return [job.answer().tolist() for job in jobs]
+
+
+@given(
+    st.lists(st.tuples(plain_requests(), orders, st.booleans()), min_size=1, max_size=4),
+    st.integers(5, 40),
+)
+def test_values_are_those_of_a_model_that_has_the_embeddings_itself(
+    requests: list[tuple[PlainRequest, list[int], bool]], budget: int
+) -> None:
+    """With prefixes that are equal, and requests that number their embeddings differently."""
+    first = requests[0][0].prefix
+    plain = [replace(each, prefix=first) if same else each for each, _, same in requests]
+    packed = [
+        pack_overridden(each, order, HIDDEN)
+        for each, (_, order, _) in zip(plain, requests, strict=True)
+    ]
+    wanted = _values(_reference(), [each.pack() for each in plain], budget)
+    for found, values in zip(_values(TinyModel(), packed, budget), wanted, strict=True):
+        assert found == pytest.approx(values, abs=1e-5)
+
+
+@given(plain_requests(), plain_requests(), orders, orders, st.booleans())
+def test_prefixes_have_equal_keys_if_tokens_and_embeddings_are_equal(
+    first: PlainRequest, other: PlainRequest, order: list[int], reorder: list[int], same: bool
+) -> None:
+    other = replace(other, prefix=first.prefix) if same else other
+    budget = ForwardBudget(100)
+    (piece,) = split_request(pack_overridden(first, order), budget)
+    (another,) = split_request(pack_overridden(other, reorder), budget)
+    (plain,) = split_request(first.pack(), budget)
+    assert (piece.prefix_key == another.prefix_key) == (first.prefix == other.prefix)
+    overridden = any(token < REPLACED for token in first.prefix)
+    assert (piece.prefix_key == plain.prefix_key) == (not overridden)
+    assert piece.uses_cache == (bool(first.prefix) and not overridden)
+    num_groups = len(plan_forward([piece, another, plain]).hold)
+    assert num_groups == len({piece.prefix_key, another.prefix_key, plain.prefix_key})
+
+
+@given(plain_requests(max_suffix=2), orders)
+def test_equal_rows_are_found_by_their_embeddings(request: PlainRequest, order: list[int]) -> None:
+    kept, places = distinct_rows(pack_overridden(request, order))
+    plain, plain_places = distinct_rows(request.pack())
+    assert kept.suffix_lens.tolist() == plain.suffix_lens.tolist()
+    assert (places is None) == (plain_places is None)
+    assert places is None or plain_places is None or (places == plain_places).all()
+    assert kept.overrides.shape == (REPLACED, 2)
+
+
+@given(plain_requests(), orders)
+def test_embeddings_count_to_what_waits(request: PlainRequest, order: list[int]) -> None:
+    rows = pack_overridden(request, order, HIDDEN)
+    plain = load_of(request.pack())
+    assert load_of(rows) == replace(plain, bytes=plain.bytes + REPLACED * HIDDEN * 4)
