@@ -39,9 +39,10 @@ MODEL_USES = (
         used_by=(
             *"compat.model compat.frontend_hooks compat.frontend_link".split(),
             "compat.known_answers",
+            "compat.capability",
         ),
         why="which token ids and labels are valid; whether weights are quantised",
-        members=("vocab_size", "hf_text_config", "quantization"),
+        members=("vocab_size", "hf_text_config", "quantization", "context_len"),
     ),
     Use(
         id="U33",
