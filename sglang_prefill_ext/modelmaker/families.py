@@ -9,7 +9,7 @@ _MULTIPLIERS = {
     "embedding_multiplier": 2.0,
     "attention_multiplier": 0.25,
     "residual_multiplier": 1.5,
-    "logits_scaling": 0.8,
+    "logits_scaling": 1.25,
 }
 """None is 1, or what it would be unless given, so that a forgotten one shows."""
 
