@@ -77,13 +77,24 @@ def declined_reason(scheduler: Any) -> str:
         return "pooling"
     if getattr(runner.model, "capture_aux_hidden_states", False):
         return "aux_hidden_states"
-    if any(isinstance(m, Phi3LongRoPEScaledRotaryEmbedding) for m in runner.model.modules()):
-        return "long_rope"  # one long prompt changes how the others of its forward are rotated
+    if _rotates_by_longest_prompt(runner):
+        return "long_rope"
     return next(_attention_reasons(runner.model), "")
 
 
 def _reads_last_token(pooler: Any) -> bool:
     return type(pooler) is Pooler and pooler.pooling_type == PoolingType.LAST
+
+
+def _rotates_by_longest_prompt(runner: Any) -> bool:
+    """Whether one prompt beyond the original context changes how all others of its forward are
+    rotated; SGLang takes the long factors for a batch if any position needs them."""
+    context = runner.model_config.context_len
+    return any(
+        module.original_max_position_embeddings < context
+        for module in runner.model.modules()
+        if isinstance(module, Phi3LongRoPEScaledRotaryEmbedding)
+    )
 
 
 def _attention_reasons(model: Any) -> Iterator[str]:

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _MULTIPLIERS = {
-    "embedding_multiplier": 4.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.5,
-    "logits_scaling": 2.0,
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 1.5,
+    "logits_scaling": 1.25,
 }
-"""Far from 1, so that a forgotten one shows."""
+"""None is 1, or what it would be unless given, so that a forgotten one shows."""
 
 
 class Family(NamedTuple):
@@ -47,13 +47,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "cohere": Family(
             "Command R family: attention and MLP side by side",
             "cohere",
-            {"tie_word_embeddings": True},
+            {"tie_word_embeddings": True, "logit_scale": 0.8},
         ),
         "cohere2": Family(
             "Command R7B family: every other layer with a sliding window of 512 tokens",
             "cohere2",
             {
                 "tie_word_embeddings": True,
+                "logit_scale": 0.8,
                 "sliding_window": 512,
                 "layer_types": ["sliding_attention", "full_attention"],
             },

@@ -44,7 +44,7 @@ ARCHITECTURE_USES = (
         target="sglang.srt.layers.rotary_embedding.rope_variant.Phi3LongRoPEScaledRotaryEmbedding",
         group=Group.SCHEDULER,
         used_by=("compat.capability",),
+        members=("original_max_position_embeddings",),
         why="positions that depend on the longest prompt of a forward, which is declined",
-        members=("forward",),
     ),
 )

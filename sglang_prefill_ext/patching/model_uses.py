@@ -42,10 +42,10 @@ MODEL_USES = (
         group=Group.SCHEDULER,
         used_by=(
             *"compat.model compat.frontend_hooks compat.frontend_link".split(),
-            *("compat.embed_hooks", "compat.known_answers"),
+            *"compat.embed_hooks compat.known_answers compat.capability".split(),
         ),
         why="which token ids, labels and embeddings are valid; whether weights are quantised",
-        members=("vocab_size", "hidden_size", "hf_text_config", "quantization", "dtype"),
+        members=(*"vocab_size hidden_size hf_text_config quantization dtype context_len".split(),),
     ),
     Use(
         id="U33",

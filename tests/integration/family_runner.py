@@ -25,6 +25,9 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
+from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
+    Phi3LongRoPEScaledRotaryEmbedding,
+)
 from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
@@ -179,6 +182,12 @@ def declined_if_changed(runner: Any) -> dict[str, str]:
         vars(layer).update(changes)
         reasons[name] = declined(runner)
         vars(layer).update(before)
+    factors = [1.0] * 16
+    runner.model.rotary = Phi3LongRoPEScaledRotaryEmbedding(
+        32, 32, 8192, 4096, 10_000, True, torch.float32, factors, factors
+    )
+    reasons["long_rope"] = declined(runner)
+    del runner.model.rotary
     return reasons
 
 
