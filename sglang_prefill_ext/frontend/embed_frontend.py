@@ -23,7 +23,7 @@ from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
+from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Float32Array, Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class EmbedFrontend:
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
         self._texts = Gatherer(self._encode, max_items=most, max_wait_s=wait_s)
-        self._prompts = Gatherer(self._vectors, max_items=most, max_wait_s=wait_s)
+        self._prompts = Gatherer(self._ask, max_items=most, max_wait_s=wait_s)
 
     def call_of(self, request: Any) -> EmbedCall:
         """Read an `EmbeddingReqInput`.
@@ -101,14 +101,32 @@ class EmbedFrontend:
         """
         if self._exchange.declined_reason:
             raise StockPathTaken(self._exchange.declined_reason)
-        prompts = await self._token_ids(call, request)
-        self._exchange.require_fitting(max(map(len, prompts)))
-        kind = _Kind(options, call.dimensions or WHOLE_VECTOR)
-        read_outs = await self._prompts.ask(kind, prompts, request)
-        self.metrics.record_packed()
-        return Embedded([each.table.tolist() for each in read_outs], list(map(len, prompts)))
+        prompts = await self.token_ids(call, request)
+        width = call.dimensions or WHOLE_VECTOR
+        vectors = await self.vectors(prompts, width, options, request)
+        return Embedded([each.tolist() for each in vectors], list(map(len, prompts)))
 
-    async def _token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
+    async def vectors(
+        self, prompts: list[Int32Array], width: int, options: RequestOptions, request: Any
+    ) -> list[Float32Array]:
+        """Return a vector of each prompt, float32 ``[width]``; the errors are those of `embed`.
+
+        Args:
+            prompts: none is empty, all ids lie in the vocabulary.
+            width: leading numbers of each vector, or `WHOLE_VECTOR`.
+        """
+        self._exchange.require_fitting(max(map(len, prompts)))
+        read_outs = await self._prompts.ask(_Kind(options, width), prompts, request)
+        self.metrics.record_packed()
+        return [each.table for each in read_outs]
+
+    async def token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
+        """Return the checked ids of the prompts of a call.
+
+        Raises:
+            RequestError: a prompt is empty, or an id lies outside the vocabulary.
+            StockPathTaken: there is no tokenizer.
+        """
         if call.is_text:
             if not self._has_tokenizer:
                 raise StockPathTaken("no_tokenizer")
@@ -143,9 +161,7 @@ class EmbedFrontend:
             check_prompt([], self._vocab_size, field=field)
         return [flatten_ids([prompt], self._vocab_size, field=field) for prompt in prompts]
 
-    async def _vectors(
-        self, kind: _Kind, prompts: list[Int32Array]
-    ) -> Sequence[ReadOut | Exception]:
+    async def _ask(self, kind: _Kind, prompts: list[Int32Array]) -> Sequence[ReadOut | Exception]:
         """Ask the scheduler for the vectors of several calls."""
         pack = partial(pack_prompts, vector_width=kind.vector_width, caching=self._caching)
         async with self._exchange.admitted(kind.options):

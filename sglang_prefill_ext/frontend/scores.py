@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 Matrix: TypeAlias = list[list[float]]
 
 
-def split_rows(values: Float32Array, rows: PackedRows) -> list[Float32Array]:
+def split_rows(values: NDArray[Any], rows: PackedRows) -> list[NDArray[Any]]:
     """Cut flat label values into one array a row."""
     if rows.shared_labels:
         return list(values.reshape(rows.num_rows, -1))
@@ -22,7 +22,15 @@ def split_rows(values: Float32Array, rows: PackedRows) -> list[Float32Array]:
 def scores_from_values(
     values: Float32Array, rows: PackedRows, *, apply_softmax: bool, temperature: float
 ) -> Matrix:
-    """Return one list of scores a row, in the order of its labels.
+    """Return `flat_scores` as one list a row, in the order of its labels."""
+    flat = flat_scores(values, rows, apply_softmax=apply_softmax, temperature=temperature)
+    return [row.tolist() for row in split_rows(flat, rows)]
+
+
+def flat_scores(
+    values: Float32Array, rows: PackedRows, *, apply_softmax: bool, temperature: float
+) -> NDArray[np.float64]:
+    """Return the scores of all rows, float64 ``[rows.num_values]``.
 
     Without `apply_softmax` a score is the label's probability over the whole vocabulary,
     ``exp(logprob)``; with it, ``softmax(logprob / temperature)`` over the row's labels,
@@ -34,13 +42,11 @@ def scores_from_values(
         temperature: finite and > 0.
     """
     if not apply_softmax:
-        return [row.tolist() for row in split_rows(np.exp(values, dtype=np.float64), rows)]
+        return np.exp(values, dtype=np.float64)
+    wide = values.astype(np.float64)
     if rows.shared_labels:
-        table = values.astype(np.float64).reshape(rows.num_rows, -1)
-        return _softmax(table, temperature).tolist()  # type: ignore[no-any-return]
-    return [
-        _softmax(row.astype(np.float64), temperature).tolist() for row in split_rows(values, rows)
-    ]
+        return _softmax(wide.reshape(rows.num_rows, -1), temperature).ravel()
+    return np.concatenate([_softmax(row, temperature) for row in split_rows(wide, rows)])
 
 
 def logprob_rows(values: Float32Array, rows: PackedRows) -> Matrix:

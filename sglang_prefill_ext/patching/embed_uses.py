@@ -32,7 +32,10 @@ EMBED_USES = (
         id="U92",
         target=_REQUEST,
         group=Group.FRONTEND,
-        used_by=("compat.embed_hooks", "compat.frontend_hooks", "frontend.embed_call"),
+        used_by=(
+            *("compat.attached", "compat.embed_hooks", "compat.frontend_hooks"),
+            "frontend.embed_call",
+        ),
         why="what a vector is wanted of, and whether it can be packed",
         members=(
             *"rid text input_ids input_embeds dimensions contains_mm_input lora_path".split(),

@@ -41,11 +41,11 @@ MODEL_USES = (
         target="sglang.srt.configs.model_config.ModelConfig",
         group=Group.SCHEDULER,
         used_by=(
-            *"compat.model compat.frontend_hooks compat.frontend_link".split(),
+            *"compat.attached compat.model compat.frontend_hooks compat.frontend_link".split(),
             "compat.known_answers",
         ),
-        why="which token ids and labels are valid; whether weights are quantised",
-        members=("vocab_size", "hf_text_config", "quantization"),
+        why="which token ids and labels are valid; names of classes; whether weights are quantised",
+        members=("vocab_size", "hf_config", "hf_text_config", "quantization", "model_path"),
     ),
     Use(
         id="U33",

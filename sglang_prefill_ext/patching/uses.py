@@ -65,7 +65,7 @@ _FLAG_USES = (
         why="the other combinations to refuse",
         members=(
             *"pp_size nnodes disaggregation_mode enable_pdmux smg_grpc_mode grpc_mode".split(),
-            *"enable_mis schedule_policy".split(),
+            *"enable_mis schedule_policy tokenizer_worker_num".split(),
         ),
     ),
 )
@@ -76,7 +76,7 @@ _FRONTEND_USES = (
         target=_TOKENIZER_MANAGER,
         group=Group.FRONTEND,
         used_by=(
-            *("compat.frontend_hooks", "compat.frontend_link"),
+            *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
             *("compat.embed_hooks", "compat.rerank_hooks"),
         ),
         why="limits, tokenizer, pauses, weight updates",
