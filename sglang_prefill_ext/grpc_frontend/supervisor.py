@@ -71,7 +71,7 @@ class Supervisor:
             deaths = 1 if time.monotonic() - begin_s > self._backoff.healthy_s else deaths + 1
             wait_s = self._backoff.wait_s(deaths)
             logger.warning(
-                "Front end %d ended with %s; another one starts in %.1f s.",
+                "Front end %d ended with %s; another one starts in %g s.",
                 process.pid,
                 process.returncode,
                 wait_s,
