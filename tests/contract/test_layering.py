@@ -113,8 +113,8 @@ ZONES = {
     ),
     "client": Zone(
         ("client", "client.*"),
-        zones=("errors", "frontend"),
-        libraries=("httpx", "numpy", "rich", "tenacity", "typer"),
+        zones=("errors", "frontend", "grpc"),
+        libraries=("google", "grpc", "httpx", "numpy", "rich", "tenacity", "typer"),
     ),
     "guard": Zone(
         ("patching.guard", "patching.reach", "patching.doctor"),

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 import trustme
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from sglang_prefill_ext.client import PrefillClient
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from tests.conftest import EXTENSION_FLAGS
@@ -33,7 +35,7 @@ from tests.integration.grpc_frontends import (
     rows_of,
 )
 from tests.integration.own_server import Serving, serving
-from tests.integration.parity import assert_same
+from tests.integration.parity import TOLERANCE, assert_same
 from tests.integration.processes import scheduler_pid, stopped
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -117,6 +119,22 @@ def test_scores_are_those_of_http(
     assert moved["frontend.requests.packed"] == moved["scheduler.requests.ok"] == 1
     assert moved["frontend.items"] == len(body["items"])
     assert_answers(answer, client.score(body | fields))
+
+
+@pytest.mark.parametrize("body", [IDS, TEXTS], ids=["ids", "texts"])
+def test_the_python_client_gets_the_same_numbers_either_way(
+    engine: Serving, plain: FrontEnds, stub: PrefillStub, body: Json
+) -> None:
+    asked = {name: body[name] for name in ("query", "items", "label_token_ids")}
+    with (
+        PrefillClient(engine.server.base_url) as http,
+        PrefillClient(f"grpc://{plain.address}", max_items_per_request=2) as over_grpc,
+    ):
+        wanted = http.score(**asked, return_token_logprobs=True)
+        found = over_grpc.score(**asked, return_token_logprobs=True)
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(found.token_logprobs, wanted.token_logprobs, rtol=0, atol=TOLERANCE)
+    assert found.prompt_tokens == wanted.prompt_tokens
 
 
 def test_what_a_front_end_does_not_pack_is_answered_and_counted_by_the_engine(

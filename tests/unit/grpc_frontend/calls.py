@@ -49,6 +49,18 @@ async def served(
     engine: StubEngine, path: Path, *tokens: str
 ) -> AsyncIterator[tuple[grpc.aio.Channel, FrontendMetrics]]:
     """A channel to a front end that is attached to a stub."""
+    async with (
+        listening(engine, path, *tokens) as (address, metrics),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield channel, metrics
+
+
+@asynccontextmanager
+async def listening(
+    engine: StubEngine, path: Path, *tokens: str
+) -> AsyncIterator[tuple[str, FrontendMetrics]]:
+    """The address of a front end that is attached to a stub."""
     metrics = FrontendMetrics()
     connection = EngineConnection(path, metrics)
     server = grpc.aio.server(interceptors=[BearerAuth(tokens)] if tokens else [])
@@ -58,6 +70,5 @@ async def served(
     async with Broker(engine, path, flag="--attach").running(), connection.running():
         assert await connection.wait_attached(10)
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel, metrics
+        yield f"127.0.0.1:{port}", metrics
         await server.stop(None)
