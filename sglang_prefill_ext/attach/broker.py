@@ -150,6 +150,8 @@ class Broker:
             logger.warning("Front end %d was refused: %s", hello.pid, message)
             await self._send(name, Refusal(message))
             return
+        if name in self._peers:
+            self._forget(name)
         self._peers[name] = _Peer(hello.pid, time.monotonic())
         await self._send(name, self._engine.facts())
 

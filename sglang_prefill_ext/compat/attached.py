@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-from sglang_prefill_ext.attach.address import checked_path
+from sglang_prefill_ext.attach.address import checked_path, claim
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.attach.messages import (
     Beat,
@@ -46,6 +46,7 @@ def accept_frontends(
     if app is None:
         raise ConfigError(f"{_FLAG} needs a server; an offline engine cannot be attached to.")
     path = checked_path(frontend.config.attach, flag=_FLAG)
+    claim(path, flag=_FLAG)  # now as well, so that a start fails before it serves anything
     broker = Broker(AttachableEngine(manager, link, frontend), path, flag=_FLAG)
     stock = app.router.lifespan_context
 
@@ -66,6 +67,11 @@ class AttachableEngine:
         self._link = link
         self._frontend = frontend
         self._calls: set[asyncio.Task[StockAnswer]] = set()
+        self._tokenizer, self._probes = "", {}
+        if getattr(manager.tokenizer, "is_fast", False):
+            # Once, at start: a large vocabulary would hold up the event loop.
+            self._tokenizer = manager.tokenizer.backend_tokenizer.to_str()
+            self._probes = dict(zip(PROBES, link.encode(PROBES), strict=True))
 
     @property
     def exchange(self) -> PackedExchange:
@@ -73,8 +79,6 @@ class AttachableEngine:
 
     def facts(self) -> Facts:
         manager, frontend = self._manager, self._frontend
-        tokenizer = manager.tokenizer
-        is_fast = getattr(tokenizer, "is_fast", False)
         names = getattr(manager.model_config.hf_config, "id2label", None) or {}
         return Facts(
             model=str(manager.model_config.model_path),
@@ -86,8 +90,8 @@ class AttachableEngine:
             class_names=[str(names[number]) for number in sorted(names)],
             caching=not manager.server_args.disable_radix_cache,
             config=frontend.config,
-            tokenizer=tokenizer.backend_tokenizer.to_str() if is_fast else "",
-            probes=dict(zip(PROBES, self._link.encode(PROBES), strict=True)) if is_fast else {},
+            tokenizer=self._tokenizer,
+            probes=self._probes,
             declined=self.exchange.declined_reason or "",
         )
 

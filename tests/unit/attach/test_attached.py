@@ -162,6 +162,18 @@ async def test_another_version_is_refused_with_what_to_do(
             _ = connection.session
 
 
+async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with attached(engine, path) as (broker, connection, _):
+        asking = asyncio.ensure_future(ask(connection.session))
+        await until(lambda: engine.link.sent)
+        connection._send(messages.Hello(pid=1))
+        await until(lambda: engine.link.aborted)
+        assert [peer["pid"] for peer in broker.peers()] == [1]
+        asking.cancel()
+
+
 async def test_what_a_front_end_counts_is_counted_by_the_engine(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
