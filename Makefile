@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 UV     := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup check test test-gpu demo bench bench-gpu doctor clean
+.PHONY: setup check test test-gpu demo bench bench-gpu doctor proto clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ bench: setup
 
 doctor: setup
 	$(BIN)/sglang-prefill doctor
+
+# The Python code of the gRPC definition.
+proto: setup
+	$(BIN)/python -m sglang_prefill_ext.grpc_frontend.generate
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

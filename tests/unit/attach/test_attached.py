@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ from tests.unit.frontend.links import StubAnswer
 
 ROWS = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), int_array([4, 5]), NO_INTS)
 NO_OPTIONS = RequestOptions()
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -148,6 +151,43 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
             assert await connection.wait_attached(10)
             assert (await ask(connection.session)).status == "ok"
     assert changes == [True, False, True, False]
+
+
+ENGINE = """
+import asyncio, sys
+from pathlib import Path
+from sglang_prefill_ext.attach.broker import Broker
+from tests.unit.attach.engines import StubEngine
+
+async def main():
+    engine = StubEngine()
+    engine.fall_silent()
+    async with Broker(engine, Path(sys.argv[1]), flag="--attach").running():
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_an_engine_that_stands_still_or_dies_ends_its_calls(
+    path: Path, number: signal.Signals
+) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, path, cwd=ROOT)
+    connection = EngineConnection(path, FrontendMetrics())
+    try:
+        async with connection.running():
+            assert await connection.wait_attached(60)
+            asking = asyncio.ensure_future(ask(connection.session))
+            await asyncio.sleep(0.2)
+            assert not asking.done()
+            process.send_signal(number)
+            with pytest.raises(EngineUnavailableError, match="has gone"):
+                await asyncio.wait_for(asking, 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 async def test_another_version_is_refused_with_what_to_do(
