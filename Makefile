@@ -11,7 +11,7 @@ WORKERS ?= 2
 SHARE   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 JUDGES := .judges
 
-.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor clean
+.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor proto clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,10 @@ judges: setup $(JUDGES)/.installed
 
 doctor: setup
 	$(BIN)/sglang-prefill doctor
+
+# The Python code of the gRPC definition.
+proto: setup
+	$(BIN)/python -m sglang_prefill_ext.grpc_frontend.generate
 
 clean:
 	rm -rf $(VENV) $(JUDGES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from sglang_prefill_ext.client.commands import COMMANDS
 from sglang_prefill_ext.errors import ConfigError, PrefillExtError, RequestError
+from sglang_prefill_ext.grpc_frontend.command import serve_grpc
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 for client_command in COMMANDS:
     app.command()(client_command)
+app.command("serve-grpc")(serve_grpc)
 
 
 @app.command()

@@ -163,6 +163,13 @@ class PrefillOnlyConfig:
         default=8,
         metadata={"help": "Decode steps after which waiting packed requests run in any case."},
     )
+    attach: str = field(
+        default="",
+        metadata={
+            "help": "Socket file at which front ends in other processes, as those of "
+            "sglang-prefill serve-grpc, are attached; none without it."
+        },
+    )
 
     def __post_init__(self) -> None:
         for knob in fields(self):
@@ -175,6 +182,10 @@ def _checked(knob: Field[Any], value: Any) -> Any:
         if value in list(kind):
             return kind(value)
         range_text = f"one of {', '.join(kind)}"
+    elif kind is str:
+        if isinstance(value, str):
+            return value
+        range_text = "a path"
     else:
         least = knob.metadata.get("least", 1)
         if isinstance(value, int) and not isinstance(value, bool) and value >= least:
@@ -182,8 +193,12 @@ def _checked(knob: Field[Any], value: Any) -> Any:
         range_text = f"a whole number of at least {least}"
     raise ConfigError(
         f"{flag_name(knob.name)} must be {range_text}, got {value!r}. "
-        f"Leave it out for the default of {knob.default}."
+        f"Leave it out for the default of {shown_default(knob)}."
     )
+
+
+def shown_default(knob: Field[Any]) -> str:
+    return "none" if knob.default == "" else str(knob.default)
 
 
 def flag_name(field_name: str) -> str:

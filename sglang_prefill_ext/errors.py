@@ -12,6 +12,7 @@
     ├── PackedForwardError       the forward of this request failed        -> HTTP 500
     ├── ServerBusyError          too much waits already                    -> HTTP 429
     ├── DeadlineExceededError    the request could not be served in time   -> HTTP 504
+    ├── EngineUnavailableError   a front end reaches no engine             -> gRPC UNAVAILABLE
     ├── ClientError              a client of ours got no answer that it can use
     │   ├── ServerRefusedError       the server answered with an error that no repeat cures
     │   ├── ServerUnavailableError   no connection, or HTTP 503
@@ -41,7 +42,9 @@ class PackingError(PrefillExtError):
 
 
 class RequestError(PrefillExtError, ValueError):
-    """The request is wrong; the message names the field, the value and the remedy."""
+    """The request is wrong; the message names the `field`, the value and the remedy."""
+
+    field: str = ""
 
 
 class TooManyItemsError(RequestError):
@@ -64,6 +67,10 @@ class ServerBusyError(PrefillExtError):
 
 class DeadlineExceededError(PrefillExtError):
     """The request waited until it could not be served in the time that the client gave it."""
+
+
+class EngineUnavailableError(PrefillExtError):
+    """A front end in a process of its own reaches no engine that it can serve."""
 
 
 class ClientError(PrefillExtError):

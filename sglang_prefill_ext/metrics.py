@@ -34,31 +34,42 @@ class FrontendMetrics:
 
     def record_packed(self) -> None:
         """Count one request answered on the packed path."""
-        self._count_request("packed")
+        self._add_requests("packed", 1)
 
     def record_work(self, rows: PackedRows, forwards: int, tokens_computed: int) -> None:
         """Count what answering one packed message took; it may hold the rows of many requests."""
-        amounts = {
-            "items": rows.num_rows,
-            "forwards": forwards,
-            "tokens_computed": tokens_computed,
-            "tokens_saved": rows.num_prompt_tokens - tokens_computed,
-        }
-        for name, amount in amounts.items():
-            self.totals[name] += amount
-            if self._exported:
-                self._exported[name].labels(**self._labels).inc(amount)
+        self._add_totals(
+            {
+                "items": rows.num_rows,
+                "forwards": forwards,
+                "tokens_computed": tokens_computed,
+                "tokens_saved": rows.num_prompt_tokens - tokens_computed,
+            }
+        )
 
     def record_fallback(self, reason: str) -> None:
         """Count one request that took the stock path."""
-        self._count_request("stock")
+        self._add_requests("stock", 1)
         self.fallbacks[reason] += 1
         if self._exported:
             self._exported["fallbacks"].labels(**self._labels, reason=reason).inc()
 
     def record_error(self, kind: str) -> None:
         """Count one request of the packed path that ended in an error."""
-        self._count_request(kind)
+        self._add_requests(kind, 1)
+
+    def take(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return requests by path and totals, and begin both anew; for `add` elsewhere."""
+        taken = dict(self.requests), dict(self.totals)
+        self.requests.clear()
+        self.totals = Counter(dict.fromkeys(_TOTALS, 0))
+        return taken
+
+    def add(self, requests: Mapping[str, int], totals: Mapping[str, int]) -> None:
+        """Add what another process has counted."""
+        for path, amount in requests.items():
+            self._add_requests(path, amount)
+        self._add_totals({name: totals[name] for name in _TOTALS.keys() & totals.keys()})
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -67,10 +78,16 @@ class FrontendMetrics:
             **dict(self.totals),
         }
 
-    def _count_request(self, path: str) -> None:
-        self.requests[path] += 1
+    def _add_requests(self, path: str, amount: int) -> None:
+        self.requests[path] += amount
         if self._exported:
-            self._exported["requests"].labels(**self._labels, path=path).inc()
+            self._exported["requests"].labels(**self._labels, path=path).inc(amount)
+
+    def _add_totals(self, amounts: Mapping[str, int]) -> None:
+        for name, amount in amounts.items():
+            self.totals[name] += amount
+            if self._exported:
+                self._exported[name].labels(**self._labels).inc(amount)
 
 
 _QUEUE = {

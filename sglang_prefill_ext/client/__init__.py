@@ -1,6 +1,7 @@
 """A client of a prefill-only server: `PrefillClient`, and `AsyncPrefillClient` for asyncio.
 
-Both speak plain SGLang HTTP, so they work with a stock server, too. Requests are built, answers
+Both speak plain SGLang HTTP, so they work with a stock server, too, and gRPC with the front ends of
+`sglang-prefill serve-grpc`. Requests are built, answers
 read and repeats decided in pure modules that both share.
 """
 

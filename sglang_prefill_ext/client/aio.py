@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import httpx
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from tenacity import AsyncRetrying
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.deadline import Deadline
+from sglang_prefill_ext.client.grpc_carriers import AsyncGrpcCarrier
 from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, Options
 from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.client.requests import (
@@ -26,6 +28,24 @@ from sglang_prefill_ext.client.requests import (
     plan_score,
 )
 from sglang_prefill_ext.client.retry import DEFAULT_RETRIES, Retries
+
+
+class _HttpCarrier:
+    """Asks by HTTP."""
+
+    def __init__(
+        self, base_url: str, api_key: str | None, transport: httpx.AsyncBaseTransport | None
+    ) -> None:
+        self._base_url = base_url
+        self._http = httpx.AsyncClient(**exchange.settings(base_url, api_key), transport=transport)
+
+    async def ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
+        with exchange.transport_errors(request, self._base_url):
+            response = await self._http.post(**exchange.arguments(request, options, deadline))
+        return exchange.answer_to(request, response)
+
+    async def close(self) -> None:
+        await self._http.aclose()
 
 
 class AsyncPrefillClient:
@@ -44,12 +64,16 @@ class AsyncPrefillClient:
         max_concurrency: int = 8,
         retries: Retries = DEFAULT_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._max_items = exchange.positive("max_items_per_request", max_items_per_request)
         self._max_concurrency = exchange.positive("max_concurrency", max_concurrency)
-        self._base_url = base_url
         self._retries = retries
-        self._http = httpx.AsyncClient(**exchange.settings(base_url, api_key), transport=transport)
+        self._carrier: AsyncGrpcCarrier | _HttpCarrier
+        if base_url.startswith(exchange.GRPC_SCHEMES):
+            self._carrier = AsyncGrpcCarrier(base_url, api_key, credentials)
+        else:
+            self._carrier = _HttpCarrier(base_url, api_key, transport)
 
     async def score(
         self,
@@ -97,7 +121,7 @@ class AsyncPrefillClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        await self._carrier.close()
 
     async def __aenter__(self) -> AsyncPrefillClient:
         return self
@@ -111,7 +135,7 @@ class AsyncPrefillClient:
 
         async def ask(request: Request[AnswerT]) -> AnswerT:
             async with slots:  # not while it waits for a repeat
-                return await self._ask(request, options, deadline)
+                return await self._carrier.ask(request, options, deadline)
 
         retrying = self._retries.retrying(AsyncRetrying, deadline)
         # A copy each: the loop keeps the state of the call that it makes.
@@ -123,10 +147,3 @@ class AsyncPrefillClient:
         finally:
             for task in tasks:  # one failed, or nobody waits any more
                 task.cancel()
-
-    async def _ask(
-        self, request: Request[AnswerT], options: Options, deadline: Deadline
-    ) -> AnswerT:
-        with exchange.transport_errors(request, self._base_url):
-            response = await self._http.post(**exchange.arguments(request, options, deadline))
-        return exchange.answer_to(request, response)

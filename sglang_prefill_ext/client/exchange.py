@@ -21,6 +21,7 @@ from sglang_prefill_ext.errors import (
 )
 
 DEFAULT_URL = "http://127.0.0.1:30000"
+GRPC_SCHEMES = ("grpc://", "grpcs://")
 
 _CONNECT_S = 10.0
 _SLACK_S = 2.0  # The server's own 504 says more than a connection that we drop.
@@ -39,7 +40,10 @@ def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
         ConfigError: `base_url` is not the address of a server.
     """
     if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"base_url: {base_url!r} is no address. Write e.g. {DEFAULT_URL}.")
+        raise ConfigError(
+            f"base_url: {base_url!r} is no address. Write e.g. {DEFAULT_URL}, or "
+            "grpc://127.0.0.1:50051 for gRPC front ends."
+        )
     headers = {"content-type": "application/json"}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
@@ -59,8 +63,8 @@ def positive(field: str, value: int) -> int:
     return value
 
 
-def arguments(request: Request[Any], options: Options, deadline: Deadline) -> dict[str, Any]:
-    """Return arguments of ``post`` for an attempt that starts now.
+def require_time(request: Request[Any], options: Options, deadline: Deadline) -> float:
+    """Return the seconds left for an attempt that starts now; infinite without a deadline.
 
     Raises:
         DeadlineExceededError: there is no time left.
@@ -71,6 +75,16 @@ def arguments(request: Request[Any], options: Options, deadline: Deadline) -> di
             f"{request.asked}: {options.timeout_s:g} s were over before it was sent. "
             "Give the call a longer timeout_s, or fewer items."
         )
+    return left_s
+
+
+def arguments(request: Request[Any], options: Options, deadline: Deadline) -> dict[str, Any]:
+    """Return arguments of ``post`` for an attempt that starts now.
+
+    Raises:
+        DeadlineExceededError: there is no time left.
+    """
+    left_s = require_time(request, options, deadline)
     limited = left_s < math.inf
     read_s = left_s + _SLACK_S if limited else None
     return {

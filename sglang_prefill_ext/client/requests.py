@@ -1,4 +1,4 @@
-"""What the user asks for, as HTTP requests of limited size, and how to join their answers."""
+"""What the user asks for, as requests of limited size, and how to join their answers."""
 
 from __future__ import annotations
 
@@ -36,15 +36,20 @@ class Request(Generic[AnswerT]):
 
     Attributes:
         path: where it goes.
-        content: the body, JSON.
+        body: what JSON knows.
         items: how many items or prompts it holds.
         read: turns the parsed answer and `items` into what was asked for.
     """
 
     path: str
-    content: bytes
+    body: dict[str, Any]
     items: int
     read: Callable[[Any, int], AnswerT]
+
+    @property
+    def content(self) -> bytes:
+        """The body as JSON."""
+        return json.dumps(self.body, separators=(",", ":")).encode()
 
     @property
     def asked(self) -> str:
@@ -93,7 +98,7 @@ def plan_score(
         body = shared | {"items": listed[part], "label_token_ids": own or None}
         if embed_overrides is not None:
             body |= embed_overrides.fields(part, len(listed))
-        requests.append(_request("/v1/score", body, len(listed[part]), read_scores))
+        requests.append(Request("/v1/score", body, len(listed[part]), read_scores))
     return Plan(tuple(requests), join_scores)
 
 
@@ -105,7 +110,7 @@ def plan_embed(prompts: Prompts, *, max_items: int, dimensions: int | None) -> P
     listed = _listed("prompts", prompts)
     bodies = (shared | {"input": listed[part]} for part in _parts(len(listed), max_items))
     requests = (
-        _request("/v1/embeddings", body, len(body["input"]), read_embeddings) for body in bodies
+        Request("/v1/embeddings", body, len(body["input"]), read_embeddings) for body in bodies
     )
     return Plan(tuple(requests), np.concatenate)
 
@@ -115,14 +120,8 @@ def plan_classify(prompts: Prompts, *, max_items: int) -> Plan[Vectors]:
     listed = _listed("prompts", prompts)
     field = "text" if isinstance(listed[0], str) else "input_ids"
     chunks = (listed[part] for part in _parts(len(listed), max_items))
-    requests = (_request("/classify", {field: chunk}, len(chunk), read_classes) for chunk in chunks)
+    requests = (Request("/classify", {field: chunk}, len(chunk), read_classes) for chunk in chunks)
     return Plan(tuple(requests), np.concatenate)
-
-
-def _request(
-    path: str, body: dict[str, Any], items: int, read: Callable[[Any, int], AnswerT]
-) -> Request[AnswerT]:
-    return Request(path, json.dumps(body, separators=(",", ":")).encode(), items, read)
 
 
 def _parts(count: int, most: int) -> Iterator[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import httpx
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from tenacity import Retrying
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.deadline import Deadline
+from sglang_prefill_ext.client.grpc_carriers import GrpcCarrier
 from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, Options
 from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.client.requests import (
@@ -26,15 +28,35 @@ from sglang_prefill_ext.client.requests import (
 from sglang_prefill_ext.client.retry import DEFAULT_RETRIES, Retries
 
 
+class _HttpCarrier:
+    """Asks by HTTP."""
+
+    def __init__(
+        self, base_url: str, api_key: str | None, transport: httpx.BaseTransport | None
+    ) -> None:
+        self._base_url = base_url
+        self._http = httpx.Client(**exchange.settings(base_url, api_key), transport=transport)
+
+    def ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
+        with exchange.transport_errors(request, self._base_url):
+            response = self._http.post(**exchange.arguments(request, options, deadline))
+        return exchange.answer_to(request, response)
+
+    def close(self) -> None:
+        self._http.close()
+
+
 class PrefillClient:
     """Asks one server; threads may share it. Close it, or use it in a ``with`` statement.
 
     Args:
-        base_url: where the server is.
+        base_url: where the server is: ``http://`` or ``https://``, or ``grpc://`` or ``grpcs://``
+            (TLS) for gRPC front ends.
         api_key: sent as ``Authorization: Bearer``.
         max_items_per_request: longer lists are sent in parts, one after the other.
         retries: when a request is repeated.
-        transport: what carries requests instead of the network.
+        transport: what carries HTTP requests instead of the network.
+        credentials: of ``grpcs://``, a `grpc.ChannelCredentials`; None trusts known authorities.
 
     Every method raises:
         RequestError: an argument is of the wrong kind; nothing was sent.
@@ -53,11 +75,15 @@ class PrefillClient:
         max_items_per_request: int = 1000,
         retries: Retries = DEFAULT_RETRIES,
         transport: httpx.BaseTransport | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._max_items = exchange.positive("max_items_per_request", max_items_per_request)
-        self._base_url = base_url
         self._retries = retries
-        self._http = httpx.Client(**exchange.settings(base_url, api_key), transport=transport)
+        self._carrier: GrpcCarrier | _HttpCarrier
+        if base_url.startswith(exchange.GRPC_SCHEMES):
+            self._carrier = GrpcCarrier(base_url, api_key, credentials)
+        else:
+            self._carrier = _HttpCarrier(base_url, api_key, transport)
 
     def score(
         self,
@@ -117,7 +143,7 @@ class PrefillClient:
 
     def close(self) -> None:
         """Close all connections."""
-        self._http.close()
+        self._carrier.close()
 
     def __enter__(self) -> PrefillClient:
         return self
@@ -129,12 +155,7 @@ class PrefillClient:
         deadline = Deadline(options.timeout_s)
 
         def ask(request: Request[AnswerT]) -> AnswerT:
-            return self._ask(request, options, deadline)
+            return self._carrier.ask(request, options, deadline)
 
         retrying = self._retries.retrying(Retrying, deadline)
         return plan.join([retrying(ask, request) for request in plan.requests])
-
-    def _ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
-        with exchange.transport_errors(request, self._base_url):
-            response = self._http.post(**exchange.arguments(request, options, deadline))
-        return exchange.answer_to(request, response)

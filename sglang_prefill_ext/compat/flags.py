@@ -18,9 +18,12 @@ from sglang_prefill_ext.config import (
     PrefillOnlyConfig,
     config_from_mapping,
     flag_name,
+    shown_default,
 )
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot import stock_order
+
+_METAVARS = {int: "N", str: "PATH"}
 
 
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -36,8 +39,8 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
             flag_name(knob.name),
             type=int if isinstance(knob.default, int) else str,
             default=None,
-            metavar="N" if isinstance(knob.default, int) else "NAME",
-            help=f"{knob.metadata['help']} Default: {knob.default}.",
+            metavar=_METAVARS.get(type(knob.default), "NAME"),
+            help=f"{knob.metadata['help']} Default: {shown_default(knob)}.",
         )
     _offer_policy(parser)
 
@@ -66,11 +69,12 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
         SystemExit: a combination of flags that prefill-only serving cannot work with, or our
             scheduling policy without it.
     """
-    if activation.config_of(server_args) is None:
+    config = activation.config_of(server_args)
+    if config is None:
         if server_args.schedule_policy == stock_order.POLICY:
             raise SystemExit(str(_policy_alone()))
         return
-    conflicts = list(_conflicts(resolving_view(server_args)))
+    conflicts = list(_conflicts(resolving_view(server_args), config))
     if conflicts:
         raise SystemExit(
             "--enable-prefill-only cannot be combined with "
@@ -112,12 +116,17 @@ def _attach(server_args: Any, values: dict[str, Any]) -> None:
         activation.attach(server_args, config)
 
 
-def _conflicts(args: Any) -> Any:
+def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
     """Yield each flag whose event loop or processes leave no place for packed work."""
     if args.pp_size > 1:
         yield f"--pp-size {args.pp_size} (stages exchange micro-batches of stock requests)"
     if attn_dp_enabled_of(args):
         yield "--attn-dp-size > 1 (every rank must join every forward)"
+    if config.attach and args.tokenizer_worker_num > 1:
+        yield (
+            f"--tokenizer-worker-num {args.tokenizer_worker_num} "
+            "(with --prefill-only-attach: several processes cannot share one socket)"
+        )
     if args.nnodes > 1:
         yield f"--nnodes {args.nnodes} (not verified)"
     if args.disaggregation_mode != "null":

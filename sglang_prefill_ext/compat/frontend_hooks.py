@@ -11,6 +11,7 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 from sglang_prefill_ext.compat import embed_hooks, http, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
+from sglang_prefill_ext.compat.attached import accept_frontends
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.generate_route import shorten_generate
@@ -59,8 +60,9 @@ def attach_frontend(_result: None, manager: Any) -> None:
 
     manager._result_dispatcher._mapping[PackedRowsResult] = on_result
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
+    broker = accept_frontends(app, manager, link, frontend) if config.attach else None
     if app is not None:
-        http.add_routes(app, frontend, link)
+        http.add_routes(app, frontend, link, broker)
         accept_bodies(app, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
         if manager.is_generation:  # in front of that: bodies with embeddings are passed on
             shorten_scores(app, manager, partial(_packed_scores, frontend))

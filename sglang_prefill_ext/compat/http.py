@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from sglang.srt.entrypoints.openai.protocol import ScoringRequest
 
 from sglang_prefill_ext import __version__
+from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.patching import engine
@@ -33,11 +34,14 @@ def application() -> Any:
     return None if server is None else server.app
 
 
-def add_routes(app: Any, frontend: ScoreFrontend, link: TokenizerManagerLink) -> None:
+def add_routes(
+    app: Any, frontend: ScoreFrontend, link: TokenizerManagerLink, broker: Broker | None
+) -> None:
     """Add our routes to SGLang's HTTP application."""
 
     async def status() -> dict[str, Any]:
-        return await _status(frontend, link)
+        attached = [] if broker is None else broker.peers()
+        return await _status(frontend, link) | {"attached": attached}
 
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
     server: Any = sys.modules[SERVER_MODULE]

@@ -97,7 +97,7 @@ class EmbedFrontend:
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
         self._texts = Gatherer(self._encode, max_items=most, max_wait_s=wait_s)
-        self._prompts = Gatherer(self._vectors, max_items=most, max_wait_s=wait_s)
+        self._prompts = Gatherer(self._ask, max_items=most, max_wait_s=wait_s)
 
     def call_of(self, request: Any) -> EmbedCall:
         """Read an `EmbeddingReqInput`.
@@ -122,24 +122,47 @@ class EmbedFrontend:
         """
         if self._exchange.declined_reason:
             raise StockPathTaken(self._exchange.declined_reason)
-        prompts = await self._token_ids(call, request)
-        self._exchange.require_fitting(max(map(len, prompts)))
+        prompts = await self.token_ids(call, request)
         overridden = None
         if call.positional is not None:
             args = (prompts, call.positional, self._hidden_size)
             prompts, table = await self._worker.run(place_at, *args)
             overridden = _Overridden(table)
-        whole = VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR
-        kind = _Kind(options, call.dimensions or whole, overridden)
-        read_outs = await self._prompts.ask(kind, prompts, request)
-        self.metrics.record_packed()
-        tables, states = [each.table for each in read_outs], None
+        width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
+        tables = await self.vectors(prompts, width, options, request, overridden)
+        states = None
         if call.with_states and len(tables[0]) > self._hidden_size:  # else no head made vectors
             states = [table[-self._hidden_size :] for table in tables]
             tables = [table[: -self._hidden_size] for table in tables]
         return Embedded([table.tolist() for table in tables], list(map(len, prompts)), states)
 
-    async def _token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
+    async def vectors(
+        self,
+        prompts: list[Int32Array],
+        width: int,
+        options: RequestOptions,
+        request: Any,
+        overridden: _Overridden | None = None,
+    ) -> list[Float32Array]:
+        """Return a vector of each prompt, float32 ``[width]``; the errors are those of `embed`.
+
+        Args:
+            prompts: none is empty, all ids lie in the vocabulary, or name one of `overridden`.
+            width: leading numbers of each vector, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
+        """
+        self._exchange.require_fitting(max(map(len, prompts)))
+        kind = _Kind(options, width, overridden)
+        read_outs = await self._prompts.ask(kind, prompts, request)
+        self.metrics.record_packed()
+        return [each.table for each in read_outs]
+
+    async def token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
+        """Return the checked ids of the prompts of a call.
+
+        Raises:
+            RequestError: a prompt is empty, or an id lies outside the vocabulary.
+            StockPathTaken: there is no tokenizer.
+        """
         if call.is_text:
             if not self._has_tokenizer:
                 raise StockPathTaken("no_tokenizer")
@@ -174,9 +197,7 @@ class EmbedFrontend:
             check_prompt([], self._vocab_size, field=field)
         return [flatten_ids([prompt], self._vocab_size, field=field) for prompt in prompts]
 
-    async def _vectors(
-        self, kind: _Kind, prompts: list[Int32Array]
-    ) -> Sequence[ReadOut | Exception]:
+    async def _ask(self, kind: _Kind, prompts: list[Int32Array]) -> Sequence[ReadOut | Exception]:
         """Ask the scheduler for the vectors of several calls."""
         pack = partial(
             pack_prompts,

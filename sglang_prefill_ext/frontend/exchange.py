@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
+    EngineUnavailableError,
     PackedForwardError,
     PrefillExtError,
     RequestAbortedError,
@@ -21,6 +22,9 @@ from sglang_prefill_ext.frontend.connection import outcome_while_connected
 from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out
 from sglang_prefill_ext.wire.packed import PackedRows
+
+UNREACHABLE = "unreachable"
+"""Status of the answer that a link gives for a scheduler that has gone."""
 
 
 class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
@@ -90,9 +94,10 @@ class PackedExchange:
             PackedForwardError: the forward failed.
             ServerBusyError: too much waits already.
             DeadlineExceededError: the deadline of `options` could not be met.
+            EngineUnavailableError: the engine of a front end in another process has gone.
         """
         self.require_fitting(_longest_row(rows), prefix_tokens=rows.prefix_len)
-        answer = await self._round_trip(rows, options, request)
+        answer = await self.round_trip(rows, options, request)
         if answer.status == "declined":
             self.decline(answer.message)
             raise StockPathTaken(answer.message)
@@ -121,7 +126,12 @@ class PackedExchange:
         if row_tokens > self._max_row_tokens:
             raise StockPathTaken("row_over_budget")
 
-    async def _round_trip(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
+    async def round_trip(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
+        """Send one message and return whatever answer comes; call it while `admitted`.
+
+        Raises:
+            RequestAbortedError: the client left.
+        """
         rid = f"packed-{uuid.uuid4().hex}"
         future = self._pending[rid] = asyncio.get_running_loop().create_future()
         try:
@@ -152,6 +162,8 @@ def _longest_row(rows: PackedRows) -> int:
 def _unhappy_end(answer: Answer) -> PrefillExtError:
     if answer.status == "aborted":
         return RequestAbortedError(answer.message)
+    if answer.status == UNREACHABLE:
+        return EngineUnavailableError(answer.message)
     if answer.status == "expired":
         return DeadlineExceededError(answer.message)
     if answer.status == "rejected":

@@ -13,14 +13,29 @@ from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 class Answer(Protocol):
     """A scheduler's answer to one packed request; the fields are those of `JobResult`."""
 
-    status: str
-    message: str
-    forwards: int
-    tokens_computed: int
-    queue_ms: float
-    compute_ms: float
-    retry_after_s: float
-    tokens_cached: int
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def forwards(self) -> int: ...
+
+    @property
+    def tokens_computed(self) -> int: ...
+
+    @property
+    def queue_ms(self) -> float: ...
+
+    @property
+    def compute_ms(self) -> float: ...
+
+    @property
+    def retry_after_s(self) -> float: ...
+
+    @property
+    def tokens_cached(self) -> int: ...
 
     def row_values(self) -> Float32Array: ...
 

@@ -60,7 +60,7 @@ class ScoreFrontend:
         self._link = link
         self._vocab_size = vocab_size
         self._hidden_size = hidden_size
-        self._label_vocab_size = label_vocab_size
+        self.label_vocab_size = label_vocab_size
         self._has_tokenizer = has_tokenizer
         self._worker = Worker("prefill-only-pack")
 
@@ -102,7 +102,7 @@ class ScoreFrontend:
             reason = "no_tokenizer"
         if reason is not None:
             raise StockPathTaken(reason)
-        labels = pack_labels(call.label_token_ids, call.num_items, self._label_vocab_size)
+        labels = pack_labels(call.label_token_ids, call.num_items, self.label_vocab_size)
         if labels is None:
             raise StockPathTaken("unusual_input")
         return labels

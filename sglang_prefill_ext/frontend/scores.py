@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 Matrix: TypeAlias = list[list[float]]
 
 
-def split_rows(values: Float32Array, rows: PackedRows) -> list[Float32Array]:
+def split_rows(values: NDArray[Any], rows: PackedRows) -> list[NDArray[Any]]:
     """Cut flat label values into one array a row."""
     if rows.shared_labels:
         return list(values.reshape(rows.num_rows, -1))
@@ -23,7 +23,15 @@ def split_rows(values: Float32Array, rows: PackedRows) -> list[Float32Array]:
 def scores_from_values(
     values: Float32Array, rows: PackedRows, *, apply_softmax: bool, temperature: float
 ) -> Matrix:
-    """Return one list of scores a row, in the order of its labels.
+    """Return `flat_scores` as one list a row, in the order of its labels."""
+    flat = flat_scores(values, rows, apply_softmax=apply_softmax, temperature=temperature)
+    return [row.tolist() for row in split_rows(flat, rows)]
+
+
+def flat_scores(
+    values: Float32Array, rows: PackedRows, *, apply_softmax: bool, temperature: float
+) -> NDArray[np.float64]:
+    """Return the scores of all rows, float64 ``[rows.num_values]``.
 
     Without `apply_softmax` a score is the label's probability over the whole vocabulary,
     ``exp(logprob)``; with it, ``softmax(logprob / temperature)`` over the row's labels,
@@ -34,18 +42,18 @@ def scores_from_values(
             ``[rows.num_values]``.
         temperature: finite and > 0.
     """
-    if not rows.shared_labels:
-        reads = split_rows(values, rows)
-        return scores_of_reads(reads, apply_softmax=apply_softmax, temperature=temperature)
-    table = values.astype(np.float64).reshape(rows.num_rows, -1)
-    scores = _softmax(table, temperature) if apply_softmax else np.exp(table)
-    return scores.tolist()  # type: ignore[no-any-return]
+    if not apply_softmax:
+        return np.exp(values, dtype=np.float64)
+    wide = values.astype(np.float64)
+    if rows.shared_labels:
+        return _softmax(wide.reshape(rows.num_rows, -1), temperature).ravel()
+    return np.concatenate([_softmax(row, temperature) for row in split_rows(wide, rows)])
 
 
 def scores_of_reads(
     reads: Sequence[Float32Array], *, apply_softmax: bool, temperature: float
 ) -> Matrix:
-    """Return the scores of each read's labels; see `scores_from_values`."""
+    """Return the scores of each read's labels; see `flat_scores`."""
     if not apply_softmax:
         return [np.exp(read, dtype=np.float64).tolist() for read in reads]
     return [_softmax(read.astype(np.float64), temperature).tolist() for read in reads]

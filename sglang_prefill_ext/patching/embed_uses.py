@@ -33,7 +33,8 @@ EMBED_USES = (
         target=_REQUEST,
         group=Group.FRONTEND,
         used_by=(
-            *("compat.embed_hooks", "compat.frontend_hooks", "compat.override_hooks"),
+            *"compat.attached compat.embed_hooks compat.frontend_hooks".split(),
+            "compat.override_hooks",
             "frontend.embed_call",
         ),
         why="what a vector is wanted of, and whether it can be packed",

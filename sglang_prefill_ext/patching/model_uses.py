@@ -41,11 +41,15 @@ MODEL_USES = (
         target="sglang.srt.configs.model_config.ModelConfig",
         group=Group.SCHEDULER,
         used_by=(
-            *"compat.model compat.frontend_hooks compat.frontend_link".split(),
+            *"compat.attached compat.model compat.frontend_hooks compat.frontend_link".split(),
             *"compat.embed_hooks compat.known_answers compat.capability".split(),
         ),
-        why="which token ids, labels and embeddings are valid; whether weights are quantised",
-        members=(*"vocab_size hidden_size hf_text_config quantization dtype context_len".split(),),
+        why="which token ids, labels and embeddings are valid; names of classes; whether weights "
+        "are quantised",
+        members=(
+            *"vocab_size hidden_size hf_config hf_text_config quantization dtype".split(),
+            *"context_len model_path".split(),
+        ),
     ),
     Use(
         id="U33",

@@ -68,6 +68,7 @@ _FLAG_USES = (
         members=(
             *"pp_size nnodes disaggregation_mode enable_pdmux smg_grpc_mode grpc_mode".split(),
             *"enable_mis schedule_policy disable_radix_cache enable_watermark".split(),
+            "tokenizer_worker_num",
         ),
     ),
 )
@@ -78,7 +79,7 @@ _FRONTEND_USES = (
         target=_TOKENIZER_MANAGER,
         group=Group.FRONTEND,
         used_by=(
-            *("compat.frontend_hooks", "compat.frontend_link"),
+            *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
             *("compat.embed_hooks", "compat.rerank_hooks"),
         ),
         why="limits, tokenizer, pauses, weight updates",

@@ -100,10 +100,23 @@ ZONES = {
         zones=("errors", "pure", "metrics"),
         libraries=("msgspec", "numpy"),
     ),
+    "attach": Zone(
+        ("attach", "attach.*"),
+        zones=("errors", "pure", "metrics", "frontend"),
+        libraries=("msgspec", "tokenizers", "zmq"),
+    ),
+    "grpc": Zone(
+        ("grpc_frontend", "grpc_frontend.*"),
+        zones=("errors", "pure", "metrics", "frontend", "attach"),
+        libraries=(
+            *("google", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_tools"),
+            *("msgspec", "numpy", "typer"),
+        ),
+    ),
     "client": Zone(
         ("client", "client.*"),
-        zones=("errors", "frontend"),
-        libraries=("httpx", "numpy", "rich", "tenacity", "typer"),
+        zones=("errors", "frontend", "grpc"),
+        libraries=("google", "grpc", "httpx", "numpy", "rich", "tenacity", "typer"),
     ),
     "guard": Zone(
         ("patching.guard", "patching.reach", "patching.doctor"),
@@ -120,7 +133,7 @@ ZONES = {
     "engine": Zone(("patching.engine",), zones=("errors", "pure", "guard", "registry")),
     "border": Zone(
         ("compat", "compat.*"),
-        zones=("errors", "pure", "metrics", "frontend", "tensors", "engine"),
+        zones=("errors", "pure", "metrics", "frontend", "attach", "tensors", "engine"),
         libraries=("sglang", "torch", "numpy", "fastapi", "starlette"),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
@@ -131,7 +144,7 @@ ZONES = {
     ),
     "tools": Zone(
         ("cli", "local_server", "demo", "demo.*"),
-        zones=("errors", "pure", "client", "guard", "models"),
+        zones=("errors", "pure", "client", "grpc", "guard", "models"),
         libraries=(
             "httpx",
             "matplotlib",
@@ -271,6 +284,11 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_light_zones_are_light_all_the_way_down() -> None:
     light = [module for module in MODULES if _zone_of(module) in LIGHT]
     assert _heavy_after(*light, "sglang_prefill_ext.cli") == "set()"
+
+
+def test_front_ends_of_their_own_start_without_the_engine() -> None:
+    heavy = _heavy_after("sglang_prefill_ext.grpc_frontend.servicer")
+    assert heavy == "{'zmq'}"
 
 
 def test_our_source_directory_does_not_hide_the_package_of_the_same_name() -> None:

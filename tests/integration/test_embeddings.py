@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from openai import OpenAI
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from sglang_prefill_ext.client import PrefillClient
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
+from tests.integration.grpc_frontends import connected, front_ends, int32_rows
 from tests.integration.override_bodies import body_with
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
@@ -36,16 +39,24 @@ FLAGS = ("--enable-prefill-only", "--sleep-on-idle")
 
 
 @pytest.fixture(scope="module")
-def embedder(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
+def attach(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the servers' sockets for gRPC front ends."""
+    return tmp_path_factory.mktemp("attach")
+
+
+@pytest.fixture(scope="module")
+def embedder(model_dir: Callable[[str], Path], attach: Path) -> Iterator[Serving]:
     # Long enough for what is sent together to travel together, however slow the machine.
     flags = ("--is-embedding", *FLAGS, "--prefill-only-gather-ms", "500")
+    flags += (f"--prefill-only-attach={attach / 'embedder'}",)
     with serving(model_dir("micro"), "embeddings", *flags) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def classifier(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
-    with serving(model_dir("classifier"), "classifier", *FLAGS) as running:
+def classifier(model_dir: Callable[[str], Path], attach: Path) -> Iterator[Serving]:
+    flags = (*FLAGS, f"--prefill-only-attach={attach / 'classifier'}")
+    with serving(model_dir("classifier"), "classifier", *flags) as running:
         yield running
 
 
@@ -325,3 +336,41 @@ def test_the_python_client_classifies(classifier: Serving) -> None:
         found = client.classify(INSTRUCTED)
     wanted = [each["embedding"] for each in raw]
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+def test_embeddings_over_grpc_are_those_of_http(embedder: Serving, attach: Path) -> None:
+    prompts = {
+        "texts": (TEXTS, pb.Prompts(texts=pb.Texts(texts=TEXTS))),
+        "ids": (PROMPTS, pb.Prompts(ids=int32_rows(PROMPTS))),
+    }
+    with (
+        front_ends(attach / "embedder", "grpc-embedder", "--processes=1") as running,
+        connected(running.address) as stub,
+    ):
+        for plain, asked in prompts.values():
+            wanted = vectors(embedder.client.post("/v1/embeddings", {"model": "m", "input": plain}))
+            found = stub.Embed(pb.EmbedRequest(prompts=asked))
+            assert found.usage.path == pb.PATH_PACKED
+            table = np.frombuffer(found.vectors, "<f4").reshape(-1, found.width)
+            np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
+        whole = stub.Embed(pb.EmbedRequest(prompts=asked, options=pb.Options(stock=True)))
+        assert (whole.usage.path, whole.usage.reason) == (pb.PATH_ENGINE, "opted_out")
+        stock = np.frombuffer(whole.vectors, "<f4").reshape(-1, whole.width)
+        np.testing.assert_allclose(table, stock, rtol=0, atol=TOLERANCE)
+        with pytest.raises(grpc.RpcError, match="matryoshka") as caught:
+            stub.Embed(pb.EmbedRequest(prompts=asked, dimensions=8))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_classes_over_grpc_are_those_of_http(classifier: Serving, attach: Path) -> None:
+    with (
+        front_ends(attach / "classifier", "grpc-classifier", "--processes=1") as running,
+        connected(running.address) as stub,
+    ):
+        found = stub.Classify(pb.ClassifyRequest(prompts=pb.Prompts(ids=int32_rows(PROMPTS))))
+    response = classifier.client.post("/classify", {"input_ids": PROMPTS})
+    wanted = [each["embedding"] for each in response.json()]
+    table = np.frombuffer(found.values, "<f4").reshape(-1, found.width)
+    np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
+    assert found.usage.path == pb.PATH_PACKED
+    assert len(found.class_names) == found.width

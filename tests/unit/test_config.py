@@ -15,8 +15,9 @@ CHOICES = {
     for knob in fields(PrefillOnlyConfig)
     if isinstance(knob.default, StrEnum)
 }
-NUMBERS = [knob.name for knob in fields(PrefillOnlyConfig) if knob.name not in CHOICES]
-KNOBS = [*NUMBERS, *CHOICES]
+PATHS = ["attach"]
+NUMBERS = [k.name for k in fields(PrefillOnlyConfig) if k.name not in (*CHOICES, *PATHS)]
+KNOBS = [*NUMBERS, *CHOICES, *PATHS]
 MEASURED = ("launch_tokens", "decode_step_tokens")
 """Numbers that are measured or estimated at start unless given."""
 
@@ -28,6 +29,8 @@ def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
         value = getattr(PrefillOnlyConfig(), knob.name)
         if knob.name in CHOICES:
             assert value in CHOICES[knob.name]
+        elif knob.name in PATHS:
+            assert value == ""
         else:
             assert (value == 0) if knob.name in MEASURED else (value >= 1)
         assert knob.metadata["help"].endswith(".")
@@ -59,6 +62,14 @@ def test_a_knob_takes_the_words_of_its_choices_and_no_other(knob: str) -> None:
         assert getattr(PrefillOnlyConfig(**given), knob) is choice
     with pytest.raises(ConfigError, match=f"{flag_name(knob)} must be one of .*, got 'lifo'"):
         PrefillOnlyConfig(**{knob: "lifo"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("knob", PATHS)
+def test_a_path_is_text(knob: str) -> None:
+    given: dict[str, Any] = {knob: "/run/x.sock"}
+    assert getattr(PrefillOnlyConfig(**given), knob) == "/run/x.sock"
+    with pytest.raises(ConfigError, match=f"{flag_name(knob)} must be a path, got 3.* none"):
+        PrefillOnlyConfig(**{knob: 3})  # type: ignore[arg-type]
 
 
 def test_the_orders() -> None:

@@ -19,6 +19,24 @@ def _rows() -> PackedRows:
     )
 
 
+def test_what_was_counted_in_one_process_can_be_added_in_another() -> None:
+    far, here = FrontendMetrics(), FrontendMetrics()
+    for metrics in (far, here):
+        metrics.record_packed()
+        metrics.record_work(_rows(), 1, tokens_computed=6)
+    here.add(*far.take())
+    assert here.as_dict() == {
+        "requests": {"packed": 2},
+        "fallbacks": {},
+        "items": 4,
+        "forwards": 2,
+        "tokens_computed": 12,
+        "tokens_saved": 6,
+    }
+    assert far.as_dict() == FrontendMetrics().as_dict()
+    assert far.take() == FrontendMetrics().take()
+
+
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
     """A registry of its own, since a metric can be registered only once a process."""

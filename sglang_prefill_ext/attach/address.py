@@ -1,0 +1,53 @@
+"""The socket file over which front ends reach the engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sglang_prefill_ext.errors import ConfigError
+
+_LONGEST = 107  # bytes of a path in a Unix socket's address
+
+
+def checked_path(path: str, *, flag: str) -> Path:
+    """Return an absolute path that a socket can have.
+
+    Raises:
+        ConfigError: it is too long.
+    """
+    absolute = Path(path).absolute()
+    if len(os.fsencode(absolute)) > _LONGEST:
+        raise ConfigError(f"{flag}: {absolute} is longer than {_LONGEST} bytes. Use a shorter one.")
+    return absolute
+
+
+def claim(path: Path, *, flag: str) -> None:
+    """Make the directory of a socket, for its owner alone; a dead engine's socket may be there.
+
+    Raises:
+        ConfigError: another engine listens there, or there is something else.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise ConfigError(f"{flag}: {path} is not a socket. Choose another path.")
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(os.fspath(path)) == 0:
+            raise ConfigError(
+                f"{flag}: another engine listens at {path}. Stop it, or choose another path."
+            )
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """What is made inside is accessible for its owner only."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)

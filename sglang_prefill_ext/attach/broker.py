@@ -1,0 +1,203 @@
+"""The engine's end: serves the calls of attached front ends like those of its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from sglang_prefill_ext import __version__
+from sglang_prefill_ext.attach import messages
+from sglang_prefill_ext.attach.address import claim, owner_only
+from sglang_prefill_ext.attach.messages import (
+    Abort,
+    Beat,
+    Call,
+    Facts,
+    Farewell,
+    FromEngine,
+    FromFrontend,
+    Hello,
+    Refusal,
+    Rows,
+    RowsAnswer,
+    Stock,
+    StockAnswer,
+    StockError,
+)
+from sglang_prefill_ext.errors import DeadlineExceededError, PackingError
+from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.link import Answer
+
+logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What the broker needs of the process it lives in."""
+
+    @property
+    def exchange(self) -> PackedExchange: ...
+
+    def facts(self) -> Facts: ...
+
+    async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
+        """Serve a call as if it had come by HTTP; never raises for what a caller can cause."""
+        ...
+
+    def count(self, beat: Beat) -> None: ...
+
+
+@dataclass
+class _Peer:
+    """A front end that said hello."""
+
+    pid: int
+    heard_s: float
+    in_flight: int = 0
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+
+class Broker:
+    """Serves front ends at a socket file while `running`."""
+
+    def __init__(self, engine: Engine, path: Path, *, flag: str) -> None:
+        self._engine = engine
+        self._path = path
+        self._flag = flag
+        self._peers: dict[bytes, _Peer] = {}
+
+    def peers(self) -> list[dict[str, int]]:
+        """The attached front ends, for the status page."""
+        return [{"pid": peer.pid, "in_flight": peer.in_flight} for peer in self._peers.values()]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve, in the event loop of the caller.
+
+        Raises:
+            ConfigError: see `address.claim`.
+        """
+        claim(self._path, flag=self._flag)
+        context = zmq.asyncio.Context()
+        self._socket = context.socket(zmq.SocketType.ROUTER)
+        self._socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
+        self._socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
+        with owner_only():
+            self._socket.bind(f"ipc://{self._path}")
+        loops = [asyncio.ensure_future(each) for each in (self._receive(), self._forget_silent())]
+        try:
+            yield
+        finally:
+            for loop in loops:
+                loop.cancel()
+            for name in list(self._peers):
+                await self._send(name, Farewell())
+                self._forget(name)
+            context.destroy(linger=200)
+            self._path.unlink(missing_ok=True)
+
+    async def _receive(self) -> None:
+        while True:
+            name, body = await self._socket.recv_multipart()
+            try:
+                await self._take(name, messages.decode_from_frontend(body))
+            except msgspec.DecodeError as error:
+                logger.warning("A front end sent what cannot be read: %s", error)
+                await self._send(name, Refusal("The engine cannot read what this front end sends."))
+
+    async def _take(self, name: bytes, message: FromFrontend) -> None:
+        if isinstance(message, Hello):
+            await self._welcome(name, message)
+        elif (peer := self._peers.get(name)) is None:
+            # Forgotten after a long silence, or never welcome: it has to say hello.
+            await self._send(name, Farewell())
+        else:
+            peer.heard_s = time.monotonic()
+            self._take_of(peer, name, message)
+
+    def _take_of(self, peer: _Peer, name: bytes, message: Call | Abort | Beat) -> None:
+        match message:
+            case Beat():
+                peer.in_flight = message.in_flight
+                self._engine.count(message)
+            case Abort():
+                if (task := peer.tasks.get(message.rid)) is not None:
+                    task.cancel()
+            case Rows():
+                self._start(peer, message.rid, self._serve_rows(name, message))
+            case _:
+                self._start(peer, message.rid, self._serve_stock(name, message))
+
+    def _start(self, peer: _Peer, rid: str, work: Coroutine[Any, Any, None]) -> None:
+        task = peer.tasks[rid] = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: peer.tasks.pop(rid, None))
+
+    async def _welcome(self, name: bytes, hello: Hello) -> None:
+        if (hello.protocol, hello.version) != (messages.PROTOCOL, __version__):
+            message = (
+                f"This front end is version {hello.version} (protocol {hello.protocol}), the "
+                f"engine is version {__version__} (protocol {messages.PROTOCOL}). Install the same."
+            )
+            logger.warning("Front end %d was refused: %s", hello.pid, message)
+            await self._send(name, Refusal(message))
+            return
+        if name in self._peers:
+            self._forget(name)
+        self._peers[name] = _Peer(hello.pid, time.monotonic())
+        await self._send(name, self._engine.facts())
+
+    async def _serve_rows(self, name: bytes, message: Rows) -> None:
+        answer: Answer | RowsAnswer
+        try:
+            async with self._engine.exchange.admitted(message.options):
+                answer = await self._engine.exchange.round_trip(
+                    message.rows(), message.options, None
+                )
+        except DeadlineExceededError as error:
+            answer = RowsAnswer(message.rid, "expired", str(error))
+        except PackingError as error:
+            answer = RowsAnswer(message.rid, "failed", str(error))
+        await self._send(name, _answer(message.rid, answer))
+
+    async def _serve_stock(self, name: bytes, call: Stock) -> None:
+        await self._send(name, await self._engine.serve_stock(call))
+
+    async def _send(self, name: bytes, message: FromEngine) -> None:
+        await self._socket.send_multipart([name, messages.encode(message)])
+
+    async def _forget_silent(self) -> None:
+        while True:
+            await asyncio.sleep(messages.BEAT_S)
+            oldest_s = time.monotonic() - messages.SILENCE_S
+            for name in [n for n, peer in self._peers.items() if peer.heard_s < oldest_s]:
+                self._forget(name)
+
+    def _forget(self, name: bytes) -> None:
+        """End whatever a front end has under way; nobody waits for it."""
+        for task in list(self._peers.pop(name).tasks.values()):
+            task.cancel()
+
+
+def _answer(rid: str, answer: Answer | RowsAnswer) -> RowsAnswer:
+    """The scheduler's answer, under the id that the front end gave to the request."""
+    return RowsAnswer(
+        rid=rid,
+        status=answer.status,
+        message=answer.message,
+        values=answer.row_values().tobytes(),
+        forwards=answer.forwards,
+        tokens_computed=answer.tokens_computed,
+        queue_ms=answer.queue_ms,
+        compute_ms=answer.compute_ms,
+        retry_after_s=answer.retry_after_s,
+        tokens_cached=answer.tokens_cached,
+    )

@@ -1,0 +1,160 @@
+"""A front end's end of the socket: attached whenever the engine is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from sglang_prefill_ext.attach import messages
+from sglang_prefill_ext.attach.messages import Beat, Facts, Farewell, FromFrontend, Hello, Refusal
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.metrics import FrontendMetrics
+
+logger = logging.getLogger(__name__)
+
+_RECONNECT_MS = (50, 1000)  # first and longest wait
+# An engine whose process stands still answers no ZMTP ping; a busy one does, from its I/O thread.
+_PING_MS, _PING_TIMEOUT_MS = 1000, 4000
+
+
+class EngineConnection:
+    """Keeps the session of a front end with whatever engine is at the socket file.
+
+    Args:
+        metrics: counts of this process, which are handed on to the engine.
+        on_change: called with every new session, and with None when one has ended.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        metrics: FrontendMetrics,
+        on_change: Callable[[Session | None], None] = lambda _: None,
+    ) -> None:
+        self._path = path
+        self._metrics = metrics
+        self._on_change = on_change
+        self._connected = False
+        self._session: Session | None = None
+        self._attached = asyncio.Event()
+        self._why = f"No engine answers at {path}. Start it, or wait until it is ready."
+
+    @property
+    def session(self) -> Session:
+        """The session with the engine.
+
+        Raises:
+            EngineUnavailableError: there is none.
+        """
+        if self._session is None:
+            raise EngineUnavailableError(self._why)
+        return self._session
+
+    async def wait_attached(self, timeout_s: float) -> bool:
+        """Wait for a session; return whether there is one."""
+        try:
+            await asyncio.wait_for(self._attached.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Stay attached, in the event loop of the caller."""
+        context = zmq.asyncio.Context()
+        self._socket = _dealer(context)
+        monitor = self._socket.get_monitor_socket(
+            zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+        )
+        self._socket.connect(f"ipc://{self._path}")
+        work = (self._watch(monitor), self._receive(), self._beat())
+        loops = [asyncio.ensure_future(each) for each in work]
+        try:
+            yield
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            self._close("This front end is going down. Try again elsewhere.")
+            self._socket.disable_monitor()
+            context.destroy(linger=0)
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            event = parse_monitor_message(await monitor.recv_multipart())["event"]
+            self._connected = event == zmq.Event.HANDSHAKE_SUCCEEDED
+            if self._connected:
+                self._send(Hello(pid=os.getpid()))
+            else:
+                self._close("The engine has gone. Try again when it is back.")
+
+    async def _receive(self) -> None:
+        while True:
+            body = await self._socket.recv()
+            try:
+                message = messages.decode_from_engine(body)
+            except msgspec.DecodeError as error:
+                self._close(f"The engine sends what cannot be read ({error}). Install one version.")
+                continue
+            match message:
+                case Facts():
+                    self._open(message)
+                case Refusal():
+                    self._close(message.message)
+                case Farewell():
+                    self._close("The engine is going down. Try again when it is back.")
+                case _ if self._session is not None:
+                    self._session.deliver(message)
+
+    async def _beat(self) -> None:
+        """Show that this front end lives; say hello again where the engine forgot it."""
+        while True:
+            await asyncio.sleep(messages.BEAT_S)
+            if self._session is not None:
+                self._send(Beat(self._session.in_flight, *self._metrics.take()))
+            elif self._connected:
+                self._send(Hello(pid=os.getpid()))
+
+    def _send(self, message: FromFrontend) -> None:
+        # Without a limit on what is queued a message is taken at once; who waits is on record.
+        self._socket.send(messages.encode(message))
+
+    def _open(self, facts: Facts) -> None:
+        self._session = Session(facts, self._send)
+        self._attached.set()
+        logger.info("Attached to the engine of %s.", facts.model)
+        self._on_change(self._session)
+
+    def _close(self, why: str) -> None:
+        if why != self._why:
+            logger.warning("%s", why)
+        self._why = why
+        session, self._session = self._session, None
+        if session is not None:
+            self._attached.clear()
+            session.close(why)
+            self._on_change(None)
+
+
+def _dealer(context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
+    socket: zmq.asyncio.Socket = context.socket(zmq.SocketType.DEALER)
+    socket.setsockopt(
+        zmq.SocketOption.IMMEDIATE, 1
+    )  # nothing waits for an engine that is not there
+    socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
+    socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
+    socket.setsockopt(zmq.SocketOption.RECONNECT_IVL, _RECONNECT_MS[0])
+    socket.setsockopt(zmq.SocketOption.RECONNECT_IVL_MAX, _RECONNECT_MS[1])
+    socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _PING_MS)
+    socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, _PING_TIMEOUT_MS)
+    return socket

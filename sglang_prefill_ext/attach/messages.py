@@ -1,0 +1,206 @@
+"""What an attached front end and the engine tell each other, as msgpack.
+
+::
+
+    front end                               engine
+    Hello        ──────────────────────►
+                 ◄──────────────────────    Facts, or Refusal
+    Rows, Abort  ──────────────────────►
+                 ◄──────────────────────    RowsAnswer
+    StockScore, StockVectors, Abort ───►
+                 ◄──────────────────────    StockAnswer, or StockError
+    Beat         ──────────────────────►    every `BEAT_S`
+                 ◄──────────────────────    Farewell, when the engine goes
+
+A front end whose version differs from the engine's is refused, so fields may change from release to
+release; only `Hello` and `Refusal` may not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from sglang_prefill_ext import __version__
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.packed import (
+    Float32Array,
+    PackedRows,
+    from_bytes,
+    values_from_bytes,
+)
+
+PROTOCOL = 1
+BEAT_S = 1.0
+"""How often a front end shows that it lives."""
+SILENCE_S = 5.0
+"""After which the engine ends what a silent front end has under way."""
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    protocol: int = PROTOCOL
+    version: str = __version__
+    pid: int = 0
+
+
+class Facts(msgspec.Struct, tag=True, frozen=True):
+    """What a front end has to know of the engine.
+
+    Attributes:
+        vocab_size: rows of the embedding table; prompt ids must lie below.
+        hidden_size: numbers of an embedding.
+        label_vocab_size: label ids must lie below.
+        longest_prompt: in tokens.
+        is_generation: whether the model generates; else it makes vectors.
+        class_names: of a classification model, by class.
+        caching: whether SGLang keeps a prefix cache.
+        tokenizer: JSON of the engine's fast tokenizer; empty where it has none.
+        probes: texts, with the ids that the engine makes of them.
+        declined: why no call of this engine is packed; empty if they are.
+    """
+
+    model: str
+    sglang_version: str
+    vocab_size: int
+    hidden_size: int
+    label_vocab_size: int
+    longest_prompt: int
+    is_generation: bool
+    class_names: list[str]
+    caching: bool
+    config: PrefillOnlyConfig
+    tokenizer: str
+    probes: dict[str, list[int]]
+    declined: str = ""
+
+
+class Refusal(msgspec.Struct, tag=True, frozen=True):
+    message: str
+
+
+class Rows(msgspec.Struct, tag=True, frozen=True):
+    """A packed request (see `PackedRows`)."""
+
+    rid: str
+    tokens: bytes
+    prefix_len: int
+    suffix_lens: bytes
+    label_ids: bytes
+    label_lens: bytes
+    normalised: bool
+    vector_width: int
+    options: RequestOptions
+
+    @classmethod
+    def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> Rows:
+        assert rows.reads_row_ends, "front ends read the ends of rows"
+        assert not rows.num_best, "front ends name the tokens that they ask for"
+        assert not len(rows.overrides), "front ends send embeddings as calls"
+        return cls(
+            rid=rid,
+            tokens=rows.tokens.tobytes(),
+            prefix_len=rows.prefix_len,
+            suffix_lens=rows.suffix_lens.tobytes(),
+            label_ids=rows.label_ids.tobytes(),
+            label_lens=rows.label_lens.tobytes(),
+            normalised=rows.normalised,
+            vector_width=rows.vector_width,
+            options=options,
+        )
+
+    def rows(self) -> PackedRows:
+        """Return the rows without copying.
+
+        Raises:
+            PackingError: the message is inconsistent.
+        """
+        return PackedRows(
+            from_bytes(self.tokens),
+            self.prefix_len,
+            from_bytes(self.suffix_lens),
+            from_bytes(self.label_ids),
+            from_bytes(self.label_lens),
+            self.normalised,
+            self.vector_width,
+        )
+
+
+class RowsAnswer(msgspec.Struct, tag=True, frozen=True):
+    """The answer to `Rows`; an `Answer` of `frontend.link`."""
+
+    rid: str
+    status: str
+    message: str = ""
+    values: bytes = b""
+    forwards: int = 0
+    tokens_computed: int = 0
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+    retry_after_s: float = 0.0
+    tokens_cached: int = 0
+
+    def row_values(self) -> Float32Array:
+        return values_from_bytes(self.values)
+
+
+class StockScore(msgspec.Struct, tag=True, frozen=True):
+    """A scoring call for the engine's own `score_request`."""
+
+    rid: str
+    arguments: dict[str, Any]
+    headers: dict[str, str]
+
+
+class StockVectors(msgspec.Struct, tag=True, frozen=True):
+    """A call for vectors for the engine's own `generate_request`."""
+
+    rid: str
+    prompts: list[Any]
+    dimensions: int | None
+    headers: dict[str, str]
+
+
+class StockAnswer(msgspec.Struct, tag=True, frozen=True):
+    """Scores or vectors, one list a row; `token_logprobs` where they were asked for."""
+
+    rid: str
+    rows: list[list[float]]
+    prompt_tokens: int
+    token_logprobs: list[list[float]] | None = None
+
+
+class StockError(msgspec.Struct, tag=True, frozen=True):
+    """The engine refused a call or failed at it; `status` is that of HTTP."""
+
+    rid: str
+    status: int
+    message: str
+    retry_after_s: float = 0.0
+
+
+class Abort(msgspec.Struct, tag=True, frozen=True):
+    rid: str
+
+
+class Beat(msgspec.Struct, tag=True, frozen=True):
+    """Counts since the last beat (see `FrontendMetrics`)."""
+
+    in_flight: int = 0
+    requests: dict[str, int] = {}
+    totals: dict[str, int] = {}
+
+
+class Farewell(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+Stock: TypeAlias = StockScore | StockVectors
+Call: TypeAlias = Rows | Stock
+FromFrontend: TypeAlias = Hello | Call | Abort | Beat
+FromEngine: TypeAlias = Facts | Refusal | RowsAnswer | StockAnswer | StockError | Farewell
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_frontend = msgspec.msgpack.Decoder(FromFrontend).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,165 @@
+"""What an attached front end has of one engine, from its facts to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sglang_prefill_ext.attach.messages import (
+    Abort,
+    Facts,
+    FromFrontend,
+    Rows,
+    RowsAnswer,
+    Stock,
+    StockAnswer,
+    StockError,
+    StockScore,
+    StockVectors,
+)
+from sglang_prefill_ext.attach.tokenizer import faithful_copy
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.frontend.exchange import UNREACHABLE, PackedExchange
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.packed import PackedRows
+
+_ERRORS: dict[int, type[PrefillExtError]] = {
+    400: RequestError,
+    429: ServerBusyError,
+    503: RequestAbortedError,
+    504: DeadlineExceededError,
+}
+
+
+class Session:
+    """The engine behind the `SchedulerLink` of a front end in another process.
+
+    Args:
+        send: takes a message to the engine, at once.
+    """
+
+    def __init__(self, facts: Facts, send: Callable[[FromFrontend], None]) -> None:
+        self.facts = facts
+        self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
+        if facts.declined:
+            self.exchange.decline(facts.declined)
+        self._tokenizer = faithful_copy(facts.tokenizer, facts.probes)
+        self._send = send
+        self._sent: set[str] = set()
+        self._stock: dict[str, asyncio.Future[StockAnswer]] = {}
+        self._closed = ""
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sent) + len(self._stock)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    def close(self, why: str) -> None:
+        """End every call: the engine has gone."""
+        self._closed = why
+        for rid in list(self._sent):
+            self.deliver(RowsAnswer(rid, UNREACHABLE, why))
+        for future in self._stock.values():
+            _fail(future, EngineUnavailableError(why))
+
+    def deliver(self, answer: RowsAnswer | StockAnswer | StockError) -> None:
+        """Hand an answer to its waiting call; a call that left already is fine."""
+        if isinstance(answer, RowsAnswer):
+            self._sent.discard(answer.rid)
+            self.exchange.deliver(answer.rid, answer)
+        elif (future := self._stock.get(answer.rid)) is None or future.done():
+            return
+        elif isinstance(answer, StockAnswer):
+            future.set_result(answer)
+        else:
+            _fail(future, _error(answer))
+
+    # The `SchedulerLink`.
+
+    @asynccontextmanager
+    async def admission(self) -> AsyncIterator[None]:
+        """Pass at once: the engine admits what reaches it."""
+        yield
+
+    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
+        self._require_open()
+        self._sent.add(rid)
+        self._send(Rows.of(rid, rows, options))
+
+    def abort(self, rid: str) -> None:
+        self._sent.discard(rid)
+        if not self._closed:
+            self._send(Abort(rid))
+
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        assert self._tokenizer is not None, "texts are the engine's where there is no copy"
+        return self._tokenizer.encode(texts, continued=continued)
+
+    def longest_prompt(self) -> int:
+        return self.facts.longest_prompt
+
+    # Calls that are the engine's own.
+
+    async def stock_scores(
+        self, arguments: dict[str, Any], headers: Mapping[str, str]
+    ) -> StockAnswer:
+        """Have the engine serve a scoring call.
+
+        Args:
+            arguments: of `score_request`.
+            headers: as they would come by HTTP.
+
+        Raises:
+            PrefillExtError: the call ended badly, or the engine has gone.
+        """
+        return await self._ask(StockScore(uuid.uuid4().hex, arguments, dict(headers)))
+
+    async def stock_vectors(
+        self, prompts: list[Any], dimensions: int | None, headers: Mapping[str, str]
+    ) -> StockAnswer:
+        """Have the engine serve a call for vectors; see `stock_scores`."""
+        return await self._ask(StockVectors(uuid.uuid4().hex, prompts, dimensions, dict(headers)))
+
+    async def _ask(self, call: Stock) -> StockAnswer:
+        self._require_open()
+        future: asyncio.Future[StockAnswer] = asyncio.get_running_loop().create_future()
+        self._stock[call.rid] = future
+        try:
+            self._send(call)
+            return await future
+        finally:
+            del self._stock[call.rid]
+            if future.cancelled() and not self._closed:
+                self._send(Abort(call.rid))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineUnavailableError(self._closed)
+
+
+def _error(answer: StockError) -> PrefillExtError:
+    error = _ERRORS.get(answer.status, PackedForwardError)(answer.message)
+    if isinstance(error, ServerBusyError):
+        error.retry_after_s = answer.retry_after_s
+    return error
+
+
+def _fail(future: asyncio.Future[StockAnswer], error: PrefillExtError) -> None:
+    if not future.done():
+        future.set_exception(error)

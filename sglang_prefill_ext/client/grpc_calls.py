@@ -1,0 +1,162 @@
+"""Requests of a client as gRPC calls, and answers and errors as those of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.client.answers import Scores
+from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client.requests import Request
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    PrefillExtError,
+    ServerBusyError,
+    ServerRefusedError,
+    ServerUnavailableError,
+)
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+
+_DETAILS = "grpc-status-details-bin"
+_HTTP_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.UNIMPLEMENTED: 404,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
+}
+"""Of what the server refuses; 500 for all other codes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcCall:
+    """One call.
+
+    Attributes:
+        method: of `prefill_ext.v1.Prefill`.
+        read: turns the answer and the number of items into what was asked for.
+    """
+
+    method: str
+    message: Any
+    read: Callable[[Any, int], Any]
+
+
+def grpc_call(request: Request[Any], options: Options) -> GrpcCall:
+    """Return the call that asks for what an HTTP request asks for."""
+    method, message_of, read = _METHODS[request.path]
+    message = message_of(request.body)
+    message.options.CopyFrom(
+        pb.Options(priority=options.priority, keep_prefix=options.keep_prefix, stock=options.stock)
+    )
+    return GrpcCall(method, message, read)
+
+
+def error_of(asked: str, error: Any) -> PrefillExtError:
+    """Return the error for a call that failed with a `grpc.RpcError`."""
+    code, wait_s = error.code(), _retry_after_s(error)
+    said = f"{asked}: {code.name}: {error.details()}"
+    found: PrefillExtError
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and wait_s is not None:
+        found = ServerBusyError(f"{said} Try again later, or with fewer requests at a time.")
+        found.retry_after_s = wait_s
+    elif code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED):
+        found = ServerUnavailableError(said)
+        found.retry_after_s = wait_s or 0.0
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        found = DeadlineExceededError(f"{said} Give it a longer timeout_s, or fewer items.")
+    else:
+        found = ServerRefusedError(said)
+        found.status = _HTTP_STATUS.get(code, 500)
+        found.message = str(error.details())
+    return found
+
+
+def _retry_after_s(error: Any) -> float | None:
+    """Seconds that the server wants to be left alone; None if it does not say."""
+    for name, value in error.trailing_metadata() or ():
+        if name == _DETAILS:
+            for detail in Status.FromString(value).details:
+                wait = RetryInfo()
+                if detail.Unpack(wait):
+                    return float(wait.retry_delay.ToMilliseconds()) / 1e3
+    return None
+
+
+def _score_message(body: dict[str, Any]) -> pb.ScoreRequest:
+    message = pb.ScoreRequest(
+        apply_softmax=body["apply_softmax"],
+        temperature=body["temperature"],
+        item_first=body["item_first"],
+        return_token_logprobs=body["return_token_logprobs"],
+    )
+    query, items, labels = body["query"], body["items"], body["label_token_ids"]
+    if isinstance(query, str):
+        message.query_text = query
+    else:
+        message.query_ids = _int32(query)
+    if isinstance(items[0], str):
+        message.item_texts.texts.extend(items)
+    else:
+        message.item_ids.CopyFrom(_int32_rows(items))
+    if labels:
+        own = isinstance(labels[0], list)
+        message.labels.CopyFrom(_int32_rows(labels if own else [labels]))
+    return message
+
+
+def _embed_message(body: dict[str, Any]) -> pb.EmbedRequest:
+    dimensions = body.get("dimensions", 0)
+    return pb.EmbedRequest(prompts=_prompts(body["input"]), dimensions=dimensions)
+
+
+def _classify_message(body: dict[str, Any]) -> pb.ClassifyRequest:
+    (prompts,) = body.values()
+    return pb.ClassifyRequest(prompts=_prompts(prompts))
+
+
+def _prompts(prompts: list[Any]) -> pb.Prompts:
+    if isinstance(prompts[0], str):
+        return pb.Prompts(texts=pb.Texts(texts=prompts))
+    return pb.Prompts(ids=_int32_rows(prompts))
+
+
+def _int32(values: Sequence[int]) -> bytes:
+    return np.array(values, dtype="<i4").tobytes()
+
+
+def _int32_rows(rows: Sequence[Sequence[int]]) -> pb.Int32Rows:
+    flat = np.concatenate([np.array(row, dtype="<i4") for row in rows])
+    return pb.Int32Rows(values=flat.tobytes(), counts=_int32([len(row) for row in rows]))
+
+
+def _read_scores(answer: pb.ScoreResponse, items: int) -> Scores:
+    logprobs = np.frombuffer(answer.token_logprobs, "<f4").astype(np.float64)
+    return Scores(
+        scores=np.frombuffer(answer.scores, "<f8").reshape(items, -1),
+        token_logprobs=logprobs.reshape(items, -1) if len(logprobs) else None,
+        prompt_tokens=answer.usage.prompt_tokens,
+    )
+
+
+def _read_embeddings(answer: pb.EmbedResponse, prompts: int) -> NDArray[np.float32]:
+    return np.frombuffer(answer.vectors, "<f4").reshape(prompts, -1)
+
+
+def _read_classes(answer: pb.ClassifyResponse, prompts: int) -> NDArray[np.float32]:
+    return np.frombuffer(answer.values, "<f4").reshape(prompts, -1)
+
+
+_METHODS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], Callable[[Any, int], Any]]] = {
+    "/v1/score": ("Score", _score_message, _read_scores),
+    "/v1/embeddings": ("Embed", _embed_message, _read_embeddings),
+    "/classify": ("Classify", _classify_message, _read_classes),
+}
+"""For each path: the method, what makes its message, and what reads its answer."""

@@ -1,0 +1,157 @@
+"""The engine behind attached front ends: the tokenizer manager of the main process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import HTTPException
+from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+from sglang_prefill_ext.attach.address import checked_path, claim
+from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.attach.messages import (
+    Beat,
+    Facts,
+    Stock,
+    StockAnswer,
+    StockError,
+    StockScore,
+    StockVectors,
+)
+from sglang_prefill_ext.attach.tokenizer import PROBES
+from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.config import flag_name
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
+
+logger = logging.getLogger(__name__)
+
+_FLAG = flag_name("attach")
+
+
+def accept_frontends(
+    app: Any, manager: Any, link: TokenizerManagerLink, frontend: ScoreFrontend
+) -> Broker:
+    """Serve front ends in other processes for as long as the HTTP application runs.
+
+    Raises:
+        ConfigError: there is no HTTP application, or the path cannot be used.
+    """
+    if app is None:
+        raise ConfigError(f"{_FLAG} needs a server; an offline engine cannot be attached to.")
+    path = checked_path(frontend.config.attach, flag=_FLAG)
+    claim(path, flag=_FLAG)  # now as well, so that a start fails before it serves anything
+    broker = Broker(AttachableEngine(manager, link, frontend), path, flag=_FLAG)
+    stock = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(application: Any) -> AsyncIterator[Any]:
+        async with stock(application) as state, broker.running():
+            yield state
+
+    app.router.lifespan_context = lifespan
+    return broker
+
+
+class AttachableEngine:
+    """What `Broker` needs of the tokenizer manager."""
+
+    def __init__(self, manager: Any, link: TokenizerManagerLink, frontend: ScoreFrontend) -> None:
+        self._manager = manager
+        self._link = link
+        self._frontend = frontend
+        self._calls: set[asyncio.Task[StockAnswer]] = set()
+        self._tokenizer, self._probes = "", {}
+        if getattr(manager.tokenizer, "is_fast", False):
+            # Once, at start: a large vocabulary would hold up the event loop.
+            self._tokenizer = manager.tokenizer.backend_tokenizer.to_str()
+            self._probes = dict(zip(PROBES, link.encode(PROBES), strict=True))
+
+    @property
+    def exchange(self) -> PackedExchange:
+        return self._frontend.exchange
+
+    def facts(self) -> Facts:
+        manager, frontend = self._manager, self._frontend
+        names = getattr(manager.model_config.hf_config, "id2label", None) or {}
+        return Facts(
+            model=str(manager.model_config.model_path),
+            sglang_version=version("sglang"),
+            vocab_size=embedding_rows(manager),
+            hidden_size=manager.model_config.hidden_size,
+            label_vocab_size=frontend.label_vocab_size,
+            longest_prompt=self._link.longest_prompt(),
+            is_generation=manager.is_generation,
+            class_names=[str(names[number]) for number in sorted(names)],
+            caching=not manager.server_args.disable_radix_cache,
+            config=frontend.config,
+            tokenizer=self._tokenizer,
+            probes=self._probes,
+            declined=self.exchange.declined_reason or "",
+        )
+
+    def count(self, beat: Beat) -> None:
+        self._frontend.metrics.add(beat.requests, beat.totals)
+
+    async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
+        """Serve a call by SGLang's own entrance, which packs it if it can and counts it."""
+        caller = _Caller(call.headers)
+        if isinstance(call, StockScore):
+            work = self._score(call, caller)
+        else:
+            work = self._vectors(call, caller)
+        task = asyncio.ensure_future(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller.left = True  # SGLang looks, and ends its requests
+            task.add_done_callback(_forget_outcome)
+            raise
+        except Exception as error:
+            return _stock_error(call.rid, error)
+
+    async def _score(self, call: StockScore, caller: _Caller) -> StockAnswer:
+        result = await self._manager.score_request(**call.arguments, request=caller)
+        rows, tokens = result.scores, result.prompt_tokens
+        return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
+
+    async def _vectors(self, call: StockVectors, caller: _Caller) -> StockAnswer:
+        field = "text" if isinstance(call.prompts[0], str) else "input_ids"
+        request = EmbeddingReqInput(**{field: call.prompts}, dimensions=call.dimensions)
+        answers = await anext(aiter(self._manager.generate_request(request, caller)))
+        tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
+        return StockAnswer(call.rid, [answer["embedding"] for answer in answers], tokens)
+
+
+class _Caller:
+    """Takes the place of the HTTP request where SGLang and our hooks look at one."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+        self.left = False
+
+    async def is_disconnected(self) -> bool:
+        return self.left
+
+
+def _stock_error(rid: str, error: Exception) -> StockError:
+    if isinstance(error, HTTPException):
+        wait_s = float((error.headers or {}).get("Retry-After", 0))
+        return StockError(rid, error.status_code, str(error.detail), wait_s)
+    if isinstance(error, ValueError):
+        return StockError(rid, 400, str(error))
+    logger.error("A call of an attached front end failed", exc_info=error)
+    return StockError(rid, 500, f"{type(error).__name__}: {error}")
+
+
+def _forget_outcome(task: asyncio.Task[StockAnswer]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody waits for it any more; unread, it would be logged

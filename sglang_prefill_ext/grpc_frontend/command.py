@@ -1,0 +1,85 @@
+"""`sglang-prefill serve-grpc`: gRPC front ends for a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
+
+logger = logging.getLogger(__name__)
+
+_SLACK_S = 5.0
+"""What a front end may take to go down beyond the calls under way."""
+
+_DEFAULTS = Settings(attach=Path())
+
+
+def serve_grpc(
+    attach: Annotated[Path, typer.Option(help="Socket of the engine's --prefill-only-attach.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = _DEFAULTS.host,
+    port: Annotated[
+        int, typer.Option(help="Port to listen at; 0 for a free one.")
+    ] = _DEFAULTS.port,
+    processes: Annotated[int, typer.Option(min=1, help="Front-end processes.")] = 2,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file: private key.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file: certificate chain.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(help="PEM file: whose clients are let in (mTLS).")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="File with bearer tokens, one on each line.")
+    ] = None,
+    max_message_mib: Annotated[
+        int, typer.Option(min=1, max=2047, help="Largest request or answer, in MiB.")
+    ] = _DEFAULTS.max_message_mib,
+    keepalive_s: Annotated[
+        int, typer.Option(min=0, help="Idle seconds after which a connection is tried; 0: never.")
+    ] = _DEFAULTS.keepalive_s,
+    compression: Annotated[Compression, typer.Option(help="Of answers.")] = _DEFAULTS.compression,
+    reflection: Annotated[
+        bool, typer.Option(help="Tell clients which methods there are.")
+    ] = _DEFAULTS.reflection,
+    grace_s: Annotated[
+        float, typer.Option(min=0, help="Seconds for calls under way on SIGTERM.")
+    ] = _DEFAULTS.grace_s,
+) -> None:
+    """Serve prefill_ext.v1 over gRPC for a running engine, in processes of its own."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s serve-grpc: %(message)s")
+    for file in (tls_key, tls_cert, client_ca, tokens):
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{file} is not a file. Give the path of one.")
+    with reserved(host, port) as taken:
+        settings = Settings(
+            attach=attach.absolute(),
+            host=host,
+            port=taken,
+            tls_key=tls_key,
+            tls_cert=tls_cert,
+            client_ca=client_ca,
+            tokens=tokens,
+            max_message_mib=max_message_mib,
+            keepalive_s=keepalive_s,
+            compression=compression,
+            reflection=reflection,
+            grace_s=grace_s,
+        )
+        logger.info("Listening at %s:%d with %d processes.", host, taken, processes)
+        asyncio.run(_supervise(settings, processes))
+
+
+async def _supervise(settings: Settings, processes: int) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    servicer = "sglang_prefill_ext.grpc_frontend.servicer"
+    command = [sys.executable, "-m", servicer, settings.to_json()]
+    await Supervisor(command, processes, grace_s=settings.grace_s + _SLACK_S).run(stop)

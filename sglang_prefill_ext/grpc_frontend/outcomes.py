@@ -1,0 +1,70 @@
+"""How calls that end badly are counted, and with which gRPC status they are answered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.metrics import FrontendMetrics
+
+_ENDS: dict[type[PrefillExtError], tuple[grpc.StatusCode, str]] = {
+    RequestError: (grpc.StatusCode.INVALID_ARGUMENT, "refused"),
+    ServerBusyError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected"),
+    DeadlineExceededError: (grpc.StatusCode.DEADLINE_EXCEEDED, "expired"),
+    RequestAbortedError: (grpc.StatusCode.ABORTED, "aborted"),
+    EngineUnavailableError: (grpc.StatusCode.UNAVAILABLE, "failed"),
+    PackedForwardError: (grpc.StatusCode.INTERNAL, "failed"),
+}
+"""Status of each error, and the name under which it is counted."""
+
+_RETRY_S = 1.0  # the engine's return cannot be foreseen
+
+
+@contextmanager
+def counted(metrics: FrontendMetrics) -> Iterator[None]:
+    """Count how a packed call inside ends badly."""
+    try:
+        yield
+    except PrefillExtError as error:
+        metrics.record_error(_end_of(error)[1])
+        raise
+
+
+def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
+    """Return the code of an error, and its message with the details that a program can read."""
+    code, _ = _end_of(error)
+    status = Status(code=code.value[0], message=str(error))
+    detail = Any()
+    if isinstance(error, RequestError):
+        violation = BadRequest.FieldViolation(field=error.field, description=str(error))
+        detail.Pack(BadRequest(field_violations=[violation]))
+    elif isinstance(error, (ServerBusyError, EngineUnavailableError)):
+        wait = RetryInfo()
+        wait.retry_delay.FromMilliseconds(math.ceil(_wait_s(error) * 1e3))
+        detail.Pack(wait)
+    if detail.type_url:
+        status.details.append(detail)
+    return code, status
+
+
+def _end_of(error: PrefillExtError) -> tuple[grpc.StatusCode, str]:
+    return next(end for kind, end in _ENDS.items() if isinstance(error, kind))
+
+
+def _wait_s(error: ServerBusyError | EngineUnavailableError) -> float:
+    return (isinstance(error, ServerBusyError) and error.retry_after_s) or _RETRY_S

@@ -1,0 +1,155 @@
+"""What requests ask for, read from their messages without copying arrays."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_prefill_ext.frontend.flat import FlatRows, flat_rows, int32_array, wrong
+from sglang_prefill_ext.frontend.options import (
+    KEEP_PREFIX_HEADER,
+    OPT_OUT_HEADER,
+    PRIORITY_HEADER,
+    TIMEOUT_HEADER,
+    RequestOptions,
+)
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, int_array
+
+_LONGEST_MS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How a call is served.
+
+    Attributes:
+        stock: SGLang's own path is wanted.
+        scheduling: the deadline is that of the gRPC call.
+    """
+
+    stock: bool
+    scheduling: RequestOptions
+
+    def headers(self) -> dict[str, str]:
+        """The same by HTTP."""
+        scheduling = self.scheduling
+        headers = {PRIORITY_HEADER: str(scheduling.priority)}
+        if scheduling.keep_prefix:
+            headers[KEEP_PREFIX_HEADER] = "on"
+        if self.stock:
+            headers[OPT_OUT_HEADER] = "off"
+        if scheduling.deadline_ms is not None:
+            left_ms = int(scheduling.deadline_ms - time.time() * 1e3)
+            headers[TIMEOUT_HEADER] = str(min(max(1, left_ms), _LONGEST_MS))
+        return headers
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreQuestion:
+    """A scoring request.
+
+    Attributes:
+        query, items: texts, or token ids.
+        labels: one row for all items, or one row an item; no row without labels.
+    """
+
+    query: str | Int32Array
+    items: list[str] | FlatRows
+    labels: FlatRows
+    apply_softmax: bool = False
+    temperature: float = 1.0
+    item_first: bool = False
+    return_token_logprobs: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of SGLang's `score_request`."""
+        labels = [row.tolist() for row in self.labels.rows()]
+        items = self.items
+        return {
+            "query": self.query if isinstance(self.query, str) else self.query.tolist(),
+            "items": items if isinstance(items, list) else [row.tolist() for row in items.rows()],
+            "label_token_ids": labels[0] if len(labels) == 1 else labels or None,
+            "apply_softmax": self.apply_softmax,
+            "temperature": self.temperature,
+            "item_first": self.item_first,
+            "return_token_logprobs": self.return_token_logprobs,
+        }
+
+
+def options_of(options: pb.Options, time_left_s: float | None) -> CallOptions:
+    """Read the options of a call that may take `time_left_s` seconds; None for no limit."""
+    deadline_ms = None if time_left_s is None else (time.time() + time_left_s) * 1e3
+    scheduling = RequestOptions(options.priority, deadline_ms, options.keep_prefix)
+    return CallOptions(options.stock, scheduling)
+
+
+def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
+    """Read a scoring request.
+
+    Raises:
+        RequestError: arrays are broken, or texts and token ids are mixed.
+    """
+    items: list[str] | FlatRows
+    query: str | Int32Array
+    if request.WhichOneof("items") == "item_ids":
+        items = flat_rows(request.item_ids.values, request.item_ids.counts, field="item_ids")
+        query = int32_array(request.query_ids, field="query_ids")
+    else:
+        items, query = list(request.item_texts.texts), request.query_text
+    if not len(items):
+        raise wrong("items", "there are none. Send at least one text, or one row of token ids.")
+    if request.WhichOneof("query") == ("query_ids" if isinstance(query, str) else "query_text"):
+        raise wrong("query", "texts and token ids are mixed. Send query and items alike.")
+    return ScoreQuestion(
+        query=query,
+        items=items,
+        labels=_labels(request.labels),
+        apply_softmax=request.apply_softmax,
+        temperature=request.temperature if request.HasField("temperature") else 1.0,
+        item_first=request.item_first,
+        return_token_logprobs=request.return_token_logprobs,
+    )
+
+
+def next_items(first: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreRequest:
+    """Return a later message of a stream with everything but its items as in the first.
+
+    Raises:
+        RequestError: it holds more than items.
+    """
+    given = {field.name for field, _ in request.ListFields()} - {"item_texts", "item_ids"}
+    if given:
+        name = min(given)
+        raise wrong(name, "only the first message of a stream has it. Send items alone.")
+    whole = pb.ScoreRequest()
+    whole.CopyFrom(first)
+    whole.ClearField("items")
+    whole.MergeFrom(request)
+    return whole
+
+
+def prompts_of(prompts: pb.Prompts) -> list[str] | FlatRows:
+    """Read the prompts of a call for vectors.
+
+    Raises:
+        RequestError: arrays are broken, or there is no prompt.
+    """
+    found: list[str] | FlatRows
+    if prompts.WhichOneof("prompts") == "ids":
+        found = flat_rows(prompts.ids.values, prompts.ids.counts, field="prompts.ids")
+    else:
+        found = list(prompts.texts.texts)
+    if not len(found):
+        raise wrong("prompts", "there are none. Send at least one text, or one row of token ids.")
+    return found
+
+
+def _labels(labels: pb.Int32Rows) -> FlatRows:
+    if labels.counts:
+        return flat_rows(labels.values, labels.counts, field="labels")
+    ids = int32_array(labels.values, field="labels.values")
+    if not len(ids):
+        return FlatRows(NO_INTS, NO_INTS)
+    return FlatRows(ids, int_array([len(ids)]))

@@ -1,0 +1,150 @@
+"""Scoring requests: packed here, or handed to the engine as calls."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.errors import TooManyItemsError
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
+from sglang_prefill_ext.frontend.link import Answer
+from sglang_prefill_ext.frontend.pack import pack_rows
+from sglang_prefill_ext.frontend.scores import flat_scores
+from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend.outcomes import counted
+from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestion
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array, values_to_bytes
+
+_DOUBLES = np.dtype("<f8")
+
+
+class Scoring:
+    """Scores for one session with the engine."""
+
+    def __init__(self, session: Session, metrics: FrontendMetrics) -> None:
+        self._session = session
+        self._metrics = metrics
+        self._worker = Worker("prefill-only-pack")
+
+    async def score(self, question: ScoreQuestion, options: CallOptions) -> pb.ScoreResponse:
+        """Serve a request.
+
+        Raises:
+            PrefillExtError: it is wrong, or ended badly.
+        """
+        try:
+            with counted(self._metrics):
+                self._check_limits(question)
+                return await self._packed(question, options)
+        except StockPathTaken as stock:
+            return await self._by_engine(question, options, stock.reason)
+
+    async def _packed(self, question: ScoreQuestion, options: CallOptions) -> pb.ScoreResponse:
+        labels = self._require_eligible(question, options)
+        exchange, scheduling = self._session.exchange, options.scheduling
+        async with exchange.admitted(scheduling):
+            rows = await self._pack(question, labels)
+            needs_vocabulary = question.return_token_logprobs or not question.apply_softmax
+            rows = replace(rows, normalised=needs_vocabulary)
+            answer = await exchange.ask(rows, scheduling, None)
+        self._metrics.record_packed()
+        self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+        return _response(question, rows, answer)
+
+    async def _by_engine(
+        self, question: ScoreQuestion, options: CallOptions, reason: str
+    ) -> pb.ScoreResponse:
+        answer = await self._session.stock_scores(question.arguments(), options.headers())
+        logprobs = answer.token_logprobs
+        return pb.ScoreResponse(
+            scores=np.array([x for row in answer.rows for x in row], _DOUBLES).tobytes(),
+            counts=int_array([len(row) for row in answer.rows]).tobytes(),
+            token_logprobs=np.array([x for row in logprobs or () for x in row], "<f4").tobytes(),
+            usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
+        )
+
+    def _check_limits(self, question: ScoreQuestion) -> None:
+        most = self._session.facts.config.max_items
+        if len(question.items) > most:
+            error = TooManyItemsError(
+                f"items: {len(question.items)} items exceed the limit of {most}. Split the "
+                "request, use ScoreStream, or start the engine with --prefill-only-max-items."
+            )
+            error.field = "items"
+            raise error
+
+    def _require_eligible(
+        self, question: ScoreQuestion, options: CallOptions
+    ) -> tuple[Int32Array, Int32Array]:
+        """Return ``(label_ids, label_lens)`` of `PackedRows`.
+
+        Raises:
+            StockPathTaken: the engine is to serve the call, in its own way.
+        """
+        if reason := self._declined(question, options):
+            raise StockPathTaken(reason)
+        known = self._session.facts.label_vocab_size
+        labels = flat_labels(question.labels, len(question.items), known)
+        if labels is None:
+            raise StockPathTaken("unusual_input")
+        return labels
+
+    def _declined(self, question: ScoreQuestion, options: CallOptions) -> str | None:
+        if options.stock:
+            return "opted_out"
+        if not self._session.facts.is_generation:
+            return "not_generation"
+        if isinstance(question.items, list) and not self._session.has_tokenizer:
+            return "no_tokenizer"
+        heat = question.temperature
+        if not (math.isfinite(heat) and heat > 0 and (question.apply_softmax or heat == 1.0)):
+            return "unusual_input"
+        return self._session.exchange.declined_reason
+
+    async def _pack(
+        self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]
+    ) -> PackedRows:
+        query, items = question.query, question.items
+        vocab_size = self._session.facts.vocab_size
+        if isinstance(query, str):
+            return await self._worker.run(self._encode_and_pack, question, labels)
+        assert isinstance(items, FlatRows), "query and items are alike"
+        copies = len(items) if question.item_first else 1
+        args = (query, items, question.item_first, labels, vocab_size)
+        tokens = copies * len(query) + len(items.values)
+        return await self._worker.run_if_large(tokens, pack_flat, *args)
+
+    def _encode_and_pack(
+        self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]
+    ) -> PackedRows:
+        query, items = question.query, question.items
+        assert isinstance(query, str), "only texts are encoded"
+        assert isinstance(items, list), "query and items are alike"
+        texts = [item + query if question.item_first else query + item for item in items]
+        ids = self._session.encode(texts)
+        return pack_rows(ids, labels, self._session.facts.vocab_size)
+
+
+def _response(question: ScoreQuestion, rows: PackedRows, answer: Answer) -> pb.ScoreResponse:
+    values = answer.row_values()
+    scores = flat_scores(
+        values, rows, apply_softmax=question.apply_softmax, temperature=question.temperature
+    )
+    _, counts = rows.labels_of(0, rows.num_reads)
+    return pb.ScoreResponse(
+        scores=scores.astype(_DOUBLES).tobytes(),
+        counts=counts.tobytes(),
+        token_logprobs=values_to_bytes(values) if question.return_token_logprobs else b"",
+        usage=pb.Usage(
+            prompt_tokens=rows.num_prompt_tokens,
+            computed_tokens=answer.tokens_computed,
+            cached_tokens=min(answer.tokens_cached, rows.prefix_len),
+            path=pb.PATH_PACKED,
+        ),
+    )

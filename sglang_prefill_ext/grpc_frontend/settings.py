@@ -1,0 +1,60 @@
+"""How gRPC front ends listen and whom they let in."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from sglang_prefill_ext.errors import ConfigError
+
+
+class Compression(StrEnum):
+    """How answers are compressed; requests are read however they come."""
+
+    NONE = "none"
+    DEFLATE = "deflate"
+    GZIP = "gzip"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What every front end of one supervisor has in common.
+
+    Secrets are in files, whose paths alone are here.
+
+    Attributes:
+        attach: socket file of the engine.
+        tls_key, tls_cert: PEM files of the server; both or none.
+        client_ca: PEM file with the authorities whose clients are let in (mTLS).
+        tokens: file with bearer tokens, one a line; a client shows one of them.
+        max_message_mib: of a request or an answer.
+        keepalive_s: after so many idle seconds a connection is tried; 0: never.
+        grace_s: seconds for calls under way when a front end goes down.
+    """
+
+    attach: Path
+    host: str = "127.0.0.1"
+    port: int = 50051
+    tls_key: Path | None = None
+    tls_cert: Path | None = None
+    client_ca: Path | None = None
+    tokens: Path | None = None
+    max_message_mib: int = 64
+    keepalive_s: int = 60
+    compression: Compression = Compression.NONE
+    reflection: bool = True
+    grace_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_key is None) != (self.tls_cert is None):
+            raise ConfigError("--tls-key and --tls-cert belong together. Give both, or none.")
+        if self.client_ca is not None and self.tls_key is None:
+            raise ConfigError("--client-ca needs TLS. Give --tls-key and --tls-cert as well.")
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, value: kind(value))

@@ -1,0 +1,76 @@
+"""What gRPC makes of the settings: options, credentials, tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+
+_ALGORITHMS = {
+    Compression.NONE: grpc.Compression.NoCompression,
+    Compression.DEFLATE: grpc.Compression.Deflate,
+    Compression.GZIP: grpc.Compression.Gzip,
+}
+_MOST_PINGS_MS = 10_000  # clients may ping this often without a call; gRPC's own limit is 5 minutes
+_PING_TIMEOUT_MS = 20_000
+
+
+def server_options(settings: Settings) -> list[tuple[str, Any]]:
+    """Return options of a gRPC server."""
+    most = settings.max_message_mib << 20
+    options = [
+        ("grpc.so_reuseport", 1),
+        ("grpc.max_receive_message_length", most),
+        ("grpc.max_send_message_length", most),
+        ("grpc.http2.min_ping_interval_without_data_ms", _MOST_PINGS_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    if settings.keepalive_s:
+        options += [
+            ("grpc.keepalive_time_ms", settings.keepalive_s * 1000),
+            ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
+        ]
+    return options
+
+
+def compression(settings: Settings) -> grpc.Compression:
+    return _ALGORITHMS[settings.compression]
+
+
+def credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """Return what TLS needs; None without TLS.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    if settings.tls_key is None or settings.tls_cert is None:
+        return None
+    ca = settings.client_ca
+    authorities = None if ca is None else _read(ca, "--client-ca")
+    pair = (_read(settings.tls_key, "--tls-key"), _read(settings.tls_cert, "--tls-cert"))
+    return grpc.ssl_server_credentials([pair], authorities, ca is not None)
+
+
+def bearer_tokens(settings: Settings) -> list[str]:
+    """Return the tokens of which a client has to show one; none: everybody is let in.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    if settings.tokens is None:
+        return []
+    tokens = _read(settings.tokens, "--tokens").decode().split()
+    if not tokens:
+        raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one on each line.")
+    return tokens
+
+
+def _read(path: Path, flag: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag}: {path} cannot be read ({error.strerror}).") from error

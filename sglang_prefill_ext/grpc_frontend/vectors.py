@@ -1,0 +1,89 @@
+"""Calls for vectors: packed here, or handed to the engine as calls."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.frontend.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.flat import FlatRows, check_ids
+from sglang_prefill_ext.frontend.prompts import check_prompt
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend.outcomes import counted
+from sglang_prefill_ext.grpc_frontend.questions import CallOptions
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
+
+
+class Vectors:
+    """Vectors for one session with the engine: embeddings, class logits, rewards."""
+
+    def __init__(self, session: Session, metrics: FrontendMetrics) -> None:
+        self._session = session
+        self._frontend = EmbedFrontend(
+            session,
+            session.exchange,
+            session.facts.config,
+            metrics,
+            vocab_size=session.facts.vocab_size,
+            hidden_size=session.facts.hidden_size,
+            has_tokenizer=session.has_tokenizer,
+            caching=session.facts.caching,
+        )
+
+    async def vectors(
+        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions
+    ) -> tuple[NDArray[np.float32], pb.Usage]:
+        """Return the vectors of prompts, float32 ``[prompts, width]``.
+
+        Args:
+            dimensions: leading numbers of each vector; 0 for all.
+
+        Raises:
+            PrefillExtError: the call is wrong, or ended badly.
+        """
+        try:
+            with counted(self._frontend.metrics):
+                return await self._packed(prompts, dimensions, options)
+        except StockPathTaken as stock:
+            return await self._by_engine(prompts, dimensions, options, stock.reason)
+
+    async def _packed(
+        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions
+    ) -> tuple[NDArray[np.float32], pb.Usage]:
+        if reason := self._declined(dimensions, options):
+            raise StockPathTaken(reason)
+        ids = await self._token_ids(prompts)
+        found = await self._frontend.vectors(ids, WHOLE_VECTOR, options.scheduling, None)
+        tokens = sum(map(len, ids))
+        return np.stack(found), pb.Usage(prompt_tokens=tokens, path=pb.PATH_PACKED)
+
+    async def _by_engine(
+        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions, reason: str
+    ) -> tuple[NDArray[np.float32], pb.Usage]:
+        plain = prompts if isinstance(prompts, list) else [row.tolist() for row in prompts.rows()]
+        answer = await self._session.stock_vectors(plain, dimensions or None, options.headers())
+        usage = pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason)
+        return np.array(answer.rows, dtype=np.float32), usage
+
+    def _declined(self, dimensions: int, options: CallOptions) -> str | None:
+        if options.stock:
+            return "opted_out"
+        if self._session.facts.is_generation:
+            return "no_vectors"
+        if dimensions:
+            return "dimensions"  # which ones a model allows is the engine's knowledge
+        return self._session.exchange.declined_reason
+
+    async def _token_ids(self, prompts: list[str] | FlatRows) -> list[Int32Array]:
+        if isinstance(prompts, list):
+            call = EmbedCall(prompts, is_single=False, dimensions=None)
+            return await self._frontend.token_ids(call, None)
+        vocab_size = self._session.facts.vocab_size
+        if not prompts.counts.all():
+            check_prompt([], vocab_size, field="prompts")
+        check_ids(prompts.values, vocab_size, field="prompts")
+        return prompts.rows()

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_prefill_ext.grpc_frontend.generate import PROTO, generate
+
+ROOT = Path(__file__).parents[2]
+SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_code_is_that_of_the_definition(tmp_path: Path, suffix: str) -> None:
+    generate(tmp_path)
+    name = PROTO.removesuffix(".proto") + suffix
+    assert (tmp_path / name).read_text() == (ROOT / name).read_text()
+
+
+def test_a_broken_definition_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_prefill_ext.grpc_frontend.generate.PROTO", "missing.proto")
+    with pytest.raises(RuntimeError, match="protoc ended with"):
+        generate(tmp_path)

@@ -1,0 +1,109 @@
+"""What takes the place of an engine behind the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.attach.connection import EngineConnection
+from sglang_prefill_ext.attach.messages import Beat, Facts, Stock, StockAnswer, StockError
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import PackedRows
+from tests.unit.frontend.links import StubAnswer, StubLink, answer_at_once
+
+VOCABULARY = 100
+WORDS = {"a": 1, "b": 2, "c": 3, "[UNK]": 0}
+
+
+def word_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel(WORDS, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return tokenizer
+
+
+def facts(**changes: object) -> Facts:
+    known: dict[str, object] = {
+        "model": "stub",
+        "sglang_version": "0",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 8,
+        "label_vocab_size": VOCABULARY,
+        "longest_prompt": 1000,
+        "is_generation": True,
+        "class_names": ["no", "yes"],
+        "caching": False,
+        "config": PrefillOnlyConfig(max_items=5),
+        "tokenizer": word_tokenizer().to_str(),
+        "probes": {"a b x": [1, 2, 0]},
+    }
+    return Facts(**(known | changes))  # type: ignore[arg-type]
+
+
+class StubEngine:
+    """Answers packed requests with zeros, and stock calls as told."""
+
+    def __init__(self, known: Facts | None = None) -> None:
+        self.link = StubLink()
+        self.exchange = PackedExchange(self.link, max_row_tokens=1000)
+        self.known = known or facts()
+        self.metrics = FrontendMetrics()
+        self.stock_calls: list[Stock] = []
+        self.stock_outcome: StockAnswer | StockError | None = None
+        self.abandoned = 0
+        self.width = 3
+        answer_at_once(self.link, self.exchange, self.answer)
+
+    def answer(self, rows: PackedRows) -> StubAnswer:
+        """Zeros, one a value."""
+        count = rows.num_values if rows.vector_width >= 0 else self.width * rows.num_rows
+        return StubAnswer(values=[0.0] * count, tokens_cached=1)
+
+    def fall_silent(self) -> None:
+        """Answer no packed request any more."""
+        self.link.on_send = lambda rid, rows: None
+
+    def facts(self) -> Facts:
+        return self.known
+
+    def count(self, beat: Beat) -> None:
+        self.metrics.add(beat.requests, beat.totals)
+
+    async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
+        self.stock_calls.append(call)
+        if self.stock_outcome is None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.abandoned += 1
+        outcome = self.stock_outcome
+        assert outcome is not None
+        return msgspec.structs.replace(outcome, rid=call.rid)
+
+
+@asynccontextmanager
+async def attached(
+    engine: StubEngine, path: Path
+) -> AsyncIterator[tuple[Broker, EngineConnection, FrontendMetrics]]:
+    """A broker and a front end that is attached to it, over a real socket."""
+    broker, metrics = Broker(engine, path, flag="--attach"), FrontendMetrics()
+    connection = EngineConnection(path, metrics)
+    async with broker.running(), connection.running():
+        assert await connection.wait_attached(10)
+        yield broker, connection, metrics
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (what is awaited has no event)
+            await asyncio.sleep(0.01)

@@ -1,0 +1,274 @@
+"""Broker, connection and session together, over a real socket; the engine is a stub."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_prefill_ext.attach import messages
+from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.attach.connection import EngineConnection
+from sglang_prefill_ext.attach.messages import StockAnswer, StockError
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.frontend.link import Answer
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from tests.unit.attach.engines import StubEngine, attached, facts, until
+from tests.unit.frontend.links import StubAnswer
+
+ROWS = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), int_array([4, 5]), NO_INTS)
+NO_OPTIONS = RequestOptions()
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "private" / "engine.sock"
+
+
+def mode_of(path: Path) -> int | None:
+    return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+
+
+async def ask(session: Session, options: RequestOptions = NO_OPTIONS) -> Answer:
+    async with session.exchange.admitted(options):
+        return await session.exchange.ask(ROWS, options, None)
+
+
+async def test_a_packed_request_reaches_the_engine_and_its_answer_comes_back(path: Path) -> None:
+    engine = StubEngine()
+    options = RequestOptions(priority=3, keep_prefix=True)
+    async with attached(engine, path) as (broker, connection, _):
+        assert mode_of(path) == 0o600
+        answer = await ask(connection.session, options)
+        assert answer.row_values().tolist() == [0.0] * 4
+        assert (answer.forwards, answer.tokens_computed, answer.tokens_cached) == (1, 5, 1)
+        ((_, sent),) = engine.link.sent
+        assert sent.tokens.tolist() == [1, 2, 3]
+        assert engine.link.options == [options]
+        assert [peer["in_flight"] for peer in broker.peers()] == [0]
+        assert connection.session.in_flight == 0
+    assert engine.link.admitted == 0
+    assert mode_of(path) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ("failed", PackedForwardError),
+        ("aborted", RequestAbortedError),
+        ("expired", DeadlineExceededError),
+        ("rejected", ServerBusyError),
+    ],
+)
+async def test_a_bad_end_is_the_callers_error(
+    path: Path, status: str, error: type[PrefillExtError]
+) -> None:
+    engine = StubEngine()
+    engine.answer = lambda rows: StubAnswer(status, "so it goes", retry_after_s=2.5)  # type: ignore[method-assign]
+    engine.link.on_send = lambda rid, rows: engine.exchange.deliver(rid, engine.answer(rows))
+    async with attached(engine, path) as (_, connection, _):
+        with pytest.raises(error, match="so it goes") as caught:
+            await ask(connection.session)
+        assert getattr(caught.value, "retry_after_s", 2.5) == 2.5
+
+
+async def test_a_caller_that_leaves_aborts_its_request_in_the_engine(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with attached(engine, path) as (_, connection, _):
+        asking = asyncio.ensure_future(ask(connection.session))
+        await until(lambda: engine.link.sent)
+        asking.cancel()
+        await until(lambda: engine.link.aborted)
+        assert engine.link.aborted == [rid for rid, _ in engine.link.sent]
+        assert (connection.session.in_flight, engine.exchange.in_flight) == (0, 0)
+
+
+async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.05)
+    monkeypatch.setattr(messages, "SILENCE_S", 0.2)
+    engine = StubEngine()
+    engine.fall_silent()
+    broker = Broker(engine, path, flag="--attach")
+    async with broker.running(), EngineConnection(path, FrontendMetrics()).running():
+        connection = EngineConnection(path, FrontendMetrics())
+        async with connection.running():
+            assert await connection.wait_attached(10)
+            session = connection.session
+            monkeypatch.setattr(session, "abort", lambda rid: None)  # as a dead one does
+            asking = asyncio.ensure_future(ask(session))
+            await until(lambda: engine.link.sent)
+        with pytest.raises(EngineUnavailableError):
+            await asking
+        await until(lambda: engine.link.aborted)
+        await until(lambda: len(broker.peers()) == 1)
+    assert engine.exchange.in_flight == 0
+
+
+async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_ones(
+    path: Path,
+) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    changes: list[bool] = []
+    connection = EngineConnection(path, FrontendMetrics(), lambda s: changes.append(s is not None))
+    async with connection.running():
+        with pytest.raises(EngineUnavailableError, match="No engine answers at"):
+            _ = connection.session
+        assert not await connection.wait_attached(0.05)
+        async with Broker(engine, path, flag="--attach").running():
+            assert await connection.wait_attached(10)
+            session = connection.session
+            packed = asyncio.ensure_future(ask(session))
+            stock = asyncio.ensure_future(session.stock_scores({}, {}))
+            await until(lambda: engine.link.sent and engine.stock_calls)
+        for asking in (packed, stock):
+            with pytest.raises(EngineUnavailableError, match="Try again"):
+                await asking
+        with pytest.raises(EngineUnavailableError):
+            await ask(session)
+        with pytest.raises(EngineUnavailableError):
+            _ = connection.session
+        async with Broker(StubEngine(), path, flag="--attach").running():
+            assert await connection.wait_attached(10)
+            assert (await ask(connection.session)).status == "ok"
+    assert changes == [True, False, True, False]
+
+
+ENGINE = """
+import asyncio, sys
+from pathlib import Path
+from sglang_prefill_ext.attach.broker import Broker
+from tests.unit.attach.engines import StubEngine
+
+async def main():
+    engine = StubEngine()
+    engine.fall_silent()
+    async with Broker(engine, Path(sys.argv[1]), flag="--attach").running():
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_an_engine_that_stands_still_or_dies_ends_its_calls(
+    path: Path, number: signal.Signals
+) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, path, cwd=ROOT)
+    connection = EngineConnection(path, FrontendMetrics())
+    try:
+        async with connection.running():
+            assert await connection.wait_attached(60)
+            asking = asyncio.ensure_future(ask(connection.session))
+            await asyncio.sleep(0.2)
+            assert not asking.done()
+            process.send_signal(number)
+            with pytest.raises(EngineUnavailableError, match="has gone"):
+                await asyncio.wait_for(asking, 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_another_version_is_refused_with_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sglang_prefill_ext.attach.broker.__version__", "0.0.0")
+    connection = EngineConnection(path, FrontendMetrics())
+    async with Broker(StubEngine(), path, flag="--attach").running(), connection.running():
+        await until(lambda: "Install the same" in caplog.text)
+        await asyncio.sleep(0.1)
+        with pytest.raises(EngineUnavailableError, match=r"the engine is version 0\.0\.0"):
+            _ = connection.session
+
+
+async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with attached(engine, path) as (broker, connection, _):
+        asking = asyncio.ensure_future(ask(connection.session))
+        await until(lambda: engine.link.sent)
+        connection._send(messages.Hello(pid=1))
+        await until(lambda: engine.link.aborted)
+        assert [peer["pid"] for peer in broker.peers()] == [1]
+        asking.cancel()
+
+
+async def test_what_a_front_end_counts_is_counted_by_the_engine(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.05)
+    engine = StubEngine()
+    async with attached(engine, path) as (_, connection, metrics):
+        for _ in range(2):
+            answer = await ask(connection.session)
+            metrics.record_packed()
+            metrics.record_work(ROWS, answer.forwards, answer.tokens_computed)
+        metrics.record_error("failed")
+        await until(lambda: engine.metrics.requests["failed"])
+    assert engine.metrics.as_dict() == {
+        "requests": {"packed": 2, "failed": 1},
+        "fallbacks": {},
+        "items": 4,
+        "forwards": 2,
+        "tokens_computed": 10,
+        "tokens_saved": -2,
+    }
+
+
+async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path: Path) -> None:
+    engine = StubEngine()
+    async with attached(engine, path) as (_, connection, _):
+        session = connection.session
+        engine.stock_outcome = StockAnswer("", [[0.5, 0.25]], 7)
+        found = await session.stock_vectors(["a"], 8, {"x": "y"})
+        assert (found.rows, found.prompt_tokens) == ([[0.5, 0.25]], 7)
+        for status, error in (
+            (400, RequestError),
+            (429, ServerBusyError),
+            (503, RequestAbortedError),
+            (504, DeadlineExceededError),
+            (500, PackedForwardError),
+        ):
+            engine.stock_outcome = StockError("", status, "so it goes", 1.5)
+            with pytest.raises(error, match="so it goes"):
+                await session.stock_scores({"query": "q"}, {})
+        engine.stock_outcome = None
+        asking = asyncio.ensure_future(session.stock_scores({}, {}))
+        calls = len(engine.stock_calls)
+        await until(lambda: len(engine.stock_calls) > calls)
+        asking.cancel()
+        await until(lambda: engine.abandoned)
+
+
+async def test_an_engine_that_packs_nothing_says_so(path: Path) -> None:
+    async with attached(StubEngine(facts(declined="multi_item_scoring")), path) as (_, link, _):
+        assert link.session.exchange.declined_reason == "multi_item_scoring"
+
+
+async def test_bytes_that_are_no_message_harm_nobody(path: Path) -> None:
+    async with attached(StubEngine(), path) as (_, connection, _):
+        connection._socket.send(b"\xc1")
+        await until(lambda: connection._session is None)
+        await until(lambda: connection._session is not None)
+        assert (await ask(connection.session)).status == "ok"

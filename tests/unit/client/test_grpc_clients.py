@@ -1,0 +1,152 @@
+"""The clients over gRPC, on a front end in this process; its engine is a stub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.attach.messages import StockScore
+from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    PrefillExtError,
+    ServerBusyError,
+    ServerRefusedError,
+    ServerUnavailableError,
+)
+from tests.unit.attach.engines import StubEngine, facts
+from tests.unit.frontend.links import StubAnswer
+from tests.unit.grpc_frontend.calls import listening
+
+Ask: TypeAlias = Callable[..., Awaitable[Any]]
+ONCE = Retries(max_attempts=1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "engine.sock"
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    """Call a method of either client: ``ask(address, method, *arguments, **settings)``."""
+
+    def in_thread(address: str, method: str, settings: dict[str, Any], call: Any) -> Any:
+        with PrefillClient(f"grpc://{address}", **settings) as client:
+            return call(getattr(client, method))
+
+    async def sync(address: str, method: str, call: Any, **settings: Any) -> Any:
+        return await asyncio.to_thread(in_thread, address, method, settings, call)
+
+    async def aio(address: str, method: str, call: Any, **settings: Any) -> Any:
+        async with AsyncPrefillClient(f"grpc://{address}", **settings) as client:
+            return await call(getattr(client, method))
+
+    return sync if request.param == "sync" else aio
+
+
+async def test_scores_of_ids_in_parts(path: Path, ask: Ask) -> None:
+    engine = StubEngine()
+    async with listening(engine, path) as (address, _):
+        found = await ask(
+            address,
+            "score",
+            lambda score: score(
+                np.array([1, 2]),
+                [[7], np.array([8, 9]), [3]],
+                [4, 5],
+                return_token_logprobs=True,
+                options=Options(priority=3, keep_prefix=True, timeout_s=60),
+            ),
+            max_items_per_request=2,
+        )
+    assert found.scores.tolist() == [[0.5, 0.5]] * 3
+    assert found.token_logprobs.tolist() == [[0.0, 0.0]] * 3
+    assert found.prompt_tokens == 3 + 4 + 3
+    assert sorted(rows.num_rows for _, rows in engine.link.sent) == [1, 2]
+    assert {options.priority for options in engine.link.options} == {3}
+    assert all(options.keep_prefix and options.deadline_ms for options in engine.link.options)
+
+
+async def test_scores_of_texts_and_labels_of_each(path: Path, ask: Ask) -> None:
+    async with listening(StubEngine(), path) as (address, _):
+        found = await ask(
+            address,
+            "score",
+            lambda score: score("a ", ["b", "c"], [[4], [5]], apply_softmax=False),
+        )
+    assert found.scores.tolist() == [[1.0], [1.0]]
+    assert found.token_logprobs is None
+
+
+async def test_vectors(path: Path, ask: Ask) -> None:
+    engine = StubEngine(facts(is_generation=False))
+    async with listening(engine, path) as (address, _):
+        for method in ("embed", "classify"):
+            for prompts in (["a", "b c"], [[1], [2, 3]]):
+                found = await ask(address, method, lambda call, given=prompts: call(given))
+                assert (found.shape, found.dtype) == ((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ("failed", ServerRefusedError),
+        ("aborted", ServerUnavailableError),
+        ("expired", DeadlineExceededError),
+        ("rejected", ServerBusyError),
+        ("unreachable", ServerUnavailableError),
+    ],
+)
+async def test_a_bad_end_is_the_same_error_as_by_http(
+    path: Path, ask: Ask, status: str, error: type[PrefillExtError]
+) -> None:
+    engine = StubEngine()
+    answer = StubAnswer(status, "so it goes", retry_after_s=2.5)
+    engine.link.on_send = lambda rid, rows: engine.exchange.deliver(rid, answer)
+    async with listening(engine, path) as (address, _):
+        with pytest.raises(error, match=r"/v1/score with 1 item: .*so it goes") as caught:
+            await ask(address, "score", lambda score: score([1], [[2]], [4]), retries=ONCE)
+    if status == "rejected":
+        assert caught.value.retry_after_s == 2.5  # type: ignore[attr-defined]
+
+
+async def test_what_is_refused_has_the_status_of_http(path: Path, ask: Ask) -> None:
+    async with listening(StubEngine(), path, "key") as (address, _):
+        for settings, status, words in (
+            ({"api_key": "key"}, 400, "token id 100"),
+            ({"api_key": "other"}, 401, "bearer token"),
+        ):
+            with pytest.raises(ServerRefusedError, match=words) as caught:
+                await ask(address, "score", lambda score: score([1], [[100]], [4]), **settings)
+            assert caught.value.status == status
+
+
+async def test_a_call_that_finds_nobody_is_repeated_until_its_time_is_over(
+    path: Path, ask: Ask
+) -> None:
+    with pytest.raises(ServerUnavailableError, match="UNAVAILABLE"):
+        await ask("127.0.0.1:9", "score", lambda score: score([1], [[2]], [4]), retries=ONCE)
+    engine = StubEngine()
+    engine.fall_silent()
+    async with listening(engine, path) as (address, _):
+        late = Options(timeout_s=0.3)
+        with pytest.raises(DeadlineExceededError, match="longer timeout_s"):
+            await ask(address, "score", lambda score: score([1], [[2]], [4], options=late))
+
+
+async def test_the_stock_path_can_be_asked_for(path: Path, ask: Ask) -> None:
+    engine = StubEngine()
+    engine.stock_outcome = None
+    async with listening(engine, path) as (address, _):
+        stock = Options(stock=True, timeout_s=0.5)
+        with pytest.raises(DeadlineExceededError):
+            await ask(address, "score", lambda score: score([1], [[2]], [4], options=stock))
+    (call,) = engine.stock_calls
+    assert isinstance(call, StockScore)
+    assert call.headers["x-prefill-only"] == "off"

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_prefill_ext import cli
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.grpc_frontend import command
+from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, int]]:
+    """What was asked of the supervisor, which starts nothing."""
+    asked: list[tuple[Settings, int]] = []
+
+    async def note(settings: Settings, processes: int) -> None:
+        await asyncio.sleep(0)
+        asked.append((settings, processes))
+
+    monkeypatch.setattr(command, "_supervise", note)
+    return asked
+
+
+def test_flags_become_settings(supervised: list[tuple[Settings, int]], tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("tls-key", "tls-cert", "client-ca", "tokens")}
+    for file in files.values():
+        file.touch()
+    flags = [f"--{name}={file}" for name, file in files.items()]
+    flags += ["--attach=/run/engine.sock", "--port=0", "--processes=3", "--max-message-mib=5"]
+    flags += ["--keepalive-s=0", "--compression=gzip", "--no-reflection", "--grace-s=1.5"]
+    run = CliRunner().invoke(cli.app, ["serve-grpc", *flags])
+    assert run.exit_code == 0, run.output
+    ((settings, processes),) = supervised
+    assert processes == 3
+    assert settings == Settings(
+        attach=Path("/run/engine.sock"),
+        port=settings.port,
+        tls_key=files["tls-key"],
+        tls_cert=files["tls-cert"],
+        client_ca=files["client-ca"],
+        tokens=files["tokens"],
+        max_message_mib=5,
+        keepalive_s=0,
+        compression=Compression.GZIP,
+        reflection=False,
+        grace_s=1.5,
+    )
+    assert settings.port > 0
+
+
+def test_defaults_are_those_of_the_settings(supervised: list[tuple[Settings, int]]) -> None:
+    run = CliRunner().invoke(cli.app, ["serve-grpc", "--attach=/x", "--port=0"])
+    assert run.exit_code == 0, run.output
+    ((settings, _),) = supervised
+    assert settings == Settings(attach=Path("/x"), port=settings.port)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tokens=/missing"], "/missing is not a file"),
+        (["--tls-key=/dev/null/x"], "is not a file"),
+        (["--host=192.0.2.1"], "cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(
+    supervised: list[tuple[Settings, int]], flags: list[str], words: str
+) -> None:
+    run = CliRunner().invoke(cli.app, ["serve-grpc", "--attach=/x", "--port=0", *flags])
+    assert isinstance(run.exception, ConfigError)
+    assert words in str(run.exception)
+    assert not supervised

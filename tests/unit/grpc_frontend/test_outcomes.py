@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    RequestError,
+    ServerBusyError,
+    TooManyItemsError,
+)
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.grpc_frontend.outcomes import counted, status_of
+from sglang_prefill_ext.metrics import FrontendMetrics
+
+ENDS = [
+    (RequestError, "INVALID_ARGUMENT", "refused"),
+    (TooManyItemsError, "INVALID_ARGUMENT", "refused"),
+    (ServerBusyError, "RESOURCE_EXHAUSTED", "rejected"),
+    (DeadlineExceededError, "DEADLINE_EXCEEDED", "expired"),
+    (RequestAbortedError, "ABORTED", "aborted"),
+    (EngineUnavailableError, "UNAVAILABLE", "failed"),
+    (PackedForwardError, "INTERNAL", "failed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "code", "name"), ENDS)
+def test_every_error_has_a_code_and_is_counted(
+    kind: type[PrefillExtError], code: str, name: str
+) -> None:
+    found, status = status_of(kind("so it goes"))
+    assert found is grpc.StatusCode[code]
+    assert (status.code, status.message) == (found.value[0], "so it goes")
+    metrics = FrontendMetrics()
+    with pytest.raises(kind), counted(metrics):
+        raise kind("so it goes")
+    assert metrics.requests == {name: 1}
+
+
+def test_a_wrong_field_is_named() -> None:
+    error = RequestError("items: none")
+    error.field = "items"
+    (detail,) = status_of(error)[1].details
+    found = BadRequest()
+    assert detail.Unpack(found)
+    assert [(each.field, each.description) for each in found.field_violations] == [
+        ("items", "items: none")
+    ]
+
+
+def test_when_to_come_again_is_told() -> None:
+    busy = ServerBusyError("busy")
+    busy.retry_after_s = 2.5
+    for error, wait_ms in (
+        (busy, 2500),
+        (ServerBusyError("who knows"), 1000),
+        (EngineUnavailableError("away"), 1000),
+    ):
+        (detail,) = status_of(error)[1].details
+        found = RetryInfo()
+        assert detail.Unpack(found)
+        assert found.retry_delay.ToMilliseconds() == wait_ms
+    assert not status_of(PackedForwardError("broken"))[1].details
+
+
+def test_the_stock_path_is_no_bad_end() -> None:
+    metrics = FrontendMetrics()
+    with pytest.raises(StockPathTaken), counted(metrics):
+        raise StockPathTaken("opted_out")
+    assert not metrics.requests

@@ -1,0 +1,273 @@
+"""The methods over real sockets, gRPC and ZMQ; the engine is a stub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
+from tests.unit.attach.engines import StubEngine, facts, until
+from tests.unit.grpc_frontend.calls import id_request, int32_rows, served, text_request
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "engine.sock"
+
+
+def stub_of(channel: grpc.aio.Channel) -> PrefillStub:
+    return PrefillStub(channel)  # type: ignore[no-untyped-call]
+
+
+def scores(response: pb.ScoreResponse) -> list[float]:
+    found: list[float] = np.frombuffer(response.scores, "<f8").tolist()
+    return found
+
+
+async def test_ids_are_packed_and_scored(path: Path) -> None:
+    engine = StubEngine()
+    async with served(engine, path) as (channel, metrics):
+        request = id_request([1, 2], [[7], [8, 9]])
+        request.return_token_logprobs = True
+        response = await stub_of(channel).Score(request)
+        assert scores(response) == [1.0] * 4
+        assert np.frombuffer(response.counts, "<i4").tolist() == [2, 2]
+        assert np.frombuffer(response.token_logprobs, "<f4").tolist() == [0.0] * 4
+        assert response.usage == pb.Usage(
+            prompt_tokens=7, computed_tokens=5, cached_tokens=1, path=pb.PATH_PACKED
+        )
+        ((_, rows),) = engine.link.sent
+        assert (rows.tokens.tolist(), rows.prefix_len) == ([1, 2, 7, 8, 9], 2)
+        assert rows.normalised
+        assert metrics.requests == {"packed": 1}
+
+
+async def test_texts_are_encoded_by_a_copy_of_the_engines_tokenizer(path: Path) -> None:
+    engine = StubEngine()
+    async with served(engine, path) as (channel, _):
+        request = text_request("a ", "b c", "c")
+        request.apply_softmax = True
+        response = await stub_of(channel).Score(request)
+        assert scores(response) == [1.0, 1.0]
+    ((_, rows),) = engine.link.sent
+    assert rows.tokens.tolist() == [1, 2, 3, 3]
+    assert not rows.normalised
+    assert engine.link.encoded == []
+
+
+async def test_labels_of_each_items_own(path: Path) -> None:
+    async with served(StubEngine(), path) as (channel, _):
+        request = id_request([1], [[7], [8]])
+        request.labels.CopyFrom(int32_rows([[4], [5, 6]]))
+        request.apply_softmax = True
+        response = await stub_of(channel).Score(request)
+    assert scores(response) == [1.0, 0.5, 0.5]
+    assert np.frombuffer(response.counts, "<i4").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("known", "change", "reason"),
+    [
+        ({}, {"options": pb.Options(stock=True)}, "opted_out"),
+        ({}, {"temperature": 0.5}, "unusual_input"),
+        ({}, {"labels": pb.Int32Rows()}, "unusual_input"),
+        ({}, {"labels": int32_rows([[4, 4]])}, "unusual_input"),
+        ({"is_generation": False}, {}, "not_generation"),
+        ({"declined": "multi_item_scoring"}, {}, "multi_item_scoring"),
+    ],
+)
+async def test_what_is_not_packed_here_is_the_engines_call(
+    path: Path, known: dict[str, object], change: dict[str, object], reason: str
+) -> None:
+    engine = StubEngine(facts(**known))
+    engine.stock_outcome = StockAnswer("", [[0.25, 0.5], [1.0]], 9, [[-1.0, -2.0], [0.0]])
+    request = id_request([1], [[7], [8]])
+    for name in change:
+        request.ClearField(name)
+    request.MergeFrom(pb.ScoreRequest(**change))
+    async with served(engine, path) as (channel, metrics):
+        response = await stub_of(channel).Score(request)
+        assert scores(response) == [0.25, 0.5, 1.0]
+        assert np.frombuffer(response.counts, "<i4").tolist() == [2, 1]
+        assert np.frombuffer(response.token_logprobs, "<f4").tolist() == [-1.0, -2.0, 0.0]
+        usage = pb.Usage(prompt_tokens=9, path=pb.PATH_ENGINE, reason=reason)
+        assert response.usage == usage
+        assert not metrics.requests, "the engine counts it"
+    (call,) = engine.stock_calls
+    assert isinstance(call, StockScore)
+    assert (call.arguments["query"], call.arguments["items"]) == ([1], [[7], [8]])
+
+
+async def test_texts_without_a_faithful_tokenizer_are_the_engines(path: Path) -> None:
+    engine = StubEngine(facts(probes={"a": [2]}))
+    engine.stock_outcome = StockAnswer("", [[0.25]], 2)
+    async with served(engine, path) as (channel, _):
+        response = await stub_of(channel).Score(text_request("a", "b"))
+        assert (scores(response), response.usage.reason) == ([0.25], "no_tokenizer")
+        assert not response.token_logprobs
+        assert scores(await stub_of(channel).Score(id_request([1], [[2]]))) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (id_request([1], [[100]]), "out-of-vocabulary token id 100; valid ids are 0 to 99"),
+        (id_request([-1], [[1]]), "out-of-vocabulary token id -1"),
+        (id_request([], [[1], []]), "empty"),
+        (id_request([1], [[1]] * 6), "6 items exceed the limit of 5"),
+        (pb.ScoreRequest(query_ids=b"1", item_ids=int32_rows([[1]])), "query_ids: 1 bytes"),
+    ],
+)
+async def test_wrong_requests_are_refused(
+    path: Path, request_: pb.ScoreRequest, words: str
+) -> None:
+    engine = StubEngine()
+    async with served(engine, path) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+            await stub_of(channel).Score(request_)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "grpc-status-details-bin" in dict(caught.value.trailing_metadata())
+    assert not engine.link.sent
+
+
+async def test_a_call_that_is_cancelled_or_late_leaves_nothing_behind(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with served(engine, path) as (channel, _):
+        call = stub_of(channel).Score(id_request([1], [[2]]))
+        await until(lambda: len(engine.link.sent) == 1)
+        call.cancel()
+        await until(lambda: len(engine.link.aborted) == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(channel).Score(id_request([1], [[2]]), timeout=0.2)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: len(engine.link.aborted) == 2)
+    assert engine.link.options[0].deadline_ms is None
+    assert engine.link.options[1].deadline_ms is not None
+
+
+async def test_an_unforeseen_failure_is_internal(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = StubEngine(facts(is_generation=False))
+    engine.stock_outcome = StockError("", 500, "RuntimeError: so it goes")
+    async with served(engine, path) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError, match="so it goes") as caught:
+            await stub_of(channel).Score(id_request([1], [[2]]))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+async def test_a_stream_is_scored_message_by_message(path: Path) -> None:
+    engine = StubEngine()
+
+    async def requests() -> AsyncIterator[pb.ScoreRequest]:
+        yield id_request([1, 2], [[3]])
+        for width in (2, 3):
+            yield pb.ScoreRequest(item_ids=int32_rows([[4]] * width))
+
+    async with served(engine, path) as (channel, metrics):
+        found = [scores(each) async for each in stub_of(channel).ScoreStream(requests())]
+        assert found == [[1.0] * 2, [1.0] * 4, [1.0] * 6]
+        assert metrics.requests == {"packed": 3}
+    assert [rows.num_rows for _, rows in engine.link.sent] == [1, 2, 3]
+
+
+async def test_a_wrong_message_ends_its_stream_after_the_answers_before_it(path: Path) -> None:
+    async def requests() -> AsyncIterator[pb.ScoreRequest]:
+        yield id_request([1, 2], [[3]])
+        yield id_request([1, 2], [[3]])
+
+    async with served(StubEngine(), path) as (channel, _):
+        call = stub_of(channel).ScoreStream(requests())
+        assert scores(await call.read()) == [1.0, 1.0]
+        with pytest.raises(grpc.aio.AioRpcError, match="only the first message") as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_stream_that_is_left_leaves_nothing_behind(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+
+    async def requests() -> AsyncIterator[pb.ScoreRequest]:
+        yield id_request([1, 2], [[3]])
+        await asyncio.Event().wait()
+
+    async with served(engine, path) as (channel, _):
+        call = stub_of(channel).ScoreStream(requests())
+        await until(lambda: engine.link.sent)
+        call.cancel()
+        await until(lambda: engine.link.aborted)
+
+
+async def test_vectors_of_texts_and_of_ids(path: Path) -> None:
+    engine = StubEngine(facts(is_generation=False))
+    engine.link.on_send = lambda rid, rows: engine.exchange.deliver(rid, engine.answer(rows))
+    texts = pb.Prompts(texts=pb.Texts(texts=["a b", "c"]))
+    ids = pb.Prompts(ids=int32_rows([[1, 2], [3]]))
+    async with served(engine, path) as (channel, _):
+        for prompts in (texts, ids):
+            found = await stub_of(channel).Embed(pb.EmbedRequest(prompts=prompts))
+            assert np.frombuffer(found.vectors, "<f4").tolist() == [0.0] * 6
+            assert found.width == 3
+            assert found.usage == pb.Usage(prompt_tokens=3, path=pb.PATH_PACKED)
+        classes = await stub_of(channel).Classify(pb.ClassifyRequest(prompts=ids))
+        assert (classes.width, list(classes.class_names)) == (3, ["no", "yes"])
+        wrong = pb.Prompts(ids=int32_rows([[1], [100]]))
+        for prompts, words in ((wrong, "token id 100"), (pb.Prompts(), "there are none")):
+            with pytest.raises(grpc.aio.AioRpcError, match=words):
+                await stub_of(channel).Embed(pb.EmbedRequest(prompts=prompts))
+
+
+@pytest.mark.parametrize(
+    ("known", "request_", "reason"),
+    [
+        ({}, {"options": pb.Options(stock=True)}, "opted_out"),
+        ({}, {}, "no_vectors"),
+        ({"is_generation": False}, {"dimensions": 2}, "dimensions"),
+    ],
+)
+async def test_vectors_that_are_not_packed_here_are_the_engines(
+    path: Path, known: dict[str, object], request_: dict[str, object], reason: str
+) -> None:
+    engine = StubEngine(facts(**known))
+    engine.stock_outcome = StockAnswer("", [[0.5, 0.25]], 2)
+    prompts = pb.Prompts(ids=int32_rows([[1, 2]]))
+    async with served(engine, path) as (channel, _):
+        found = await stub_of(channel).Embed(pb.EmbedRequest(prompts=prompts, **request_))
+        assert np.frombuffer(found.vectors, "<f4").tolist() == [0.5, 0.25]
+        assert found.usage == pb.Usage(prompt_tokens=2, path=pb.PATH_ENGINE, reason=reason)
+    (call,) = engine.stock_calls
+    assert isinstance(call, StockVectors)
+    assert call.prompts == [[1, 2]]
+    assert call.dimensions == request_.get("dimensions")
+
+
+@pytest.mark.parametrize("shown", [None, "Bearer wrong", "Basic right", "right", "Bearer "])
+async def test_who_shows_no_token_is_let_into_no_method(path: Path, shown: str | None) -> None:
+    engine = StubEngine()
+    metadata = None if shown is None else (("authorization", shown),)
+
+    async def requests() -> AsyncIterator[pb.ScoreRequest]:
+        await asyncio.Event().wait()
+        yield pb.ScoreRequest()
+
+    async with served(engine, path, "other", "right") as (channel, _):
+        stub = stub_of(channel)
+        for call in (
+            stub.Score(id_request([1], [[2]]), metadata=metadata),
+            stub.ScoreStream(requests(), metadata=metadata).read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="bearer token") as caught:
+                await asyncio.wait_for(call, 10)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        known = (("authorization", "Bearer right"),)
+        assert scores(await stub.Score(id_request([1], [[2]]), metadata=known)) == [1.0, 1.0]
+    assert len(engine.link.sent) == 1

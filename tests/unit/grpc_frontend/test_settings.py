@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.grpc_frontend import transport
+from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+
+PEM = {"tls_key": Path("key.pem"), "tls_cert": Path("cert.pem")}
+
+
+def settings(**given: object) -> Settings:
+    return Settings(attach=Path("engine.sock"), **given)  # type: ignore[arg-type]
+
+
+def test_settings_travel_as_json() -> None:
+    sent = settings(**PEM, tokens=Path("t"), compression=Compression.GZIP, port=0, grace_s=1.5)
+    assert Settings.from_json(sent.to_json()) == sent
+    assert Settings.from_json(settings().to_json()) == settings()
+
+
+@pytest.mark.parametrize("given", [{"tls_key": Path("k")}, {"tls_cert": Path("c")}])
+def test_a_key_needs_a_certificate(given: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="--tls-key and --tls-cert belong together"):
+        settings(**given)
+
+
+def test_client_authorities_need_tls() -> None:
+    with pytest.raises(ConfigError, match="--client-ca needs TLS"):
+        settings(client_ca=Path("ca.pem"))
+
+
+def test_limits_become_options_of_grpc() -> None:
+    options = dict(transport.server_options(settings(max_message_mib=3, keepalive_s=7)))
+    assert options["grpc.max_receive_message_length"] == 3 << 20
+    assert options["grpc.max_send_message_length"] == 3 << 20
+    assert options["grpc.keepalive_time_ms"] == 7000
+    assert options["grpc.so_reuseport"] == 1
+    assert "grpc.keepalive_time_ms" not in dict(transport.server_options(settings(keepalive_s=0)))
+
+
+def test_every_compression_is_known_to_grpc() -> None:
+    found = {transport.compression(settings(compression=each)) for each in Compression}
+    assert len(found) == len(Compression)
+    assert transport.compression(settings()) is grpc.Compression.NoCompression
+
+
+def test_tokens_come_from_a_file(tmp_path: Path) -> None:
+    assert transport.bearer_tokens(settings()) == []
+    file = tmp_path / "tokens"
+    with pytest.raises(ConfigError, match=r"--tokens: .* cannot be read"):
+        transport.bearer_tokens(settings(tokens=file))
+    file.write_text(" \n")
+    with pytest.raises(ConfigError, match="holds no token"):
+        transport.bearer_tokens(settings(tokens=file))
+    file.write_text("one\ntwo\n")
+    assert transport.bearer_tokens(settings(tokens=file)) == ["one", "two"]
+
+
+def test_tls_reads_its_files(tmp_path: Path) -> None:
+    assert transport.credentials(settings()) is None
+    given = settings(tls_key=tmp_path / "key.pem", tls_cert=tmp_path / "cert.pem")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        transport.credentials(given)
+    issued = trustme.CA().issue_cert("localhost")
+    issued.private_key_pem.write_to_path(str(given.tls_key))
+    issued.cert_chain_pems[0].write_to_path(str(given.tls_cert))
+    assert isinstance(transport.credentials(given), grpc.ServerCredentials)
