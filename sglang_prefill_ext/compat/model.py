@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from inspect import signature
 from typing import Any
 
 import torch
@@ -75,26 +74,30 @@ class SglangModel:
         with (
             get_model().override(shared_experts=self._model.shared_experts_config),
             forward_context(self._context, forward_batch=batch),
+            self._overridden(overrides),
         ):
-            if overrides is not None:
-                batch.input_embeds = self._embeds(token_ids, overrides)
             states = self._run(batch)
         whole = self.last_layer is None and read_at is not None
         return states[read_at] if whole else states
 
-    def _embeds(self, token_ids: Tensor, overrides: Overrides) -> Tensor:
-        layers = self._model.model
-        if not any("embeds" in name for name in signature(layers.forward).parameters):
-            name = type(self._model).__name__
-            raise RuntimeError(f"{name} takes no embeddings in place of tokens. Send ids alone.")
-        embeds: Tensor = layers.embed_tokens(token_ids)
-        embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
-        return embeds
+    @contextmanager
+    def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
+        """Have the tokens' embeddings replaced; not all models take embeddings as an argument."""
+        if overrides is None:
+            yield
+            return
+
+        def replace(_module: object, _inputs: object, embeds: Tensor) -> None:
+            embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
+
+        handle = self._model.model.embed_tokens.register_forward_hook(replace)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _run(self, batch: PackedForwardBatch) -> Tensor:
-        # Models name them differently, and some take none, but they are the fourth in all others.
-        embeds = () if batch.input_embeds is None else (batch.input_embeds,)
-        hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch, *embeds)
+        hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -138,9 +141,7 @@ class SglangVectorModel(SglangModel):
         ones = torch.ones_like(batch.read_at, dtype=torch.int32)
         batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
         batch.return_pooled_hidden_states = True
-        output = self._model.forward(
-            batch.input_ids, batch.positions, batch, batch.input_embeds, get_embedding=True
-        )
+        output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
         states = output.pooled_hidden_states
         self._has_states = states is not None
         vectors: Tensor = output.embeddings

@@ -9,7 +9,7 @@ _EMBEDS = _PLAIN.format(", input_embeds=None")
 _PIPELINE = _PLAIN.format(", input_embeds=None, pp_proxy_tensors=None")
 _INPUTS_EMBEDS = _PLAIN.format(", inputs_embeds=None")
 
-_MODELS = (
+MODELS = (
     ("llama.LlamaModel", _PIPELINE),
     ("qwen2.Qwen2Model", _PIPELINE),
     ("qwen3.Qwen3Model", _PIPELINE),
@@ -37,7 +37,7 @@ ARCHITECTURE_USES = (
             why="the layers of a packed architecture",
             signature=signature,
         )
-        for number, (model, signature) in enumerate(_MODELS, start=200)
+        for number, (model, signature) in enumerate(MODELS, start=200)
     ),
     Use(
         id="U230",

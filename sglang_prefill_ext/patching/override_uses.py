@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from sglang_prefill_ext.patching.architecture_uses import MODELS
 from sglang_prefill_ext.patching.spec import Group, Use
-
-_MODELS = ("llama.LlamaModel", "qwen2.Qwen2Model", "qwen3.Qwen3Model", "qwen3_moe.Qwen3MoeModel")
 
 OVERRIDE_USES = (
     Use(
@@ -21,9 +20,9 @@ OVERRIDE_USES = (
             target=f"sglang.srt.models.{model}",
             group=Group.SCHEDULER,
             used_by=("compat.model",),
-            why="embeddings of the tokens beside them",
+            why="embeddings of tokens, some of which are replaced",
             members=("embed_tokens",),
         )
-        for number, model in enumerate(_MODELS, start=241)
+        for number, (model, _) in enumerate(MODELS, start=241)
     ),
 )
