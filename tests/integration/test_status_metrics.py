@@ -27,7 +27,6 @@ FALLBACKS: dict[str, tuple[Json, str]] = {
     "longer than a forward": ({"query": [], "items": [[7] * 16_385]}, "row_over_budget"),
     "pooled": ({"return_pooled_hidden_states": True}, "pooled_hidden_states"),
     "extraction": ({"score_extraction_token": "a"}, "score_extraction"),
-    "overrides": ({"embed_override_token_id": 5}, "embed_overrides"),
 }
 
 
