@@ -40,6 +40,9 @@ from sglang_prefill_ext.frontend.link import Answer
 
 logger = logging.getLogger(__name__)
 
+_LINGER_MS = 200
+"""What the last messages to front ends may take, in ms."""
+
 
 class Engine(Protocol):
     """What the broker needs of the process it lives in."""
@@ -87,8 +90,8 @@ class Broker:
             ConfigError: see `address.claim`.
         """
         claim(self._path, flag=self._flag)
-        context = zmq.asyncio.Context()
-        self._socket = context.socket(zmq.SocketType.ROUTER)
+        # The context of the process is never ended, which could wait for ever.
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.SocketType.ROUTER)
         self._socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
         self._socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
         with owner_only():
@@ -102,7 +105,7 @@ class Broker:
             for name in list(self._peers):
                 await self._send(name, Farewell())
                 self._forget(name)
-            context.destroy(linger=200)
+            self._socket.close(linger=_LINGER_MS)
             self._path.unlink(missing_ok=True)
 
     async def _receive(self) -> None:
@@ -160,7 +163,7 @@ class Broker:
         try:
             async with self._engine.exchange.admitted(message.options):
                 answer = await self._engine.exchange.round_trip(
-                    message.rows(), message.options, None
+                    message.row_bytes.rows(), message.options, None
                 )
         except DeadlineExceededError as error:
             answer = RowsAnswer(message.rid, "expired", str(error))

@@ -71,8 +71,8 @@ class EngineConnection:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Stay attached, in the event loop of the caller."""
-        context = zmq.asyncio.Context()
-        self._socket = _dealer(context)
+        # The context of the process is never ended, which could wait for ever.
+        self._socket = _dealer(zmq.asyncio.Context.instance())
         monitor = self._socket.get_monitor_socket(
             zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
         )
@@ -87,7 +87,8 @@ class EngineConnection:
             await asyncio.gather(*loops, return_exceptions=True)
             self._close("This front end is going down. Try again elsewhere.")
             self._socket.disable_monitor()
-            context.destroy(linger=0)
+            monitor.close(linger=0)
+            self._socket.close(linger=0)
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         while True:

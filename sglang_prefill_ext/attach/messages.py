@@ -25,12 +25,8 @@ import msgspec
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import (
-    Float32Array,
-    PackedRows,
-    from_bytes,
-    values_from_bytes,
-)
+from sglang_prefill_ext.wire.packed import Float32Array, values_from_bytes
+from sglang_prefill_ext.wire.row_bytes import RowBytes
 
 PROTOCOL = 1
 BEAT_S = 1.0
@@ -81,50 +77,11 @@ class Refusal(msgspec.Struct, tag=True, frozen=True):
 
 
 class Rows(msgspec.Struct, tag=True, frozen=True):
-    """A packed request (see `PackedRows`)."""
+    """A packed request."""
 
     rid: str
-    tokens: bytes
-    prefix_len: int
-    suffix_lens: bytes
-    label_ids: bytes
-    label_lens: bytes
-    normalised: bool
-    vector_width: int
+    row_bytes: RowBytes
     options: RequestOptions
-
-    @classmethod
-    def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> Rows:
-        assert rows.reads_row_ends, "front ends read the ends of rows"
-        assert not rows.num_best, "front ends name the tokens that they ask for"
-        assert not len(rows.overrides), "front ends send embeddings as calls"
-        return cls(
-            rid=rid,
-            tokens=rows.tokens.tobytes(),
-            prefix_len=rows.prefix_len,
-            suffix_lens=rows.suffix_lens.tobytes(),
-            label_ids=rows.label_ids.tobytes(),
-            label_lens=rows.label_lens.tobytes(),
-            normalised=rows.normalised,
-            vector_width=rows.vector_width,
-            options=options,
-        )
-
-    def rows(self) -> PackedRows:
-        """Return the rows without copying.
-
-        Raises:
-            PackingError: the message is inconsistent.
-        """
-        return PackedRows(
-            from_bytes(self.tokens),
-            self.prefix_len,
-            from_bytes(self.suffix_lens),
-            from_bytes(self.label_ids),
-            from_bytes(self.label_lens),
-            self.normalised,
-            self.vector_width,
-        )
 
 
 class RowsAnswer(msgspec.Struct, tag=True, frozen=True):

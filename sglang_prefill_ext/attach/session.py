@@ -33,6 +33,7 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.exchange import UNREACHABLE, PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.row_bytes import RowBytes
 
 _ERRORS: dict[int, type[PrefillExtError]] = {
     400: RequestError,
@@ -98,7 +99,7 @@ class Session:
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._require_open()
         self._sent.add(rid)
-        self._send(Rows.of(rid, rows, options))
+        self._send(Rows(rid, RowBytes.of(rows), options))
 
     def abort(self, rid: str) -> None:
         self._sent.discard(rid)

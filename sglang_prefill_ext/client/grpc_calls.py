@@ -13,6 +13,7 @@ from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.client.answers import Scores
+from sglang_prefill_ext.client.grpc_overrides import overrides_message
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.requests import Request
 from sglang_prefill_ext.errors import (
@@ -109,6 +110,8 @@ def _score_message(body: dict[str, Any]) -> pb.ScoreRequest:
     if labels:
         own = isinstance(labels[0], list)
         message.labels.CopyFrom(_int32_rows(labels if own else [labels]))
+    if "embed_override_token_id" in body:
+        message.embed_overrides.CopyFrom(overrides_message(body))
     return message
 
 

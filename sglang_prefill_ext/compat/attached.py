@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
@@ -119,7 +120,8 @@ class AttachableEngine:
             return _stock_error(call.rid, error)
 
     async def _score(self, call: StockScore, caller: _Caller) -> StockAnswer:
-        result = await self._manager.score_request(**call.arguments, request=caller)
+        arguments = _with_arrays(call.arguments)
+        result = await self._manager.score_request(**arguments, request=caller)
         rows, tokens = result.scores, result.prompt_tokens
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
@@ -129,6 +131,19 @@ class AttachableEngine:
         answers = await anext(aiter(self._manager.generate_request(request, caller)))
         tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
         return StockAnswer(call.rid, [answer["embedding"] for answer in answers], tokens)
+
+
+def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Turn embeddings, which travel as lists, into the arrays that our hook takes."""
+    query, items = (arguments.get(f"{name}_embed_overrides") for name in ("query", "item"))
+    found: dict[str, Any] = {}
+    if query is not None:
+        found["query_embed_overrides"] = np.array(query, dtype=np.float32)
+    if items is not None:
+        found["item_embed_overrides"] = [
+            None if each is None else np.array(each, dtype=np.float32) for each in items
+        ]
+    return arguments | found
 
 
 class _Caller:

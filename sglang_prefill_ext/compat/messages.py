@@ -13,7 +13,6 @@ from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.job import JobResult
-from sglang_prefill_ext.wire.overrides import overrides_from_bytes
 from sglang_prefill_ext.wire.packed import (
     VECTOR_AND_STATE,
     WHOLE_VECTOR,
@@ -21,53 +20,25 @@ from sglang_prefill_ext.wire.packed import (
     from_bytes,
     values_from_bytes,
 )
-from sglang_prefill_ext.wire.sampling import Sampling
+from sglang_prefill_ext.wire.row_bytes import RowBytes
 
 
 class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     """Frontend to scheduler: all rows of one request (see `PackedRows`)."""
 
-    tokens: bytes = b""
-    prefix_len: int = 0
-    suffix_lens: bytes = b""
-    label_ids: bytes = b""
-    label_lens: bytes = b""
-    normalised: bool = True
+    row_bytes: RowBytes
     priority: int = 0
     deadline_ms: float | None = None
     keep_prefix: bool = False
-    vector_width: int = 0
-    read_lens: bytes = b""
-    prefix_reads: int = 0
-    num_best: int = 0
-    draws: bytes = b""
-    biases: bytes = b""
-    overrides: bytes = b""
-    overrides_dtype: str = ""
-    overrides_width: int = 0
 
     @classmethod
     def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
         return cls(
             rid=rid,
-            tokens=rows.tokens.tobytes(),
-            prefix_len=rows.prefix_len,
-            suffix_lens=rows.suffix_lens.tobytes(),
-            label_ids=rows.label_ids.tobytes(),
-            label_lens=rows.label_lens.tobytes(),
-            normalised=rows.normalised,
+            row_bytes=RowBytes.of(rows),
             priority=options.priority,
             deadline_ms=options.deadline_ms,
             keep_prefix=options.keep_prefix,
-            vector_width=rows.vector_width,
-            read_lens=rows.read_lens.tobytes(),
-            prefix_reads=rows.prefix_reads,
-            num_best=rows.num_best,
-            draws=rows.sampling.draws.tobytes(),
-            biases=rows.sampling.biases.tobytes(),
-            overrides=rows.overrides.tobytes(),
-            overrides_dtype=rows.overrides.dtype.name,
-            overrides_width=rows.overrides.shape[1],
         )
 
     def rows(self, vector_width: int, state_width: int) -> PackedRows:
@@ -80,20 +51,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
             PackingError: the message is inconsistent.
         """
         whole = {WHOLE_VECTOR: vector_width, VECTOR_AND_STATE: vector_width + state_width}
-        return PackedRows(
-            from_bytes(self.tokens),
-            self.prefix_len,
-            from_bytes(self.suffix_lens),
-            from_bytes(self.label_ids),
-            from_bytes(self.label_lens),
-            self.normalised,
-            whole.get(self.vector_width, self.vector_width),
-            from_bytes(self.read_lens),
-            self.prefix_reads,
-            self.num_best,
-            Sampling.from_bytes(self.draws, self.biases),
-            overrides_from_bytes(self.overrides, self.overrides_dtype, self.overrides_width),
-        )
+        return self.row_bytes.rows(whole.get(self.row_bytes.vector_width))
 
     # What the data-parallel controller reads of a request when it chooses a replica.
 
@@ -103,7 +61,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
 
     @property
     def input_ids(self) -> Any:
-        return from_bytes(self.tokens)
+        return from_bytes(self.row_bytes.tokens)
 
 
 class PackedRowsResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]

@@ -11,9 +11,8 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.labels import pack_labels
 from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.overrides import place_overrides
+from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
-from sglang_prefill_ext.frontend.prompts import flatten_ids
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.worker import Worker
@@ -122,17 +121,11 @@ class ScoreFrontend:
         return await self._worker.run_if_large(tokens, pack_token_ids, *args)
 
     def _place_and_pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
-        query, items = prompts_of(call)
-        if isinstance(query, str):
-            # SGLang joins the two as token ids here, not as texts.
-            (query,), items = self._link.encode([query]), self._link.encode(items, continued=True)
-        flatten_ids([query, *items], self._vocab_size, field="query, items")
-        placed = place_overrides(call, query, items, self._hidden_size)
-        if placed is None:
+        known = {"vocab_size": self._vocab_size, "hidden_size": self._hidden_size}
+        rows = pack_overridden(call, labels, self._link.encode, **known)
+        if rows is None:
             raise StockPathTaken("unusual_input")
-        return pack_token_ids(
-            placed.query, placed.items, False, labels, self._vocab_size, placed.overrides
-        )
+        return rows
 
     def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         query, items = prompts_of(call)

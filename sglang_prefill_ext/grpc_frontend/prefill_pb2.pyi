@@ -40,8 +40,24 @@ class Options(_message.Message):
     stock: bool
     def __init__(self, priority: _Optional[int] = ..., keep_prefix: _Optional[bool] = ..., stock: _Optional[bool] = ...) -> None: ...
 
+class EmbedOverrides(_message.Message):
+    __slots__ = ("token_id", "dtype", "width", "query", "items", "item_counts")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ITEM_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    dtype: str
+    width: int
+    query: bytes
+    items: bytes
+    item_counts: bytes
+    def __init__(self, token_id: _Optional[int] = ..., dtype: _Optional[str] = ..., width: _Optional[int] = ..., query: _Optional[bytes] = ..., items: _Optional[bytes] = ..., item_counts: _Optional[bytes] = ...) -> None: ...
+
 class ScoreRequest(_message.Message):
-    __slots__ = ("query_text", "query_ids", "item_texts", "item_ids", "labels", "apply_softmax", "temperature", "item_first", "return_token_logprobs", "options")
+    __slots__ = ("query_text", "query_ids", "item_texts", "item_ids", "labels", "apply_softmax", "temperature", "item_first", "return_token_logprobs", "options", "embed_overrides")
     QUERY_TEXT_FIELD_NUMBER: _ClassVar[int]
     QUERY_IDS_FIELD_NUMBER: _ClassVar[int]
     ITEM_TEXTS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +68,7 @@ class ScoreRequest(_message.Message):
     ITEM_FIRST_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    EMBED_OVERRIDES_FIELD_NUMBER: _ClassVar[int]
     query_text: str
     query_ids: bytes
     item_texts: Texts
@@ -62,7 +79,8 @@ class ScoreRequest(_message.Message):
     item_first: bool
     return_token_logprobs: bool
     options: Options
-    def __init__(self, query_text: _Optional[str] = ..., query_ids: _Optional[bytes] = ..., item_texts: _Optional[_Union[Texts, _Mapping]] = ..., item_ids: _Optional[_Union[Int32Rows, _Mapping]] = ..., labels: _Optional[_Union[Int32Rows, _Mapping]] = ..., apply_softmax: _Optional[bool] = ..., temperature: _Optional[float] = ..., item_first: _Optional[bool] = ..., return_token_logprobs: _Optional[bool] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    embed_overrides: EmbedOverrides
+    def __init__(self, query_text: _Optional[str] = ..., query_ids: _Optional[bytes] = ..., item_texts: _Optional[_Union[Texts, _Mapping]] = ..., item_ids: _Optional[_Union[Int32Rows, _Mapping]] = ..., labels: _Optional[_Union[Int32Rows, _Mapping]] = ..., apply_softmax: _Optional[bool] = ..., temperature: _Optional[float] = ..., item_first: _Optional[bool] = ..., return_token_logprobs: _Optional[bool] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., embed_overrides: _Optional[_Union[EmbedOverrides, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "computed_tokens", "cached_tokens", "path", "reason")

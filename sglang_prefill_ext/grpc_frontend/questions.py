@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_rows, int32_array, wrong
 from sglang_prefill_ext.frontend.options import (
     KEEP_PREFIX_HEADER,
@@ -15,9 +16,12 @@ from sglang_prefill_ext.frontend.options import (
     RequestOptions,
 )
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend.item_overrides import ItemOverrides, item_overrides
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, int_array
 
 _LONGEST_MS = 2**31 - 1
+_OF_ITEMS = {"item_texts", "item_ids", "embed_overrides"}
+"""Fields that every message of a stream may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,20 @@ class ScoreQuestion:
     temperature: float = 1.0
     item_first: bool = False
     return_token_logprobs: bool = False
+    overrides: ItemOverrides | None = None
+
+    def call(self) -> ScoreCall:
+        """The same as SGLang's `score_request` takes it."""
+        return ScoreCall(
+            **self._plain(), **(self.overrides.fields() if self.overrides is not None else {})
+        )
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of SGLang's `score_request`."""
+        """Arguments of `StockScore`: no arrays."""
+        overrides = self.overrides
+        return self._plain() | (overrides.lists() if overrides is not None else {})
+
+    def _plain(self) -> dict[str, Any]:
         labels = [row.tolist() for row in self.labels.rows()]
         items = self.items
         return {
@@ -110,6 +125,7 @@ def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
         temperature=request.temperature if request.HasField("temperature") else 1.0,
         item_first=request.item_first,
         return_token_logprobs=request.return_token_logprobs,
+        overrides=item_overrides(request, len(items)),
     )
 
 
@@ -119,13 +135,16 @@ def next_items(first: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreRequ
     Raises:
         RequestError: it holds more than items.
     """
-    given = {field.name for field, _ in request.ListFields()} - {"item_texts", "item_ids"}
+    given = {field.name for field, _ in request.ListFields()} - _OF_ITEMS
     if given:
         name = min(given)
         raise wrong(name, "only the first message of a stream has it. Send items alone.")
     whole = pb.ScoreRequest()
     whole.CopyFrom(first)
     whole.ClearField("items")
+    if whole.HasField("embed_overrides"):
+        whole.embed_overrides.ClearField("items")
+        whole.embed_overrides.ClearField("item_counts")
     whole.MergeFrom(request)
     return whole
 

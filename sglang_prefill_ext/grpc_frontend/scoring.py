@@ -12,6 +12,7 @@ from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
 from sglang_prefill_ext.frontend.link import Answer
+from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_rows
 from sglang_prefill_ext.frontend.scores import flat_scores
 from sglang_prefill_ext.frontend.worker import Worker
@@ -102,6 +103,8 @@ class Scoring:
             return "not_generation"
         if isinstance(question.items, list) and not self._session.has_tokenizer:
             return "no_tokenizer"
+        if question.overrides is not None and question.item_first:
+            return "unusual_input"
         heat = question.temperature
         if not (math.isfinite(heat) and heat > 0 and (question.apply_softmax or heat == 1.0)):
             return "unusual_input"
@@ -112,6 +115,8 @@ class Scoring:
     ) -> PackedRows:
         query, items = question.query, question.items
         vocab_size = self._session.facts.vocab_size
+        if question.overrides is not None:
+            return await self._worker.run(self._place_and_pack, question, labels)
         if isinstance(query, str):
             return await self._worker.run(self._encode_and_pack, question, labels)
         assert isinstance(items, FlatRows), "query and items are alike"
@@ -119,6 +124,16 @@ class Scoring:
         args = (query, items, question.item_first, labels, vocab_size)
         tokens = copies * len(query) + len(items.values)
         return await self._worker.run_if_large(tokens, pack_flat, *args)
+
+    def _place_and_pack(
+        self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]
+    ) -> PackedRows:
+        facts = self._session.facts
+        known = {"vocab_size": facts.vocab_size, "hidden_size": facts.hidden_size}
+        rows = pack_overridden(question.call(), labels, self._session.encode, **known)
+        if rows is None:
+            raise StockPathTaken("unusual_input")
+        return rows
 
     def _encode_and_pack(
         self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]

@@ -92,7 +92,10 @@ ZONES = {
             "patching.uses",
         ),
         zones=("errors",),
-        libraries=("numpy",),
+        libraries=(
+            "msgspec",
+            "numpy",
+        ),
     ),
     "metrics": Zone(("metrics",), zones=("pure",), libraries=("prometheus_client",)),
     "frontend": Zone(

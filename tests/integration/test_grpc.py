@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from sglang_prefill_ext.client import PrefillClient
+from sglang_prefill_ext.client import EmbedOverrides, Options, PrefillClient
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from tests.conftest import EXTENSION_FLAGS
@@ -50,6 +50,8 @@ TEXTS: Json = {
 OWN_LABELS = IDS | {"label_token_ids": [[5], [9, 17], [4_000], [5, 9, 17], [3]]}
 LONG = score_body(2, 500, [200] * 200)
 TOKEN = "s3cret"
+HIDDEN = 64
+"""Numbers of an embedding of the model."""
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +137,26 @@ def test_the_python_client_gets_the_same_numbers_either_way(
     np.testing.assert_allclose(found.scores, wanted.scores, rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(found.token_logprobs, wanted.token_logprobs, rtol=0, atol=TOLERANCE)
     assert found.prompt_tokens == wanted.prompt_tokens
+
+
+@pytest.mark.parametrize("path", ["on", "off"])
+def test_embeddings_in_place_of_tokens_count_either_way(
+    engine: Serving, plain: FrontEnds, stub: PrefillStub, path: str
+) -> None:
+    rng = np.random.default_rng(3)
+    asked = {"query": [5, 7, 6], "items": [[7, 9], [8], [7, 7, 9]], "label_token_ids": [5, 9]}
+    embeds = [rng.standard_normal((count, HIDDEN)).astype(np.float32) for count in (1, 1, 2)]
+    overrides = EmbedOverrides(7, query=embeds[0], items=[embeds[1], None, embeds[2]])
+    options = Options(stock=path == "off")
+    with (
+        PrefillClient(engine.server.base_url) as http,
+        PrefillClient(f"grpc://{plain.address}") as over_grpc,
+    ):
+        bare = http.score(**asked)
+        wanted = http.score(**asked, embed_overrides=overrides)
+        found = over_grpc.score(**asked, embed_overrides=overrides, options=options)
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=0, atol=TOLERANCE)
+    assert np.abs(bare.scores - wanted.scores).max() > 10 * TOLERANCE
 
 
 def test_what_a_front_end_does_not_pack_is_answered_and_counted_by_the_engine(

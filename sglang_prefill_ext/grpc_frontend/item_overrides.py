@@ -1,0 +1,82 @@
+"""Embeddings that a scoring request sends along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.frontend.flat import int32_array, wrong
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray, overrides_from_bytes
+
+_FIELD = "embed_overrides"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOverrides:
+    """The embeddings of a request, ``[n, hidden]`` each.
+
+    Attributes:
+        token_id: the placeholder.
+        query, items: None where placeholders keep their own.
+    """
+
+    token_id: int
+    query: OverrideArray | None
+    items: list[OverrideArray | None] | None
+
+    def fields(self) -> dict[str, Any]:
+        """Arguments of SGLang's `score_request`, as arrays."""
+        return {
+            "embed_override_token_id": self.token_id,
+            "query_embed_overrides": self.query,
+            "item_embed_overrides": self.items,
+        }
+
+    def lists(self) -> dict[str, Any]:
+        """The same, as lists of numbers."""
+        return {
+            "embed_override_token_id": self.token_id,
+            "query_embed_overrides": None if self.query is None else self.query.tolist(),
+            "item_embed_overrides": None
+            if self.items is None
+            else [None if each is None else each.tolist() for each in self.items],
+        }
+
+
+def item_overrides(request: pb.ScoreRequest, num_items: int) -> ItemOverrides | None:
+    """Read the embeddings of a request; None if there are none.
+
+    Raises:
+        RequestError: arrays are broken, or do not fit the items.
+    """
+    if not request.HasField(_FIELD):
+        return None
+    message = request.embed_overrides
+    if message.dtype not in DTYPES:
+        raise wrong(f"{_FIELD}.dtype", f"{message.dtype!r:.80} is none of {', '.join(DTYPES)}.")
+    query = _table(message, "query") if message.query else None
+    counts = int32_array(message.item_counts, field=f"{_FIELD}.item_counts")
+    items = _table(message, "items")
+    if not len(counts) and not len(items):
+        return ItemOverrides(message.token_id, query, None)
+    if len(counts) != num_items or int(counts.min()) < 0:
+        raise wrong(f"{_FIELD}.item_counts", f"send one for each of the {num_items} items.")
+    total = int(counts.sum(dtype=np.int64))
+    if total != len(items):
+        raise wrong(
+            f"{_FIELD}.items",
+            f"the counts add up to {total}, but there are {len(items)} embeddings.",
+        )
+    parts = np.split(items, np.cumsum(counts, dtype=np.int64)[:-1])
+    return ItemOverrides(message.token_id, query, [part if len(part) else None for part in parts])
+
+
+def _table(message: pb.EmbedOverrides, name: str) -> OverrideArray:
+    try:
+        return overrides_from_bytes(getattr(message, name), message.dtype, message.width)
+    except PackingError as error:
+        raise wrong(f"{_FIELD}.{name}", f"{error}. Send whole embeddings.") from error
