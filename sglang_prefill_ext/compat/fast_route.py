@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+from fastapi import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sglang_prefill_ext.compat.http_errors import error_response
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+
 _App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 _Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
+_Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
 
 _JSON = "application/json"
 
@@ -42,6 +47,30 @@ class FastRoute:
             await self._stock(scope, _Replay(answer, receive), send)
         else:
             await answer(scope, receive, send)
+
+
+def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Answer) -> None:
+    """Let `answer` write the answers to a route of SGLang's OpenAI API.
+
+    Args:
+        serving: name of the route's own handler in the application's state; errors look like its.
+        answer: serves a body on the packed path and returns that of its answer; None, or a
+            `StockPathTaken`, which is counted there, to have the route serve it.
+    """
+
+    async def serve(body: bytes, request: Request) -> Response | bytes:
+        try:
+            # Where SGLang logs requests, it has to see each.
+            logged = manager.request_logger.log_requests
+            content = None if logged else await answer(body, request)
+        except StockPathTaken:
+            return body
+        except (HTTPException, ValueError) as error:
+            response: Response = error_response(getattr(request.app.state, serving), error)
+            return response
+        return body if content is None else Response(content, media_type=_JSON)
+
+    shorten(app, path, serve)
 
 
 class _Replay:

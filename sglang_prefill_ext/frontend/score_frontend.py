@@ -108,7 +108,8 @@ class ScoreFrontend:
 
     async def _pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         if call.has_overrides:
-            return await self._worker.run(self._place_and_pack, call, labels)
+            known = (self._link.encode, self._vocab_size, self._hidden_size)
+            return await self._worker.run(pack_overridden, call, labels, *known)
         if call.score_extraction_token_id is not None:
             return await self._worker.run(self._pack_setwise, call, labels)
         query, items = prompts_of(call)
@@ -119,13 +120,6 @@ class ScoreFrontend:
         tokens = copies * len(query) + sum(map(len, items))
         args = (query, items, call.item_first, labels, self._vocab_size)
         return await self._worker.run_if_large(tokens, pack_token_ids, *args)
-
-    def _place_and_pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
-        known = {"vocab_size": self._vocab_size, "hidden_size": self._hidden_size}
-        rows = pack_overridden(call, labels, self._link.encode, **known)
-        if rows is None:
-            raise StockPathTaken("unusual_input")
-        return rows
 
     def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         query, items = prompts_of(call)

@@ -116,7 +116,8 @@ class Scoring:
         query, items = question.query, question.items
         vocab_size = self._session.facts.vocab_size
         if question.overrides is not None:
-            return await self._worker.run(self._place_and_pack, question, labels)
+            known = (self._session.encode, vocab_size, self._session.facts.hidden_size)
+            return await self._worker.run(pack_overridden, question.call(), labels, *known)
         if isinstance(query, str):
             return await self._worker.run(self._encode_and_pack, question, labels)
         assert isinstance(items, FlatRows), "query and items are alike"
@@ -124,16 +125,6 @@ class Scoring:
         args = (query, items, question.item_first, labels, vocab_size)
         tokens = copies * len(query) + len(items.values)
         return await self._worker.run_if_large(tokens, pack_flat, *args)
-
-    def _place_and_pack(
-        self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]
-    ) -> PackedRows:
-        facts = self._session.facts
-        known = {"vocab_size": facts.vocab_size, "hidden_size": facts.hidden_size}
-        rows = pack_overridden(question.call(), labels, self._session.encode, **known)
-        if rows is None:
-            raise StockPathTaken("unusual_input")
-        return rows
 
     def _encode_and_pack(
         self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]

@@ -102,7 +102,7 @@ TOKEN_USES = (
         id="U138",
         target="sglang.srt.utils.request_logger.RequestLogger",
         group=Group.FRONTEND,
-        used_by=("compat.embeddings_route", "compat.score_route"),
+        used_by=("compat.fast_route",),
         why="whether SGLang has to see every request",
         members=("log_requests",),
     ),
