@@ -36,7 +36,7 @@ from sglang_prefill_ext.attach.messages import (
 )
 from sglang_prefill_ext.errors import DeadlineExceededError, PackingError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
-from sglang_prefill_ext.frontend.link import Answer
+from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
 
@@ -159,17 +159,16 @@ class Broker:
         await self._send(name, self._engine.facts())
 
     async def _serve_rows(self, name: bytes, message: Rows) -> None:
-        answer: Answer | RowsAnswer
         try:
             async with self._engine.exchange.admitted(message.options):
-                answer = await self._engine.exchange.round_trip(
+                result = await self._engine.exchange.round_trip(
                     message.row_bytes.rows(), message.options, None
                 )
         except DeadlineExceededError as error:
-            answer = RowsAnswer(message.rid, "expired", str(error))
+            result = PackedResult("expired", str(error))
         except PackingError as error:
-            answer = RowsAnswer(message.rid, "failed", str(error))
-        await self._send(name, _answer(message.rid, answer))
+            result = PackedResult("failed", str(error))
+        await self._send(name, RowsAnswer(message.rid, result))
 
     async def _serve_stock(self, name: bytes, call: Stock) -> None:
         await self._send(name, await self._engine.serve_stock(call))
@@ -188,19 +187,3 @@ class Broker:
         """End whatever a front end has under way; nobody waits for it."""
         for task in list(self._peers.pop(name).tasks.values()):
             task.cancel()
-
-
-def _answer(rid: str, answer: Answer | RowsAnswer) -> RowsAnswer:
-    """The scheduler's answer, under the id that the front end gave to the request."""
-    return RowsAnswer(
-        rid=rid,
-        status=answer.status,
-        message=answer.message,
-        values=answer.row_values().tobytes(),
-        forwards=answer.forwards,
-        tokens_computed=answer.tokens_computed,
-        queue_ms=answer.queue_ms,
-        compute_ms=answer.compute_ms,
-        retry_after_s=answer.retry_after_s,
-        tokens_cached=answer.tokens_cached,
-    )

@@ -25,7 +25,7 @@ import msgspec
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import Float32Array, values_from_bytes
+from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
 
 PROTOCOL = 1
@@ -85,21 +85,10 @@ class Rows(msgspec.Struct, tag=True, frozen=True):
 
 
 class RowsAnswer(msgspec.Struct, tag=True, frozen=True):
-    """The answer to `Rows`; an `Answer` of `frontend.link`."""
+    """The answer to `Rows`."""
 
     rid: str
-    status: str
-    message: str = ""
-    values: bytes = b""
-    forwards: int = 0
-    tokens_computed: int = 0
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
-    retry_after_s: float = 0.0
-    tokens_cached: int = 0
-
-    def row_values(self) -> Float32Array:
-        return values_from_bytes(self.values)
+    result: PackedResult
 
 
 class StockScore(msgspec.Struct, tag=True, frozen=True):

@@ -33,6 +33,7 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.exchange import UNREACHABLE, PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
 
 _ERRORS: dict[int, type[PrefillExtError]] = {
@@ -73,7 +74,7 @@ class Session:
         """End every call: the engine has gone."""
         self._closed = why
         for rid in list(self._sent):
-            self.deliver(RowsAnswer(rid, UNREACHABLE, why))
+            self.deliver(RowsAnswer(rid, PackedResult(UNREACHABLE, why)))
         for future in self._stock.values():
             _fail(future, EngineUnavailableError(why))
 
@@ -81,7 +82,7 @@ class Session:
         """Hand an answer to its waiting call; a call that left already is fine."""
         if isinstance(answer, RowsAnswer):
             self._sent.discard(answer.rid)
-            self.exchange.deliver(answer.rid, answer)
+            self.exchange.deliver(answer.rid, answer.result)
         elif (future := self._stock.get(answer.rid)) is None or future.done():
             return
         elif isinstance(answer, StockAnswer):

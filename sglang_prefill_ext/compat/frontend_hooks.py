@@ -56,7 +56,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
             shorten_generate(app)
 
     def on_result(message: PackedRowsResult) -> None:
-        frontend.exchange.deliver(message.rid, message)
+        frontend.exchange.deliver(message.rid, message.result)
 
     manager._result_dispatcher._mapping[PackedRowsResult] = on_result
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status

@@ -12,14 +12,13 @@ from typing import Any
 from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
 
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.oneshot.job import JobResult
 from sglang_prefill_ext.wire.packed import (
     VECTOR_AND_STATE,
     WHOLE_VECTOR,
     PackedRows,
     from_bytes,
-    values_from_bytes,
 )
+from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
 
 
@@ -67,33 +66,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
 class PackedRowsResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     """Scheduler to frontend: the values of one request, or why there are none."""
 
-    status: str = ""
-    message: str = ""
-    values: bytes = b""
-    forwards: int = 0
-    tokens_computed: int = 0
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
-    retry_after_s: float = 0.0
-    tokens_cached: int = 0
-
-    @classmethod
-    def of(cls, result: JobResult) -> PackedRowsResult:
-        return cls(
-            rid=result.rid,
-            status=result.status,
-            message=result.message,
-            values=result.values,
-            forwards=result.forwards,
-            tokens_computed=result.tokens_computed,
-            queue_ms=result.queue_ms,
-            compute_ms=result.compute_ms,
-            retry_after_s=result.retry_after_s,
-            tokens_cached=result.tokens_cached,
-        )
-
-    def row_values(self) -> Any:
-        return values_from_bytes(self.values)
+    result: PackedResult
 
 
 class PackedExpireReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]

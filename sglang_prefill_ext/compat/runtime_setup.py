@@ -17,10 +17,11 @@ from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
-from sglang_prefill_ext.oneshot.job import Job, JobResult
+from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     """
     sender = scheduler.ipc_channels.send_to_tokenizer
 
-    def answer(job: Job, result: JobResult) -> None:
-        sender.send_output(PackedRowsResult.of(result), job.reply_to)
+    def answer(job: Job, result: PackedResult) -> None:
+        sender.send_output(PackedRowsResult(rid=job.rid, result=result), job.reply_to)
 
     def declining(reason: str) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)

@@ -19,9 +19,10 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
 )
 from sglang_prefill_ext.frontend.connection import outcome_while_connected
-from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
+from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
 
 UNREACHABLE = "unreachable"
 """Status of the answer that a link gives for a scheduler that has gone."""
@@ -55,7 +56,7 @@ class PackedExchange:
         self._link = link
         self._max_row_tokens = max_row_tokens
         self._window = sys.maxsize  # until a scheduler says otherwise
-        self._pending: dict[str, asyncio.Future[Answer]] = {}
+        self._pending: dict[str, asyncio.Future[PackedResult]] = {}
 
     @property
     def in_flight(self) -> int:
@@ -65,7 +66,7 @@ class PackedExchange:
         """Send every call of this process down the stock path from now on."""
         self.declined_reason = reason
 
-    def deliver(self, rid: str, answer: Answer) -> None:
+    def deliver(self, rid: str, answer: PackedResult) -> None:
         """Hand an answer to its waiting call; a call that left already is fine."""
         future = self._pending.get(rid)
         if future is not None and not future.done():
@@ -82,7 +83,7 @@ class PackedExchange:
             await _by(options.deadline_ms, admitted.enter_async_context(self._link.admission()))
             yield
 
-    async def ask(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
+    async def ask(self, rows: PackedRows, options: RequestOptions, request: Any) -> PackedResult:
         """Send one message and await its answer; call it while `admitted`.
 
         Args:
@@ -126,7 +127,9 @@ class PackedExchange:
         if row_tokens > self._max_row_tokens:
             raise StockPathTaken("row_over_budget")
 
-    async def round_trip(self, rows: PackedRows, options: RequestOptions, request: Any) -> Answer:
+    async def round_trip(
+        self, rows: PackedRows, options: RequestOptions, request: Any
+    ) -> PackedResult:
         """Send one message and return whatever answer comes; call it while `admitted`.
 
         Raises:
@@ -159,7 +162,7 @@ def _longest_row(rows: PackedRows) -> int:
     return int(rows.suffix_lens.max())
 
 
-def _unhappy_end(answer: Answer) -> PrefillExtError:
+def _unhappy_end(answer: PackedResult) -> PrefillExtError:
     if answer.status == "aborted":
         return RequestAbortedError(answer.message)
     if answer.status == UNREACHABLE:

@@ -1,4 +1,4 @@
-"""What the packed path needs of its front-end process, and what it gets from schedulers."""
+"""What the packed path needs of its front-end process."""
 
 from __future__ import annotations
 
@@ -7,37 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
-
-
-class Answer(Protocol):
-    """A scheduler's answer to one packed request; the fields are those of `JobResult`."""
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def message(self) -> str: ...
-
-    @property
-    def forwards(self) -> int: ...
-
-    @property
-    def tokens_computed(self) -> int: ...
-
-    @property
-    def queue_ms(self) -> float: ...
-
-    @property
-    def compute_ms(self) -> float: ...
-
-    @property
-    def retry_after_s(self) -> float: ...
-
-    @property
-    def tokens_cached(self) -> int: ...
-
-    def row_values(self) -> Float32Array: ...
+from sglang_prefill_ext.wire.packed import PackedRows
 
 
 class SchedulerLink(Protocol):

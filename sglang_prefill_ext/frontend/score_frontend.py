@@ -9,7 +9,7 @@ from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason, prompts_of
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.labels import pack_labels
-from sglang_prefill_ext.frontend.link import Answer, SchedulerLink
+from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
@@ -18,6 +18,7 @@ from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
 
 _NO_OPTIONS = RequestOptions()
 
@@ -30,7 +31,7 @@ class Scored:
     prompt_tokens: int
     token_logprobs: Matrix | None
     rows: PackedRows
-    answer: Answer
+    answer: PackedResult
 
 
 class ScoreFrontend:
@@ -146,7 +147,7 @@ def _needs_vocabulary(call: ScoreCall) -> bool:
     return call.return_token_logprobs or not call.apply_softmax
 
 
-def _scored(answer: Answer, rows: PackedRows, call: ScoreCall) -> Scored:
+def _scored(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
     values = answer.row_values()
     setwise = call.score_extraction_token_id is not None
     scores_of = setwise_scores if setwise else scores_from_values

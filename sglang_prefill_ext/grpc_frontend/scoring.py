@@ -11,7 +11,6 @@ from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
-from sglang_prefill_ext.frontend.link import Answer
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_rows
 from sglang_prefill_ext.frontend.scores import flat_scores
@@ -21,6 +20,7 @@ from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestion
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array, values_to_bytes
+from sglang_prefill_ext.wire.result import PackedResult
 
 _DOUBLES = np.dtype("<f8")
 
@@ -137,7 +137,7 @@ class Scoring:
         return pack_rows(ids, labels, self._session.facts.vocab_size)
 
 
-def _response(question: ScoreQuestion, rows: PackedRows, answer: Answer) -> pb.ScoreResponse:
+def _response(question: ScoreQuestion, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:
     values = answer.row_values()
     scores = flat_scores(
         values, rows, apply_softmax=question.apply_softmax, temperature=question.temperature

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of
 from sglang_prefill_ext.oneshot.split import Piece
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
+from sglang_prefill_ext.wire.result import PackedResult
 
 
 class JobStatus(StrEnum):
@@ -27,25 +28,6 @@ class JobStatus(StrEnum):
     EXPIRED = "expired"  # its deadline cannot be met any more
     UNFIT = "unfit"  # one of its rows is too long for any forward; the stock path can serve it
     BEYOND_WINDOW = "beyond_window"  # a prompt is longer than the model's window; likewise
-
-
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """The answer to one job. `values` is set (float32 bytes) if `status` is OK, else `message`.
-
-    `retry_after_s` estimates, for a rejected job, when there will be room; 0 if unknown.
-    """
-
-    rid: str
-    status: JobStatus
-    message: str = ""
-    values: bytes = b""
-    forwards: int = 0
-    tokens_computed: int = 0
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
-    retry_after_s: float = 0.0
-    tokens_cached: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -149,12 +131,11 @@ class Job:
 
     def result(
         self, status: JobStatus, message: str = "", *, retry_after_s: float = 0.0
-    ) -> JobResult:
+    ) -> PackedResult:
         """The answer to the job as it ends now; `completed` if the status is OK."""
         now = time.monotonic()
         start = now if self.start_s is None else self.start_s
-        return JobResult(
-            rid=self.rid,
+        return PackedResult(
             status=status,
             message=message,
             values=values_to_bytes(self.answer()) if status is JobStatus.OK else b"",

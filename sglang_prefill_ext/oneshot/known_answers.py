@@ -17,7 +17,7 @@ from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.oneshot.flight import Executor
-from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
+from sglang_prefill_ext.oneshot.job import Job, JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.wire.packed import (
@@ -26,8 +26,8 @@ from sglang_prefill_ext.wire.packed import (
     Int32Array,
     PackedRows,
     int_array,
-    values_from_bytes,
 )
+from sglang_prefill_ext.wire.result import PackedResult
 
 DIFFER = "known_answers_differ"
 """Why packed requests are declined where the paths differ."""
@@ -172,22 +172,21 @@ def packed_answers(
         launch_tokens=UNLIMITED,  # whatever fits into a forward joins it
         limits=QueueLimits(tokens=UNLIMITED, rows=UNLIMITED, bytes=UNLIMITED),
     )
-    results: list[JobResult] = []
+    results: dict[str, PackedResult] = {}
 
-    def answer(_job: Job, result: JobResult) -> None:
-        results.append(result)
+    def answer(job: Job, result: PackedResult) -> None:
+        results[job.rid] = result
 
     runtime = PackedRuntime(executor, answer, policy)
     for number, rows in enumerate(requests):
         runtime.submit(str(number), rows, None)
     while runtime.busy:
         runtime.step()
-    for result in results:
-        if result.status is not JobStatus.OK:
+    for result in results.values():
+        if result.status != JobStatus.OK:
             raise PackedForwardError(f"Packed forward: {result.message}")
-    values = {result.rid: values_from_bytes(result.values) for result in results}
     return [
-        values[str(number)].reshape(rows.num_rows, rows.values_per_read)
+        results[str(number)].row_values().reshape(rows.num_rows, rows.values_per_read)
         for number, rows in enumerate(requests)
     ]
 

@@ -19,12 +19,13 @@ from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.oneshot.flight import Executor
 from sglang_prefill_ext.oneshot.forwards import Forwards
-from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
+from sglang_prefill_ext.oneshot.job import Job, JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.split import Piece, split_request, unfit_row
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class PackedRuntime:
     def __init__(
         self,
         executor: Executor | None,
-        answer: Callable[[Job, JobResult], None],
+        answer: Callable[[Job, PackedResult], None],
         policy: SchedulingPolicy,
         *,
         cache: PrefixCache | None = None,

@@ -19,7 +19,8 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import PackedRows
-from tests.unit.frontend.links import StubAnswer, StubLink, answer_at_once
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
 
 VOCABULARY = 100
 WORDS = {"a": 1, "b": 2, "c": 3, "[UNK]": 0}
@@ -63,10 +64,10 @@ class StubEngine:
         self.width = 3
         answer_at_once(self.link, self.exchange, self.answer)
 
-    def answer(self, rows: PackedRows) -> StubAnswer:
+    def answer(self, rows: PackedRows) -> PackedResult:
         """Zeros, one a value."""
         count = rows.num_values if rows.vector_width >= 0 else self.width * rows.num_rows
-        return StubAnswer(values=[0.0] * count, tokens_cached=1)
+        return stub_answer(values=[0.0] * count, tokens_cached=1)
 
     def fall_silent(self) -> None:
         """Answer no packed request any more."""

@@ -24,12 +24,12 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend.link import Answer
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.attach.engines import StubEngine, attached, facts, until
-from tests.unit.frontend.links import StubAnswer
+from tests.unit.frontend.links import stub_answer
 
 ROWS = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), int_array([4, 5]), NO_INTS)
 NO_OPTIONS = RequestOptions()
@@ -45,7 +45,7 @@ def mode_of(path: Path) -> int | None:
     return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
 
 
-async def ask(session: Session, options: RequestOptions = NO_OPTIONS) -> Answer:
+async def ask(session: Session, options: RequestOptions = NO_OPTIONS) -> PackedResult:
     async with session.exchange.admitted(options):
         return await session.exchange.ask(ROWS, options, None)
 
@@ -80,7 +80,7 @@ async def test_a_bad_end_is_the_callers_error(
     path: Path, status: str, error: type[PrefillExtError]
 ) -> None:
     engine = StubEngine()
-    engine.answer = lambda rows: StubAnswer(status, "so it goes", retry_after_s=2.5)  # type: ignore[method-assign]
+    engine.answer = lambda rows: stub_answer(status, "so it goes", retry_after_s=2.5)  # type: ignore[method-assign]
     engine.link.on_send = lambda rid, rows: engine.exchange.deliver(rid, engine.answer(rows))
     async with attached(engine, path) as (_, connection, _):
         with pytest.raises(error, match="so it goes") as caught:

@@ -20,7 +20,7 @@ from sglang_prefill_ext.errors import (
     ServerUnavailableError,
 )
 from tests.unit.attach.engines import StubEngine, facts
-from tests.unit.frontend.links import StubAnswer
+from tests.unit.frontend.links import stub_answer
 from tests.unit.grpc_frontend.calls import listening
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
@@ -107,7 +107,7 @@ async def test_a_bad_end_is_the_same_error_as_by_http(
     path: Path, ask: Ask, status: str, error: type[PrefillExtError]
 ) -> None:
     engine = StubEngine()
-    answer = StubAnswer(status, "so it goes", retry_after_s=2.5)
+    answer = stub_answer(status, "so it goes", retry_after_s=2.5)
     engine.link.on_send = lambda rid, rows: engine.exchange.deliver(rid, answer)
     async with listening(engine, path) as (address, _):
         with pytest.raises(error, match=r"/v1/score with 1 item: .*so it goes") as caught:

@@ -9,9 +9,10 @@ from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.execution import Account, ExecutionClass
-from sglang_prefill_ext.oneshot.job import Job, JobResult
+from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.oneshot.jobs import IdleExecutor, request
 
 BUDGET = ForwardBudget(1000)
@@ -33,9 +34,11 @@ def scheduler(*, replays_graphs: bool = False) -> Any:
 NOW_MS = 1e12
 
 
-class Answers(list[JobResult]):
-    def __call__(self, _job: Job, result: JobResult) -> None:
-        self.append(result)
+class Answers(list[str]):
+    """Ids of the jobs that were answered."""
+
+    def __call__(self, job: Job, _result: PackedResult) -> None:
+        self.append(job.rid)
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_without_generations_a_forward_goes_first_at_once(
 ) -> None:
     submit(work, "a", 6)
     assert work.step(decoding=False)
-    assert [answer.rid for answer in answers] == ["a"]
+    assert answers == ["a"]
     assert not work.step(decoding=False)
 
 
@@ -75,7 +78,7 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
 ) -> None:
     submit(work, "a", 6)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
-    assert [answer.rid for answer in answers] == ["a"]
+    assert answers == ["a"]
 
 
 def test_the_longest_wait_is_a_flag() -> None:

@@ -6,29 +6,26 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
 
 
-@dataclass
-class StubAnswer:
-    status: str = "ok"
-    message: str = ""
-    values: Sequence[float] = ()
-    forwards: int = 1
-    tokens_computed: int = 5
-    queue_ms: float = 1.5
-    compute_ms: float = 2.5
-    retry_after_s: float = 0.0
-    tokens_cached: int = 0
-
-    def row_values(self) -> Float32Array:
-        return np.array(self.values, dtype=np.float32)
+def stub_answer(
+    status: str = "ok",
+    message: str = "",
+    values: Sequence[float] | np.ndarray[Any, Any] = (),
+    **others: Any,
+) -> PackedResult:
+    """An answer with some usual numbers."""
+    data = np.array(values, dtype=np.float32).tobytes()
+    usual = {"forwards": 1, "tokens_computed": 5, "queue_ms": 1.5, "compute_ms": 2.5}
+    return PackedResult(status, message, data, **(usual | others))
 
 
 class StubLink:
@@ -72,7 +69,7 @@ class StubLink:
 
 
 def answer_at_once(
-    link: StubLink, exchange: PackedExchange, answer: Callable[[PackedRows], StubAnswer]
+    link: StubLink, exchange: PackedExchange, answer: Callable[[PackedRows], PackedResult]
 ) -> None:
     """Have every packed request answered in the next turn of the event loop."""
 

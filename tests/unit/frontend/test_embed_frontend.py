@@ -19,7 +19,8 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import VECTOR_AND_STATE, WHOLE_VECTOR, PackedRows
-from tests.unit.frontend.links import StubAnswer, StubLink, answer_at_once
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
 from tests.unit.frontend.test_embed_call import request
 
 VOCAB = 300
@@ -27,10 +28,10 @@ IDS = EmbedCall([[1, 2, 3], [1, 2, 4, 5]], is_single=False, dimensions=None)
 PLAIN = RequestOptions()
 
 
-def count_tokens(rows: PackedRows) -> StubAnswer:
+def count_tokens(rows: PackedRows) -> PackedResult:
     """Answers with a vector of one number a prompt: how many tokens it has."""
     lens = rows.suffix_lens + rows.prefix_len
-    return StubAnswer(values=lens.tolist(), tokens_computed=len(rows.tokens))
+    return stub_answer(values=lens.tolist(), tokens_computed=len(rows.tokens))
 
 
 class Setup:
@@ -38,7 +39,7 @@ class Setup:
 
     def __init__(
         self,
-        answer: StubAnswer | Callable[[PackedRows], StubAnswer],
+        answer: PackedResult | Callable[[PackedRows], PackedResult],
         *,
         has_tokenizer: bool = True,
         **knobs: int,
@@ -56,7 +57,7 @@ class Setup:
             caching=False,
         )
 
-        always = (lambda rows: answer) if isinstance(answer, StubAnswer) else answer
+        always = (lambda rows: answer) if isinstance(answer, PackedResult) else answer
         answer_at_once(self.link, self.exchange, always)
 
     async def embed(self, *calls: EmbedCall, options: RequestOptions = PLAIN) -> list[Any]:
@@ -82,7 +83,7 @@ async def test_calls_with_embeddings_of_their_own_go_apart() -> None:
 
 @pytest.mark.parametrize("shown", [True, False])
 async def test_states_come_apart_from_their_vectors(shown: bool) -> None:
-    setup = Setup(StubAnswer(values=[0.5, 1.0, 2.0, -0.5, -1.0, -2.0] if shown else [0.5, -0.5]))
+    setup = Setup(stub_answer(values=[0.5, 1.0, 2.0, -0.5, -1.0, -2.0] if shown else [0.5, -0.5]))
     embedded = await setup.frontend.embed(replace(IDS, with_states=True), PLAIN, None)
     assert embedded.vectors == [[0.5], [-0.5]]
     states = embedded.states and [state.tolist() for state in embedded.states]
@@ -92,7 +93,7 @@ async def test_states_come_apart_from_their_vectors(shown: bool) -> None:
 
 
 async def test_an_answer_becomes_one_vector_a_prompt() -> None:
-    setup = Setup(StubAnswer(values=[0.5, 1.0, -2.0, 0.25]))
+    setup = Setup(stub_answer(values=[0.5, 1.0, -2.0, 0.25]))
     embedded = await setup.frontend.embed(IDS, PLAIN, None)
     assert embedded.vectors == [[0.5, 1.0], [-2.0, 0.25]]
     assert embedded.prompt_tokens == [3, 4]
@@ -104,7 +105,7 @@ async def test_an_answer_becomes_one_vector_a_prompt() -> None:
 
 
 async def test_dimensions_and_options_reach_the_scheduler() -> None:
-    setup = Setup(StubAnswer(values=[1.0]))
+    setup = Setup(stub_answer(values=[1.0]))
     options = RequestOptions(priority=3)
     await setup.frontend.embed(EmbedCall([[5]], True, 1), options, None)
     ((_, rows),) = setup.link.sent
@@ -113,7 +114,7 @@ async def test_dimensions_and_options_reach_the_scheduler() -> None:
 
 
 async def test_texts_are_encoded_in_one_call_off_the_event_loop() -> None:
-    setup = Setup(StubAnswer(values=[1.0, 2.0]))
+    setup = Setup(stub_answer(values=[1.0, 2.0]))
     await setup.frontend.embed(EmbedCall(["ab", "ac"], False, None), PLAIN, None)
     assert setup.link.encoded == [["ab", "ac"]]
     assert setup.link.encoding_threads != [threading.current_thread()]
@@ -123,7 +124,7 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker, "_INLINE_TOKENS", 6)
-    setup = Setup(StubAnswer(values=[1.0, 2.0]))
+    setup = Setup(stub_answer(values=[1.0, 2.0]))
     assert (await setup.frontend.embed(IDS, PLAIN, None)).vectors == [[1.0], [2.0]]
 
 
@@ -136,7 +137,7 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
     ],
 )
 async def test_wrong_prompts_are_refused_and_send_nothing(call: EmbedCall, message: str) -> None:
-    setup = Setup(StubAnswer())
+    setup = Setup(stub_answer())
     with pytest.raises(RequestError, match=message):
         await setup.frontend.embed(call, PLAIN, None)
     assert setup.link.sent == []
@@ -144,7 +145,7 @@ async def test_wrong_prompts_are_refused_and_send_nothing(call: EmbedCall, messa
 
 
 async def test_a_prompt_over_the_limit_takes_the_stock_path() -> None:
-    setup = Setup(StubAnswer())
+    setup = Setup(stub_answer())
     with pytest.raises(StockPathTaken, match="row_over_budget"):
         await setup.frontend.embed(EmbedCall([[1] * 1001], True, None), PLAIN, None)
     assert setup.link.sent == []
@@ -162,7 +163,7 @@ async def test_concurrent_calls_share_a_packed_request() -> None:
 
 
 async def test_calls_that_differ_in_what_they_ask_for_share_nothing() -> None:
-    setup = Setup(lambda rows: StubAnswer(values=[0.0] * rows.num_rows))
+    setup = Setup(lambda rows: stub_answer(values=[0.0] * rows.num_rows))
     narrow, whole = EmbedCall([[1]], True, 1), EmbedCall([[1]], True, None)
     urgent = RequestOptions(priority=1)
     await asyncio.gather(setup.embed(narrow, whole), setup.embed(whole, options=urgent))
@@ -189,8 +190,8 @@ async def test_a_text_that_cannot_be_encoded_does_not_harm_those_it_came_with() 
 
 
 async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> None:
-    def answer(rows: PackedRows) -> StubAnswer:
-        return StubAnswer("failed") if 66 in rows.tokens else count_tokens(rows)
+    def answer(rows: PackedRows) -> PackedResult:
+        return stub_answer("failed") if 66 in rows.tokens else count_tokens(rows)
 
     setup = Setup(answer)
     calls = [EmbedCall([[token]], True, None) for token in (5, 66, 7)]
@@ -200,14 +201,14 @@ async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> No
 
 
 async def test_a_large_call_that_fails_is_not_tried_again() -> None:
-    setup = Setup(StubAnswer("failed"), gather_rows=1)
+    setup = Setup(stub_answer("failed"), gather_rows=1)
     (failed,) = await setup.embed(EmbedCall([[1], [2], [3]], False, None))
     assert isinstance(failed, PackedForwardError)
     assert len(setup.link.sent) == 1
 
 
 async def test_a_busy_server_refuses_all_calls_of_a_batch() -> None:
-    setup = Setup(StubAnswer("rejected", retry_after_s=2.0))
+    setup = Setup(stub_answer("rejected", retry_after_s=2.0))
     results = await setup.embed(*[EmbedCall([[1]], True, None)] * 2)
     assert [(type(each), each.retry_after_s) for each in results] == [(ServerBusyError, 2.0)] * 2
     assert len(setup.link.sent) == 1
@@ -223,7 +224,7 @@ async def test_prompts_of_one_beginning_share_it_whoever_sent_them() -> None:
 
 
 async def test_a_row_that_the_scheduler_cannot_fit_is_not_sent_twice() -> None:
-    setup = Setup(StubAnswer("unfit"))
+    setup = Setup(stub_answer("unfit"))
     for _ in range(2):
         with pytest.raises(StockPathTaken, match="row_over_budget"):
             await setup.frontend.embed(EmbedCall([[1] * 500], True, None), PLAIN, None)
@@ -231,7 +232,7 @@ async def test_a_row_that_the_scheduler_cannot_fit_is_not_sent_twice() -> None:
 
 
 def test_a_request_is_read_or_sent_down_the_stock_path() -> None:
-    frontend = Setup(StubAnswer()).frontend
+    frontend = Setup(stub_answer()).frontend
     assert frontend.call_of(request(text="a")) == EmbedCall(["a"], True, None)
     with pytest.raises(StockPathTaken, match="lora"):
         frontend.call_of(request(text="a", lora_path="x"))
@@ -246,7 +247,7 @@ async def test_texts_need_a_tokenizer() -> None:
 
 
 async def test_a_declined_process_packs_nothing() -> None:
-    setup = Setup(StubAnswer())
+    setup = Setup(stub_answer())
     setup.exchange.decline("pooling")
     with pytest.raises(StockPathTaken, match="pooling"):
         await setup.frontend.embed(EmbedCall(["a"], True, None), PLAIN, None)

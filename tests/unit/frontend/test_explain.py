@@ -5,7 +5,7 @@ import json
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.score_frontend import Scored
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
-from tests.unit.frontend.links import StubAnswer
+from tests.unit.frontend.links import stub_answer
 
 ROWS = PackedRows(
     int_array([1, 2, 3, 4, 5, 4]), 3, int_array([1, 1, 1]), int_array([7]), int_array([])
@@ -13,7 +13,7 @@ ROWS = PackedRows(
 """Three rows behind a prefix of three tokens; the first and the last are equal."""
 
 
-ANSWER = StubAnswer(forwards=2, tokens_computed=5, tokens_cached=2)
+ANSWER = stub_answer(forwards=2, tokens_computed=5, tokens_cached=2)
 
 
 def test_a_packed_request_is_told_with_its_cost() -> None:

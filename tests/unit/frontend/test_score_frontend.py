@@ -30,7 +30,8 @@ from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import PackedRows
-from tests.unit.frontend.links import StubAnswer, StubLink, StubRequest, answer_at_once
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, stub_answer
 
 VOCAB = 300
 HIDDEN = 4
@@ -66,7 +67,7 @@ def _frontend(
     )
 
 
-def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: StubAnswer) -> None:
+def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: PackedResult) -> None:
     answer_at_once(link, frontend.exchange, lambda rows: answer)
 
 
@@ -86,7 +87,7 @@ async def _until_sent(link: StubLink, count: int = 1) -> None:
 async def test_an_answer_becomes_scores(
     frontend: ScoreFrontend, link: StubLink, request_object: Any
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3], forwards=2))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3], forwards=2))
     call = ScoreCall(
         CALL.query, CALL.items, [7, 8], return_token_logprobs=True, request=request_object
     )
@@ -113,14 +114,14 @@ async def test_an_answer_becomes_scores(
 async def test_token_logprobs_are_left_out_unless_asked_for(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     assert (await frontend.score(CALL)).token_logprobs is None
 
 
 async def test_texts_with_embeddings_are_encoded_apart(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     link.first_tokens = [1]
     call = ScoreCall(
         "q!",
@@ -144,7 +145,7 @@ async def test_texts_with_embeddings_are_encoded_apart(
 async def test_setwise_calls_get_a_matrix_an_item(
     frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3, -4, -5]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3, -4, -5]))
     call = ScoreCall(query, items, [7, 8], score_extraction_token_id=9)
     scored = await frontend.score(call)
     assert [len(matrix) for matrix in scored.scores] == [2, 1]
@@ -180,7 +181,7 @@ async def test_embeddings_that_stock_refuses_are_not_sent(
 async def test_softmax_and_temperature_reach_the_scores(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[-1, -1, -1, -3]))
+    _answer_soon(frontend, link, stub_answer(values=[-1, -1, -1, -3]))
     call = ScoreCall(CALL.query, CALL.items, [7, 8], apply_softmax=True, temperature=2.0)
     share = 1 / (1 + np.exp(-1))
     expected = [[0.5, 0.5], [pytest.approx(share), pytest.approx(1 - share)]]
@@ -198,7 +199,7 @@ async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
     return_token_logprobs: bool,
     normalised: bool,
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     call = ScoreCall(
         CALL.query,
         CALL.items,
@@ -214,7 +215,7 @@ async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
 async def test_a_decline_takes_the_stock_path_and_is_remembered(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer("declined", "linear_attention"))
+    _answer_soon(frontend, link, stub_answer("declined", "linear_attention"))
     for _ in range(3):
         with pytest.raises(StockPathTaken) as taken:
             await frontend.score(CALL)
@@ -227,13 +228,13 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
 async def test_a_prompt_beyond_the_window_takes_the_stock_path_alone(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer("beyond_window", "too long"))
+    _answer_soon(frontend, link, stub_answer("beyond_window", "too long"))
     for _ in range(2):
         with pytest.raises(StockPathTaken) as taken:
             await frontend.score(CALL)
         assert taken.value.reason == "sliding_window"
     assert len(link.sent) == 1, "what was too long once always is"
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     await frontend.score(replace(CALL, items=[[3], [4]]))
     assert len(link.sent) == 2
     assert _nothing_is_left(frontend, link)
@@ -242,13 +243,13 @@ async def test_a_prompt_beyond_the_window_takes_the_stock_path_alone(
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer("unfit", "too long"))
+    _answer_soon(frontend, link, stub_answer("unfit", "too long"))
     for _ in range(2):
         with pytest.raises(StockPathTaken) as taken:
             await frontend.score(CALL)
         assert taken.value.reason == "row_over_budget"
     assert len(link.sent) == 1, "what did not fit once never will"
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     await frontend.score(replace(CALL, items=[[3], [4]]))
     assert len(link.sent) == 2
     assert _nothing_is_left(frontend, link)
@@ -266,7 +267,7 @@ async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
 async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
     frontend: ScoreFrontend, link: StubLink, status: str, error: type[PrefillExtError]
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(status, "what happened"))
+    _answer_soon(frontend, link, stub_answer(status, "what happened"))
     for _ in range(2):
         with pytest.raises(error, match="what happened"):
             await frontend.score(CALL)
@@ -279,7 +280,7 @@ async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
 async def test_a_rejected_client_learns_when_to_come_again(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer("rejected", "busy", retry_after_s=2.5))
+    _answer_soon(frontend, link, stub_answer("rejected", "busy", retry_after_s=2.5))
     with pytest.raises(ServerBusyError) as busy:
         await frontend.score(CALL)
     assert busy.value.retry_after_s == 2.5
@@ -302,7 +303,7 @@ async def test_a_deadline_passes_before_the_engine_takes_requests_again(
 
 
 async def test_options_reach_the_scheduler(frontend: ScoreFrontend, link: StubLink) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     options = RequestOptions(priority=3, deadline_ms=time.time() * 1e3 + 60_000)
     await frontend.score(CALL, options)
     await frontend.score(CALL)
@@ -371,17 +372,17 @@ async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(
 async def test_late_and_unknown_answers_are_ignored(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    frontend.exchange.deliver("never-sent", StubAnswer())
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1, -2, -3]))
+    frontend.exchange.deliver("never-sent", stub_answer())
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     await frontend.score(CALL)
-    frontend.exchange.deliver(link.sent[0][0], StubAnswer("failed"))
+    frontend.exchange.deliver(link.sent[0][0], stub_answer("failed"))
     assert _nothing_is_left(frontend, link)
 
 
 async def test_the_first_of_two_answers_counts(frontend: ScoreFrontend, link: StubLink) -> None:
     def answer_twice(rid: str, rows: PackedRows) -> None:
-        frontend.exchange.deliver(rid, StubAnswer(values=[0, -1, -2, -3]))
-        frontend.exchange.deliver(rid, StubAnswer("failed"))
+        frontend.exchange.deliver(rid, stub_answer(values=[0, -1, -2, -3]))
+        frontend.exchange.deliver(rid, stub_answer("failed"))
 
     link.on_send = answer_twice
     assert (await frontend.score(CALL)).scores[0][0] == 1.0
@@ -400,7 +401,7 @@ async def test_concurrent_calls_get_their_own_answers(
     assert len({rid for rid, _ in link.sent}) == len(calls)
     for rid, rows in random.Random(3).sample(link.sent, len(calls)):
         label = float(rows.label_ids[0])
-        frontend.exchange.deliver(rid, StubAnswer(values=[-label, -label - 1]))
+        frontend.exchange.deliver(rid, stub_answer(values=[-label, -label - 1]))
     scored: list[Scored] = await asyncio.gather(*tasks)
     for token, result in enumerate(scored):
         assert result.scores == [[np.exp(-float(token))], [np.exp(-float(token) - 1)]]
@@ -414,7 +415,7 @@ async def test_concurrent_calls_get_their_own_answers(
 async def test_texts_are_encoded_in_one_call_off_the_event_loop(
     frontend: ScoreFrontend, link: StubLink, item_first: bool, texts: list[str]
 ) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1]))
     await frontend.score(ScoreCall("Frage: ", ["ä", "日本"], [7], item_first=item_first))
     assert link.encoded == [texts]
     assert link.encoding_threads != [threading.current_thread()]
@@ -423,7 +424,7 @@ async def test_texts_are_encoded_in_one_call_off_the_event_loop(
 
 
 async def test_a_lone_text_item_needs_no_query(frontend: ScoreFrontend, link: StubLink) -> None:
-    _answer_soon(frontend, link, StubAnswer(values=[0]))
+    _answer_soon(frontend, link, stub_answer(values=[0]))
     await frontend.score(ScoreCall(items="alone", label_token_ids=[7]))
     assert link.encoded == [["alone"]]
 
@@ -449,7 +450,7 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
 
     monkeypatch.setattr(score_frontend, "pack_token_ids", noting_pack)
     frontend = _frontend(link, max_forward_tokens=50_000)
-    _answer_soon(frontend, link, StubAnswer(values=[0] * call.num_items))
+    _answer_soon(frontend, link, stub_answer(values=[0] * call.num_items))
     await frontend.score(call)
     assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
 
@@ -499,7 +500,7 @@ async def test_calls_at_the_limit_are_packed(
     link: StubLink, call: ScoreCall, knobs: dict[str, Any]
 ) -> None:
     frontend = _frontend(link, **knobs)
-    _answer_soon(frontend, link, StubAnswer(values=[0, -1]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1]))
     assert len((await frontend.score(call)).scores) == 2
 
 

@@ -14,7 +14,8 @@ from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
-from tests.unit.frontend.links import StubAnswer, StubLink, answer_at_once
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
 from tests.unit.frontend.token_requests import log_probs, tokenized, values_of
 
 
@@ -23,7 +24,7 @@ class Setup:
 
     def __init__(
         self,
-        answer: Callable[[PackedRows], StubAnswer],
+        answer: Callable[[PackedRows], PackedResult],
         *,
         watermarks: bool = False,
         **knobs: int,
@@ -46,8 +47,8 @@ class Setup:
         return await asyncio.gather(*asked, return_exceptions=True)
 
 
-def right(rows: PackedRows) -> StubAnswer:
-    return StubAnswer(values=values_of(rows), tokens_computed=len(rows.tokens))
+def right(rows: PackedRows) -> PackedResult:
+    return stub_answer(values=values_of(rows), tokens_computed=len(rows.tokens))
 
 
 def call(*prompt: int) -> TokenCall:
@@ -66,20 +67,20 @@ async def test_concurrent_calls_share_a_packed_request() -> None:
 
 
 async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> None:
-    setup = Setup(lambda rows: StubAnswer("failed") if 9 in rows.tokens else right(rows))
+    setup = Setup(lambda rows: stub_answer("failed") if 9 in rows.tokens else right(rows))
     good, bad, other = await setup.read(call(1), call(9), call(2))
     assert isinstance(bad, PackedForwardError)
     assert good.table.shape == other.table.shape == (1, 2)
 
 
 async def test_a_busy_server_refuses_all_calls_of_a_batch() -> None:
-    setup = Setup(lambda rows: StubAnswer("rejected"))
+    setup = Setup(lambda rows: stub_answer("rejected"))
     assert [type(each) for each in await setup.read(call(1), call(2))] == [ServerBusyError] * 2
     assert len(setup.link.sent) == 1
 
 
 async def test_cached_tokens_are_those_of_the_prefix() -> None:
-    setup = Setup(lambda rows: StubAnswer(values=values_of(rows), tokens_cached=64))
+    setup = Setup(lambda rows: stub_answer(values=values_of(rows), tokens_cached=64))
     alone, *_ = await setup.read(call(1, 2))
     assert alone.cached_tokens == 0
     alike = await setup.read(call(*[1] * 80, 2), call(*[1] * 80, 3))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.oneshot.admission import load_of
-from sglang_prefill_ext.oneshot.job import JobResult, JobStatus
+from sglang_prefill_ext.oneshot.job import JobStatus
+from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.oneshot.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -69,7 +70,7 @@ def test_jobs_are_told_apart_by_identity() -> None:
 
 
 def test_a_result_without_values_is_empty() -> None:
-    result = JobResult("r", JobStatus.DECLINED, "why")
+    result = PackedResult(JobStatus.DECLINED, "why")
     assert (result.values, result.forwards, result.tokens_computed) == (b"", 0, 0)
 
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.job import Job, JobResult
+from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.order import order_key
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.oneshot.jobs import IdleExecutor, job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -79,7 +80,7 @@ class Watched:
         self._last_forward = plan.num_tokens
         self.largest_forward = max(self.largest_forward, plan.num_tokens)
 
-    def _on_answer(self, job: Job, result: JobResult) -> None:
+    def _on_answer(self, job: Job, result: PackedResult) -> None:
         started = self.runtime.stats.tokens_computed - self._last_forward
         tokens = sum(piece.num_tokens for piece in job.pieces)
         self.waits.append((tokens, started - job.mark))

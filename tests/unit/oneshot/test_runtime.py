@@ -18,11 +18,12 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.oneshot import forwards
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.job import Job, JobResult, JobStatus
+from sglang_prefill_ext.oneshot.job import Job, JobStatus
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array, values_from_bytes
+from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 BUDGET = 12
@@ -171,16 +172,16 @@ class Simulation:
     executor: StubExecutor
     policy: SchedulingPolicy = POLICY
     requests: list[PlainRequest] = field(default_factory=list)
-    results: dict[int, JobResult] = field(default_factory=dict)
+    results: dict[int, PackedResult] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.runtime = PackedRuntime(self.executor, self._on_answer, self.policy)
 
-    def _on_answer(self, job: Job, result: JobResult) -> None:
-        number = int(result.rid.removeprefix("job-"))
+    def _on_answer(self, job: Job, result: PackedResult) -> None:
+        number = int(job.rid.removeprefix("job-"))
         assert number not in self.results, "a job is answered once"
-        assert (job.rid, job.reply_to) == (result.rid, number)
+        assert job.reply_to == number
         self.results[number] = result
 
     @property
@@ -374,7 +375,7 @@ SMALL = PlainRequest(COMMON_PREFIX, [[5], [6]], [[1]] * 2, shared_labels=True)
 
 
 def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
-    results: list[JobResult] = []
+    results: list[PackedResult] = []
     runtime = PackedRuntime(
         None,
         lambda job, result: results.append(result),
@@ -390,7 +391,7 @@ def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
 
 
 def test_a_prompt_beyond_the_window_is_not_run() -> None:
-    results: list[JobResult] = []
+    results: list[PackedResult] = []
     longest = max(len(prompt) for prompt in REQUEST.prompts)
 
     def submit(window: int) -> PackedRuntime:
