@@ -89,12 +89,30 @@ class Client:
         moved.update({name: after[name] - before[name] for name in after - before})
 
     def memory(self) -> Json:
-        """Free slots of the stock pools, with the radix cache emptied first."""
+        """What SGLang's pools can give, once packed work is done.
+
+        The prefix cache is not emptied, since that would fill the pools again whatever was lost.
+        """
+        self.wait_idle()
+        memory = self.scheduler()["memory"]
+        return {
+            "kv_slots": memory["kv_slots_free"] + memory["kv_slots_evictable"],
+            "request_rows": memory["request_rows_free"],
+            "kv_slots_protected": memory["kv_slots_protected"],
+        }
+
+    def assert_memory_returns_to(self, before: Json) -> None:
+        """SGLang gives back what a request held a little after its answer."""
+        deadline = time.monotonic() + 30
+        while (now := self.memory()) != before:
+            assert time.monotonic() < deadline, f"{now} instead of {before}"
+            time.sleep(0.05)
+
+    def flush(self) -> None:
+        """Empty the prefix cache."""
         self.wait_idle()
         response = self.http.post("/flush_cache", params={"timeout": 30})
         assert response.status_code == 200, response.text
-        memory: Json = self.scheduler()["memory"]
-        return memory
 
     def wait_idle(self) -> None:
         """Wait until no packed request is on its way or queued."""

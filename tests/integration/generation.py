@@ -24,7 +24,7 @@ def assert_generation_is_undisturbed(client: Client, bodies: list[Json], new_tok
     assert moved["scheduler.requests.ok"] == len(bodies)
     for body, answer in list(zip(bodies, answers, strict=True))[:_COMPARED]:
         assert_same_answer(answer, client.score(body, stock=True))
-    assert client.memory() == memory
+    client.assert_memory_returns_to(memory)
     assert client.generate(PROMPT, new_tokens) == alone
 
 

@@ -276,7 +276,7 @@ def test_nothing_is_left_behind(embedder: Serving) -> None:
     for _ in range(3):
         client.post("/v1/embeddings", {"model": "m", "input": INSTRUCTED})
     assert client.http.get("/health_generate").status_code == 200
-    assert client.memory() == before
+    client.assert_memory_returns_to(before)
 
 
 def test_scores_that_sglang_makes_of_classes_are_packed_underneath(classifier: Serving) -> None:

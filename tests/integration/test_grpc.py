@@ -246,7 +246,7 @@ def test_a_call_that_is_late_or_cancelled_leaves_nothing_behind(
         client.wait_idle()
     ended = {name: moved[f"scheduler.requests.{name}"] for name in ("aborted", "expired")}
     assert sum(ended.values()) == 1
-    assert client.memory() == memory
+    client.assert_memory_returns_to(memory)
     assert stub.Score(request_of(IDS)).usage.path == pb.PATH_PACKED
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.integration import wrong_readout
-from tests.integration.client import Client, Json, score_body, wait_until
+from tests.integration.client import Client, Json, score_body
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answer
 
@@ -79,19 +79,13 @@ def test_it_still_generates(refused: Serving) -> None:
     assert len(refused.client.generate([5, 6, 7], 8)) == 8
 
 
-def slots(client: Client) -> tuple[int, int]:
-    """Slots for K/V and for requests that nobody holds; a flush would hide those that leaked."""
-    memory = client.scheduler()["memory"]
-    return memory["kv_slots_free"] + memory["kv_slots_evictable"], memory["request_rows_free"]
-
-
 def test_switched_off_nothing_is_compared(
     refused: Serving, model_dir: Callable[[str], Path], fault: dict[str, str]
 ) -> None:
     flags = (*FLAGS, "--prefill-only-known-answers", "off")
     with serving(model_dir("micro"), "known_answers_off", *flags, env=fault) as (_, client):
-        wait_until(lambda: slots(client) == slots(refused.client))
-        assert slots(client)[0] == KV_SLOTS
+        client.assert_memory_returns_to(refused.client.memory())
+        assert client.memory()["kv_slots"] == KV_SLOTS
         scheduler = client.scheduler()
         assert scheduler["known_answers"] == {"verdict": "off"}
         assert scheduler["packed"] is True

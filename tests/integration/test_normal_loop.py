@@ -66,7 +66,7 @@ def test_flush_waits_for_packed_work(client: Client) -> None:
         during = client.post("/flush_cache", None)
         assert during.status_code == 400
         answer.result()
-    client.memory()  # flushes
+    client.flush()
 
 
 def test_abort_ends_queued_work(client: Client) -> None:
