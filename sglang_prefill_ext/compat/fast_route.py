@@ -16,12 +16,14 @@ from starlette.responses import Response
 
 from sglang_prefill_ext.compat.http_errors import error_response
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
 
 _App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 _Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
 _Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
 
 _JSON = "application/json"
+_HEADERS = {ARRAYS_HEADER: "int32"}
 
 
 class FastRoute:
@@ -68,7 +70,7 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
         except (HTTPException, ValueError) as error:
             response: Response = error_response(getattr(request.app.state, serving), error)
             return response
-        return body if content is None else Response(content, media_type=_JSON)
+        return body if content is None else Response(content, 200, _HEADERS, _JSON)
 
     shorten(app, path, serve)
 
