@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from fastapi import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sglang_prefill_ext.compat.http_errors import error_response
@@ -43,7 +43,10 @@ class FastRoute:
         if request.headers.get("content-type", "").lower().split(";", 1)[0] != _JSON:
             await self._stock(scope, receive, send)
             return
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return  # within its request: there is nothing to answer, and nobody to tell
         answer = await self._serve(body, request)
         if isinstance(answer, bytes):
             await self._stock(scope, _Replay(answer, receive), send)
