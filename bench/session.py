@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +18,11 @@ from bench.load import (
 )
 from bench.plan import PATHS, STOCK, Case, Plan, make_cases
 from bench.record import Result
+from bench.status import status_page
 from bench.workloads import ClosedLoop, Load, Shape
 from sglang_prefill_ext.local_server import LocalServer
 
 _MIN_REQUESTS = 20
-_STATUS_PATH = "/prefill_only/status"
 
 
 @dataclass(slots=True)
@@ -170,13 +168,8 @@ def result_of(
 
 def packed_requests(port: int) -> int:
     """Requests that the server answered on the packed path so far; 0 for a stock server."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
-    try:
-        connection.request("GET", _STATUS_PATH)
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            return 0
-        requests: dict[str, int] = json.load(response)["frontend"]["counters"]["requests"]
-        return requests.get("packed", 0)
-    finally:
-        connection.close()
+    status = status_page(port)
+    if status is None:
+        return 0
+    requests: dict[str, int] = status["frontend"]["counters"]["requests"]
+    return requests.get("packed", 0)

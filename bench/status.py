@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,30 @@ class PackedCounters:
             self.forwards - before.forwards,
             self.busy_s - before.busy_s,
         )
+
+
+def status_page(port: int) -> dict[str, Any] | None:
+    """What a server says of its packed path; None for stock, which has no such page."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
+    try:
+        connection.request("GET", _STATUS_PATH)
+        response = connection.getresponse()
+        if response.status != http.HTTPStatus.OK:
+            return None
+        status: dict[str, Any] = json.load(response)
+        return status
+    finally:
+        connection.close()
+
+
+def scheduled_requests(port: int) -> int:
+    """Packed requests that schedulers have answered, by whatever entrance they came; 0 for stock.
+
+    Front ends in other processes tell the engine later what they have served.
+    """
+    status = status_page(port)
+    schedulers = [] if status is None else status["schedulers"]
+    return sum(each["counters"]["requests"].get("ok", 0) for each in schedulers)
 
 
 async def packed_counters(port: int) -> PackedCounters:

@@ -110,9 +110,9 @@ class Broker:
 
     async def _receive(self) -> None:
         while True:
-            name, body = await self._socket.recv_multipart()
+            name, *parts = await self._socket.recv_multipart()
             try:
-                await self._take(name, messages.decode_from_frontend(body))
+                await self._take(name, messages.decode_from_frontend(b"".join(parts)))
             except msgspec.DecodeError as error:
                 logger.warning("A front end sent what cannot be read: %s", error)
                 await self._send(name, Refusal("The engine cannot read what this front end sends."))

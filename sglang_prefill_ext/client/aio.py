@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import httpx
@@ -38,10 +39,20 @@ class _HttpCarrier:
     ) -> None:
         self._base_url = base_url
         self._http = httpx.AsyncClient(**exchange.settings(base_url, api_key), transport=transport)
+        self._arrays = False  # until the server says that it reads them
 
     async def ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
+        def arguments(arrays: bool) -> dict[str, Any]:
+            return exchange.arguments(request, options, deadline, arrays=arrays)
+
+        arrays = self._arrays
         with exchange.transport_errors(request, self._base_url):
-            response = await self._http.post(**exchange.arguments(request, options, deadline))
+            response = await self._http.post(**arguments(arrays))
+            if arrays and response.status_code == httpx.codes.BAD_REQUEST:
+                # Another server may have taken the place of the one that reads arrays.
+                self._arrays = False
+                response = await self._http.post(**arguments(arrays=False))
+        self._arrays |= exchange.reads_arrays(response)
         return exchange.answer_to(request, response)
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ from sglang_prefill_ext.errors import (
     ServerUnavailableError,
     UnexpectedAnswerError,
 )
+from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 GRPC_SCHEMES = ("grpc://", "grpcs://")
@@ -78,8 +79,13 @@ def require_time(request: Request[Any], options: Options, deadline: Deadline) ->
     return left_s
 
 
-def arguments(request: Request[Any], options: Options, deadline: Deadline) -> dict[str, Any]:
+def arguments(
+    request: Request[Any], options: Options, deadline: Deadline, *, arrays: bool
+) -> dict[str, Any]:
     """Return arguments of ``post`` for an attempt that starts now.
+
+    Args:
+        arrays: the server `reads_arrays`.
 
     Raises:
         DeadlineExceededError: there is no time left.
@@ -89,10 +95,15 @@ def arguments(request: Request[Any], options: Options, deadline: Deadline) -> di
     read_s = left_s + _SLACK_S if limited else None
     return {
         "url": request.path,
-        "content": request.content,
+        "content": request.content(arrays=arrays),
         "headers": options.headers(left_s if limited else None),
         "timeout": httpx.Timeout(read_s, connect=min(_CONNECT_S, left_s)),
     }
+
+
+def reads_arrays(response: httpx.Response) -> bool:
+    """Whether the server says that it reads token ids as base64 arrays."""
+    return ARRAYS_HEADER in response.headers
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.grpc_overrides import overrides_message
+from sglang_prefill_ext.client.ids import Ids
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.requests import Request
 from sglang_prefill_ext.errors import (
@@ -131,11 +132,11 @@ def _prompts(prompts: list[Any]) -> pb.Prompts:
     return pb.Prompts(ids=_int32_rows(prompts))
 
 
-def _int32(values: Sequence[int]) -> bytes:
+def _int32(values: Ids | Sequence[int]) -> bytes:
     return np.array(values, dtype="<i4").tobytes()
 
 
-def _int32_rows(rows: Sequence[Sequence[int]]) -> pb.Int32Rows:
+def _int32_rows(rows: Sequence[Ids | Sequence[int]]) -> pb.Int32Rows:
     flat = np.concatenate([np.array(row, dtype="<i4") for row in rows])
     return pb.Int32Rows(values=flat.tobytes(), counts=_int32([len(row) for row in rows]))
 

@@ -17,6 +17,7 @@ from sglang_prefill_ext.client.answers import (
     read_embeddings,
     read_scores,
 )
+from sglang_prefill_ext.client.ids import Ids, as_forms, token_ids
 from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.errors import RequestError
 
@@ -25,6 +26,8 @@ Prompt = str | Sequence[int] | NDArray[np.integer]
 Prompts = Sequence[str] | Sequence[Sequence[int]] | Sequence[NDArray[np.integer]]
 Labels = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer]
 """Label token ids of all items ``[labels]``, or of each item ``[items, labels]``."""
+
+SCORE_PATH = "/v1/score"
 
 AnswerT = TypeVar("AnswerT")
 Vectors = NDArray[np.float32]
@@ -36,7 +39,7 @@ class Request(Generic[AnswerT]):
 
     Attributes:
         path: where it goes.
-        body: what JSON knows.
+        body: what JSON knows, and token ids of prompts as int32 arrays.
         items: how many items or prompts it holds.
         read: turns the parsed answer and `items` into what was asked for.
     """
@@ -46,10 +49,14 @@ class Request(Generic[AnswerT]):
     items: int
     read: Callable[[Any, int], AnswerT]
 
-    @property
-    def content(self) -> bytes:
-        """The body as JSON."""
-        return json.dumps(self.body, separators=(",", ":")).encode()
+    def content(self, *, arrays: bool) -> bytes:
+        """The body as JSON.
+
+        Args:
+            arrays: the server reads token ids as base64, where there is such a form.
+        """
+        body = as_forms(self.body) if arrays and self.path == SCORE_PATH else self.body
+        return json.dumps(body, separators=(",", ":"), default=np.ndarray.tolist).encode()
 
     @property
     def asked(self) -> str:
@@ -98,7 +105,7 @@ def plan_score(
         body = shared | {"items": listed[part], "label_token_ids": own or None}
         if embed_overrides is not None:
             body |= embed_overrides.fields(part, len(listed))
-        requests.append(Request("/v1/score", body, len(listed[part]), read_scores))
+        requests.append(Request(SCORE_PATH, body, len(listed[part]), read_scores))
     return Plan(tuple(requests), join_scores)
 
 
@@ -128,8 +135,8 @@ def _parts(count: int, most: int) -> Iterator[slice]:
     return (slice(start, start + most) for start in range(0, count, most))
 
 
-def _listed(field: str, prompts: Any) -> list[str | list[int]]:
-    """Prompts that JSON knows, at least one."""
+def _listed(field: str, prompts: Any) -> list[str | Ids]:
+    """Texts or token ids, at least one."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
         raise RequestError(f"{field}: {prompts!r:.80} is not a list. Put one prompt into a list.")
     listed = [_plain(f"{field}[{i}]", prompt) for i, prompt in enumerate(prompts)]
@@ -140,32 +147,18 @@ def _listed(field: str, prompts: Any) -> list[str | list[int]]:
     return listed
 
 
-def _plain(field: str, prompt: Prompt) -> str | list[int]:
-    return prompt if isinstance(prompt, str) else _token_ids(field, prompt, dimensions=(1,))
+def _plain(field: str, prompt: Prompt) -> str | Ids:
+    return prompt if isinstance(prompt, str) else token_ids(field, prompt, dimensions=(1,))
 
 
 def _labels(labels: Labels | None, items: int) -> list[Any]:
     """Lists that JSON knows; empty for the classes of a classification model."""
     if labels is None:
         return []
-    plain = _token_ids("label_token_ids", labels, dimensions=(1, 2))
+    plain: list[Any] = token_ids("label_token_ids", labels, dimensions=(1, 2)).tolist()
     if plain and isinstance(plain[0], list) and len(plain) != items:
         raise RequestError(
             f"label_token_ids: {len(plain)} lists for {items} items. "
             "Give one list for each item, or one flat list for all."
         )
-    return plain
-
-
-def _token_ids(field: str, ids: Any, dimensions: tuple[int, ...]) -> list[Any]:
-    try:
-        array = np.asarray(ids)
-    except ValueError:  # lists of different lengths
-        array = np.empty((0, 0, 0))
-    if array.ndim not in dimensions or not (array.size == 0 or array.dtype.kind in "iu"):
-        rows = " or equally long lists of them" * (2 in dimensions)
-        raise RequestError(
-            f"{field}: {ids!r:.80} is not a list of token ids{rows}. Token ids are whole numbers."
-        )
-    plain: list[Any] = array.tolist()
     return plain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import httpx
 import numpy as np
@@ -36,10 +38,20 @@ class _HttpCarrier:
     ) -> None:
         self._base_url = base_url
         self._http = httpx.Client(**exchange.settings(base_url, api_key), transport=transport)
+        self._arrays = False  # until the server says that it reads them
 
     def ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
+        def arguments(arrays: bool) -> dict[str, Any]:
+            return exchange.arguments(request, options, deadline, arrays=arrays)
+
+        arrays = self._arrays
         with exchange.transport_errors(request, self._base_url):
-            response = self._http.post(**exchange.arguments(request, options, deadline))
+            response = self._http.post(**arguments(arrays))
+            if arrays and response.status_code == httpx.codes.BAD_REQUEST:
+                # Another server may have taken the place of the one that reads arrays.
+                self._arrays = False
+                response = self._http.post(**arguments(arrays=False))
+        self._arrays |= exchange.reads_arrays(response)
         return exchange.answer_to(request, response)
 
     def close(self) -> None:

@@ -11,17 +11,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from fastapi import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sglang_prefill_ext.compat.http_errors import error_response
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
 
 _App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 _Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
 _Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
 
 _JSON = "application/json"
+_HEADERS = {ARRAYS_HEADER: "int32"}
 
 
 class FastRoute:
@@ -41,7 +43,10 @@ class FastRoute:
         if request.headers.get("content-type", "").lower().split(";", 1)[0] != _JSON:
             await self._stock(scope, receive, send)
             return
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return  # within its request: there is nothing to answer, and nobody to tell
         answer = await self._serve(body, request)
         if isinstance(answer, bytes):
             await self._stock(scope, _Replay(answer, receive), send)
@@ -68,7 +73,7 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
         except (HTTPException, ValueError) as error:
             response: Response = error_response(getattr(request.app.state, serving), error)
             return response
-        return body if content is None else Response(content, media_type=_JSON)
+        return body if content is None else Response(content, 200, _HEADERS, _JSON)
 
     shorten(app, path, serve)
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from sglang_prefill_ext.compat.fast_route import shorten
 from sglang_prefill_ext.compat.http_errors import error_response
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.array_body import with_lists
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.override_body import (
@@ -33,7 +34,7 @@ _OVERRIDES = "prefill_only_overrides"
 
 
 def accept_bodies(app: Any, metrics: FrontendMetrics, score_paths: tuple[str, ...]) -> None:
-    """Let SGLang's routes take embeddings as base64, which their schemas do not know."""
+    """Let SGLang's routes take arrays as base64, which their schemas do not know."""
     readers = dict.fromkeys(score_paths, read_score_overrides)
     for path, read in (readers | {"/v1/decisions": read_decision_overrides}).items():
         shorten(app, path, partial(_take_out, read, metrics))
@@ -83,6 +84,7 @@ async def _take_out(
     read: _Read, metrics: FrontendMetrics, body: bytes, request: Request
 ) -> Response | bytes:
     try:
+        body = with_lists(body)
         found = read(body)
     except RequestError as error:
         metrics.record_error("refused")

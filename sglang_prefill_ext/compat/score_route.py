@@ -18,6 +18,8 @@ PackedScores: TypeAlias = Callable[[ScoreCall], Awaitable[Scored]]
 """Serves a call on the packed path, or raises `StockPathTaken`, a `ValueError` or an
 `HTTPException`."""
 
+_USAGE = UsageInfo().model_dump()
+
 
 def shorten_scores(app: Any, manager: Any, packed_scores: PackedScores) -> None:
     """Serve plain requests of the route without SGLang's objects for them."""
@@ -32,5 +34,6 @@ async def _answer(packed_scores: PackedScores, body: bytes, request: Request) ->
         return None
     call, model = wanted
     scored = await packed_scores(call)
-    usage = UsageInfo(prompt_tokens=scored.prompt_tokens, total_tokens=scored.prompt_tokens)
-    return answer_body(scored, model=model, usage=usage.model_dump())
+    tokens = scored.prompt_tokens
+    usage = _USAGE | {"prompt_tokens": tokens, "total_tokens": tokens}
+    return answer_body(scored, model=model, usage=usage)

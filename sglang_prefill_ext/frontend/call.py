@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sglang_prefill_ext.frontend.flat import FlatRows
+
 # Arguments that change what is computed; a call that sets one of them is not packed (yet).
 _UNPACKED_ARGUMENTS = {
     "image_data": "multimodal",
@@ -14,7 +16,11 @@ _UNPACKED_ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
-    """The arguments of `score_request`, with its defaults (same names, same meaning)."""
+    """The arguments of `score_request`, with its defaults (same names, same meaning).
+
+    Token ids may be arrays, too: `query` an `Int32Array`, `items` `FlatRows`. SGLang's own path
+    does not take these.
+    """
 
     query: Any = None
     items: Any = None
@@ -34,10 +40,15 @@ class ScoreCall:
 
     @property
     def num_items(self) -> int:
-        """Items of the call; 0 where `items` is no list and no text."""
+        """Items of the call; 0 where `items` is none of what it may be."""
         if isinstance(self.items, str):
             return 1
-        return len(self.items) if isinstance(self.items, list) else 0
+        return len(self.items) if isinstance(self.items, list | FlatRows) else 0
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether items are texts; asked of a call that has some."""
+        return not isinstance(self.items, FlatRows) and isinstance(self.items[0], str)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments by name."""
@@ -119,6 +130,8 @@ def _is_text(call: ScoreCall) -> bool:
 
 
 def _is_token_ids(call: ScoreCall) -> bool:
+    if isinstance(call.items, FlatRows):
+        return True
     if call.query is not None and not isinstance(call.query, list):
         return False
     return isinstance(call.items, list) and all(isinstance(item, list) for item in call.items)

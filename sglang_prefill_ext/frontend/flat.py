@@ -126,7 +126,8 @@ def check_ids(ids: Int32Array, vocab_size: int, *, field: str) -> None:
     Raises:
         RequestError: an id lies outside ``0 <= id < vocab_size``.
     """
-    if len(ids):
+    # Without their sign negative ids are large ones: one pass finds both.
+    if len(ids) and int(ids.view(np.uint32).max()) >= vocab_size:
         check_prompt([int(ids.min()), int(ids.max())], vocab_size, field=field)
 
 

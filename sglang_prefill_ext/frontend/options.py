@@ -14,6 +14,9 @@ PRIORITY_HEADER = "x-prefill-only-priority"
 TIMEOUT_HEADER = "x-prefill-only-timeout-ms"
 KEEP_PREFIX_HEADER = "x-prefill-only-keep-prefix"
 
+ARRAYS_HEADER = "x-prefill-only-arrays"
+"""Of answers: scoring requests to this server may hold token ids as base64 arrays."""
+
 _LARGEST = 2**31 - 1  # some serialisations on the way know 64 bits only
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
 

@@ -10,15 +10,17 @@ from typing import Any
 
 import msgspec
 
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.array_body import IdsForm, RowsForm, arrays_of
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.json_types import Int64
 from sglang_prefill_ext.frontend.score_frontend import Scored
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    items: str | list[str | list[Int64]]
+    items: str | list[str | list[Int64]] | RowsForm
     label_token_ids: list[Int64 | list[Int64]]
-    query: str | list[Int64] | None = None
+    query: str | list[Int64] | IdsForm | None = None
     apply_softmax: bool = False
     temperature: float = 1.0
     return_token_logprobs: bool = False
@@ -38,11 +40,12 @@ def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
     """
     try:
         read = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        query, items = _prompts(read)
+    except (msgspec.DecodeError, UnicodeDecodeError, RequestError):
         return None
     call = ScoreCall(
-        query=read.query,
-        items=read.items,
+        query=query,
+        items=items,
         label_token_ids=read.label_token_ids,
         apply_softmax=read.apply_softmax,
         item_first=read.item_first,
@@ -51,6 +54,16 @@ def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
         return_token_logprobs=read.return_token_logprobs,
     )
     return call, read.model
+
+
+def _prompts(read: _Body) -> tuple[Any, Any]:
+    """Query and items as `ScoreCall` takes them; broken arrays are refused elsewhere."""
+    query, items = read.query, read.items
+    if isinstance(items, RowsForm) and (query is None or isinstance(query, IdsForm)):
+        return arrays_of(query, items)
+    if isinstance(items, RowsForm) or isinstance(query, IdsForm):
+        raise RequestError("query, items: an array beside something else")
+    return query, items
 
 
 def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:

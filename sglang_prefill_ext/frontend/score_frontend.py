@@ -8,6 +8,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason, prompts_of
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
 from sglang_prefill_ext.frontend.labels import pack_labels
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -98,7 +99,7 @@ class ScoreFrontend:
 
     def _require_eligible(self, call: ScoreCall) -> tuple[Int32Array, Int32Array]:
         reason = self.exchange.declined_reason or ineligible_reason(call)
-        if reason is None and not self._has_tokenizer and isinstance(call.items[0], str):
+        if reason is None and not self._has_tokenizer and call.has_texts:
             reason = "no_tokenizer"
         if reason is not None:
             raise StockPathTaken(reason)
@@ -113,6 +114,8 @@ class ScoreFrontend:
             return await self._worker.run(pack_overridden, call, labels, *known)
         if call.score_extraction_token_id is not None:
             return await self._worker.run(self._pack_setwise, call, labels)
+        if isinstance(call.items, FlatRows):
+            return await self._pack_arrays(call.query, call.items, call.item_first, labels)
         query, items = prompts_of(call)
         if isinstance(query, str):
             texts = [item + query if call.item_first else query + item for item in items]
@@ -121,6 +124,17 @@ class ScoreFrontend:
         tokens = copies * len(query) + sum(map(len, items))
         args = (query, items, call.item_first, labels, self._vocab_size)
         return await self._worker.run_if_large(tokens, pack_token_ids, *args)
+
+    async def _pack_arrays(
+        self,
+        query: Int32Array,
+        items: FlatRows,
+        item_first: bool,
+        labels: tuple[Int32Array, Int32Array],
+    ) -> PackedRows:
+        tokens = (len(items) if item_first else 1) * len(query) + len(items.values)
+        args = (query, items, item_first, labels, self._vocab_size)
+        return await self._worker.run_if_large(tokens, pack_flat, *args)
 
     def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         query, items = prompts_of(call)

@@ -110,6 +110,8 @@ class _Starts:
 
 def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
     """Tokens of a row that fits no forward even where its prefix is held; None without one."""
+    if budget.fits(len(rows.tokens), rows.num_reads):
+        return None
     lens = rows.suffix_lens.astype(np.int64)
     reads = np.diff(rows.read_starts())
     too_large = budget.bytes_per_token * lens + budget.bytes_per_row * reads > budget.max_bytes

@@ -166,8 +166,10 @@ class PackedRows:
 
     def read_starts(self) -> NDArray[np.int64]:
         """int64 ``[rows + 1]``: number of each row's first read, and of all reads."""
-        lens = self.read_lens if len(self.read_lens) else np.ones(self.num_rows, dtype=_INT)
-        return self.prefix_reads + np.concatenate(([0], np.cumsum(lens, dtype=np.int64)))
+        if not len(self.read_lens):
+            return np.arange(self.prefix_reads, self.prefix_reads + self.num_rows + 1)
+        ends = np.cumsum(self.read_lens, dtype=np.int64)
+        return self.prefix_reads + np.concatenate(([0], ends))
 
     def labels_of(self, first: int, last: int) -> tuple[Int32Array, Int32Array]:
         """Return label ids and counts of ``first <= read < last``, shared ones repeated.

@@ -66,7 +66,8 @@ class StandIn:
         if head.startswith(b"POST /v1/score "):
             return self.score(body)
         assert head.startswith(b"GET /prefill_only/status ")
-        scheduler = {"counters": {"forwards": self.packed}, "busy_s": time.perf_counter() / 4}
+        counters = {"forwards": self.packed, "requests": {"ok": self.packed}}
+        scheduler = {"counters": counters, "busy_s": time.perf_counter() / 4}
         status = {
             "frontend": {"counters": {"requests": {"packed": self.packed}}},
             "schedulers": [scheduler],

@@ -4,7 +4,7 @@ import pytest
 
 from bench.http_client import LoadError
 from bench.load import run_loop
-from bench.status import PackedCounters, packed_counters
+from bench.status import PackedCounters, packed_counters, scheduled_requests
 from tests.unit.bench.stand_in import StandIn
 
 
@@ -36,3 +36,13 @@ def test_a_server_without_the_page_is_an_error(stand_in: StandIn) -> None:
     stand_in.status = 404
     with pytest.raises(LoadError, match="404"):
         run_loop(packed_counters(stand_in.port))
+
+
+def test_requests_that_schedulers_answered(stand_in: StandIn) -> None:
+    stand_in.packed = 7
+    assert scheduled_requests(stand_in.port) == 7
+
+
+def test_a_server_without_a_status_page_packed_nothing(stand_in: StandIn) -> None:
+    stand_in.status = 404
+    assert scheduled_requests(stand_in.port) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from sglang_prefill_ext.errors import (
     ServerUnavailableError,
     UnexpectedAnswerError,
 )
-from tests.unit.client.stand_in import Reply, StandIn, value_of
+from tests.unit.client.stand_in import Reply, StandIn, answer, value_of
 
 QUICK = Retries(first_wait_s=0.01)
 Method = Literal["score", "embed", "classify"]
@@ -237,3 +239,48 @@ async def test_one_failed_part_ends_the_call(stand_in: StandIn) -> None:
         await asyncio.sleep(0.1)
         assert len(stand_in.seen) <= 2  # the next part may have been on its way
         assert (await client.embed(["a"])).shape == (1, 2)
+
+
+SAYS = {"x-prefill-only-arrays": "int32"}
+IDS = ([1, 2], [[3], [4, 5]], [1, 2])
+
+
+def ids_twice(client_of: Literal["sync", "async"], url: str, times: int) -> None:
+    """Ask the same of one client, one request after the other."""
+    if client_of == "sync":
+        with PrefillClient(url) as client:
+            for _ in range(times):
+                client.score(*IDS)
+        return
+
+    async def ask() -> None:
+        async with AsyncPrefillClient(url) as client:
+            for _ in range(times):
+                await client.score(*IDS)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("client_of", ["sync", "async"])
+def test_token_ids_go_as_arrays_to_a_server_that_says_it_reads_them(
+    stand_in: StandIn, client_of: Literal["sync", "async"]
+) -> None:
+    scores = json.dumps(answer("/v1/score", {"items": IDS[1], "return_token_logprobs": False}))
+    refusal = Reply(400, '{"message": "Input should be a valid string"}')
+    stand_in.will(Reply(200, scores, SAYS), Reply(200, scores), refusal)
+    ids_twice(client_of, stand_in.url, times=4)
+    arrays = [isinstance(seen.body["items"], dict) for seen in stand_in.seen]
+    # The third answer is a refusal, upon which the same is asked with lists; so is the next.
+    assert arrays == [False, True, True, False, False]
+    assert (
+        stand_in.seen[1].body["items"]["counts"]
+        == base64.b64encode(np.array([1, 2], "<i4").tobytes()).decode()
+    )
+
+
+@pytest.mark.parametrize("client_of", ["sync", "async"])
+def test_a_stock_server_only_sees_lists(
+    stand_in: StandIn, client_of: Literal["sync", "async"]
+) -> None:
+    ids_twice(client_of, stand_in.url, times=2)
+    assert [seen.body["items"] for seen in stand_in.seen] == [IDS[1]] * 2

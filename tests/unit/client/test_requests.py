@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.requests import Plan, plan_classify, plan_embed, plan_score
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.array_body import with_lists
 from tests.unit.client.stand_in import Json, answer, value_of
 
 
@@ -28,11 +29,11 @@ def scoring(query: Any, items: Any, labels: Any = (1, 2), max_items: int = 1000)
 
 
 def bodies(plan: Plan[Any]) -> list[Json]:
-    return [json.loads(request.content) for request in plan.requests]
+    return [json.loads(request.content(arrays=False)) for request in plan.requests]
 
 
 def joined(plan: Plan[Any]) -> Any:
-    answers = [answer(r.path, json.loads(r.content)) for r in plan.requests]
+    answers = [answer(r.path, json.loads(r.content(arrays=False))) for r in plan.requests]
     read = [r.read(a, r.items) for r, a in zip(plan.requests, answers, strict=True)]
     return plan.join(read)
 
@@ -111,6 +112,8 @@ def test_classification_says_what_its_prompts_are() -> None:
         ("q", [1, 2], [1], r"items\[0\]: 1 is not a list of token ids\."),
         ("q", [[1], [1.5]], [1], r"items\[1\]: \[1.5\] is not a list of token ids"),
         ("q", [[2**70]], [1], r"items\[0\]: "),
+        ("q", [[2**31]], [1], r"items\[0\]: \[2147483648\] does not fit into 32 bits"),
+        ("q", [[-(2**31) - 1]], [1], r"items\[0\]: .* 32 bits"),
         ("q", [None], [1], r"items\[0\]: None"),
         (None, ["a"], [1], "query: None is not"),
         ("q", ["a"], ["1"], "label_token_ids: .* or equally long lists of them"),
@@ -129,3 +132,26 @@ def test_what_is_asked_is_said() -> None:
     (one,), (two,) = scoring("q", ["a"]).requests, scoring("q", ["a", "b"]).requests
     assert one.asked == "/v1/score with 1 item"
     assert two.asked == "/v1/score with 2 items"
+
+
+@given(st.lists(st.integers(0, 2**31 - 1)), st.lists(st.lists(st.integers(0, 9)), min_size=1))
+def test_token_ids_as_arrays_are_what_the_server_reads(query: list[int], items: Any) -> None:
+    (request,) = scoring(query, items).requests
+    forms, lists = (request.content(arrays=arrays) for arrays in (True, False))
+    assert json.loads(with_lists(forms)) == json.loads(lists)
+    assert json.loads(forms)["items"].keys() == {"values", "counts"}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        scoring("q", ["a"]),
+        scoring("q", [[1]]),
+        plan_embed([[1, 2]], max_items=9, dimensions=None),
+        plan_classify([[1, 2]], max_items=9),
+    ],
+    ids=["texts", "mixed", "embeddings", "classes"],
+)
+def test_what_has_no_form_as_arrays_is_sent_as_ever(plan: Plan[Any]) -> None:
+    (request,) = plan.requests
+    assert request.content(arrays=True) == request.content(arrays=False)

@@ -136,6 +136,15 @@ async def test_embeddings_leave_the_body_and_join_the_call() -> None:
     assert (await setup.post("/v1/score", {"a": 1})).json() == {"body": {"a": 1}, "found": {}}
 
 
+async def test_token_ids_reach_sglang_as_lists() -> None:
+    ids = base64.b64encode(np.array([1, 2], "<i4").tobytes()).decode()
+    count = base64.b64encode(np.array([2], "<i4").tobytes()).decode()
+    arrays = {"query": {"values": ids}, "items": {"values": ids, "counts": count}}
+    answer = (await Setup().post("/v1/score", arrays | {"query_embed_overrides": FORM})).json()
+    assert answer["body"] == {"query": [1, 2], "items": [[1, 2]]}
+    assert answer["found"] == {"query_embed_overrides": [ROW]}
+
+
 async def test_a_malformed_array_is_refused_and_counted() -> None:
     setup = Setup()
     answer = await setup.post("/v1/score", {"query_embed_overrides": FORM | {"shape": [3]}})

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang_prefill_ext.frontend.call import ScoreCall
@@ -62,3 +64,33 @@ def test_everything_else_is_left_to_sglang(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"query": "\xff"}', b"\x00" * 8, b"null"])
 def test_what_is_no_json_object_is_left_to_sglang(body: bytes) -> None:
     assert read_request(body, REQUEST) is None
+
+
+ONE_TWO = base64.b64encode(np.array([1, 2], "<i4").tobytes()).decode()
+
+
+@pytest.mark.parametrize("query", [{"values": ONE_TWO}, None])
+def test_arrays_are_read_without_lists(query: dict[str, str] | None) -> None:
+    found = read(query=query, items={"values": ONE_TWO, "counts": "AgAAAA=="}, **LABELS)
+    assert found is not None
+    call, _ = found
+    assert call.query.tolist() == ([1, 2] if query else [])
+    assert [row.tolist() for row in call.items.rows()] == [[1, 2]]
+    assert call.num_items == 1
+    assert not call.has_texts
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"query": [1], "items": {"values": ONE_TWO, "counts": "AgAAAA=="}},
+        {"query": "q", "items": {"values": ONE_TWO, "counts": "AgAAAA=="}},
+        {"query": {"values": ONE_TWO}, "items": [[1]]},
+        {"items": {"values": ONE_TWO, "counts": "AwAAAA=="}},
+        {"items": {"values": "?", "counts": "AwAAAA=="}},
+        {"items": {"values": ONE_TWO}},
+    ],
+    ids=str,
+)
+def test_wrong_arrays_are_refused_elsewhere(fields: dict[str, Any]) -> None:
+    assert read(**fields, **LABELS) is None

@@ -25,11 +25,12 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend import connection, score_frontend
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, stub_answer
 
@@ -109,6 +110,45 @@ async def test_an_answer_becomes_scores(
     assert len(link.sent) == 1
     assert link.aborted == []
     assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("labels", [[7, 8], [[7, 8], [9, 6]]], ids=["shared", "own"])
+async def test_arrays_are_packed_as_lists_are(
+    frontend: ScoreFrontend, link: StubLink, item_first: bool, labels: Any
+) -> None:
+    query, items = int_array([1, 2]), FlatRows(int_array([3, 4, 5]), int_array([1, 2]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    call = ScoreCall(CALL.query, CALL.items, labels, item_first=item_first)
+    scored = [
+        await frontend.score(each) for each in (call, replace(call, query=query, items=items))
+    ]
+    assert scored[0].scores == scored[1].scores
+    assert scored[0].prompt_tokens == scored[1].prompt_tokens
+    sent = [rows for _, rows in link.sent]
+    assert sent[0].suffix_lens.tolist() == sent[1].suffix_lens.tolist()
+    assert sent[0].tokens.tolist() == sent[1].tokens.tolist()
+
+
+async def test_arrays_that_cannot_be_packed_are_left_to_stock(frontend: ScoreFrontend) -> None:
+    nothing = FlatRows(int_array([]), int_array([]))
+    with pytest.raises(StockPathTaken, match="no_items"):
+        await frontend.score(replace(CALL, query=int_array([]), items=nothing))
+    frontend.check_limits(replace(CALL, items=nothing))
+    many = FlatRows(int_array([1] * 2001), int_array([1] * 2001))
+    with pytest.raises(TooManyItemsError, match="2001 items"):
+        _frontend(StubLink(), max_items=2000).check_limits(replace(CALL, items=many))
+
+
+@pytest.mark.parametrize(
+    ("query", "item", "words"), [(VOCAB, 1, "`query`.* 300"), (1, -1, "`items`.* -1")]
+)
+async def test_arrays_with_ids_out_of_the_vocabulary_are_refused(
+    frontend: ScoreFrontend, query: int, item: int, words: str
+) -> None:
+    items = FlatRows(int_array([item]), int_array([1]))
+    with pytest.raises(RequestError, match=words):
+        await frontend.score(replace(CALL, query=int_array([query]), items=items))
 
 
 async def test_token_logprobs_are_left_out_unless_asked_for(

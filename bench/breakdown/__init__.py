@@ -1,0 +1,1 @@
+"""Where the time of one `/v1/score` request goes."""

@@ -1,0 +1,70 @@
+"""What a request costs a running server: latency, and CPU time of each process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.http_client import KEEP_ALIVE_ENV, post_bytes
+from bench.load import Window, closed_loop, run_loop
+from bench.plan import BEST_STOCK_ARGS, EXTENSION
+from bench.status import packed_counters
+from sglang_prefill_ext.local_server import LocalServer
+
+_ARGS = ("--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning", *BEST_STOCK_ARGS)
+_ENV = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": "1"}
+_WARM_UP = Window(seconds=0.5, min_requests=20)
+_ROLES = ("scheduler", "detokenizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one request, of one client, in µs.
+
+    Attributes:
+        latency_us: P50.
+        cpu_us: by the process's role.
+        forward_us: for which packed forwards kept the device busy; None for stock.
+    """
+
+    latency_us: float
+    cpu_us: dict[str, float]
+    forward_us: float | None
+
+
+def measure(model: Path, path: str, pools: list[list[bytes]], seconds: float) -> list[Cost]:
+    """Start a server and send it the bodies of each pool, one request at a time."""
+    flags = [*_ARGS, "--enable-prefill-only"] if path == EXTENSION else [*_ARGS]
+    log = model.parent / f"{path}.log"
+    with LocalServer(model, flags, env=_ENV, log_path=log) as server:
+        return [_cost(server, path, pool, seconds) for pool in pools]
+
+
+def _cost(server: LocalServer, path: str, bodies: list[bytes], seconds: float) -> Cost:
+    pool = [post_bytes("/v1/score", body) for body in bodies]
+    run_loop(closed_loop(server.port, pool, 1, _WARM_UP))
+    counts = path == EXTENSION
+    busy = run_loop(packed_counters(server.port)).busy_s if counts else 0.0
+    before = _cpu_s(server)
+    seen = run_loop(closed_loop(server.port, pool, 1, Window(seconds, min_requests=20)))
+    used = {role: spent - before.get(role, 0.0) for role, spent in _cpu_s(server).items()}
+    forward = None
+    if counts:
+        busy = run_loop(packed_counters(server.port)).busy_s - busy
+        forward = busy / seen.sent * 1e6
+    cpu = {role: spent / seen.sent * 1e6 for role, spent in used.items()}
+    return Cost(seen.percentile_ms(50) * 1e3, cpu, forward)
+
+
+def _cpu_s(server: LocalServer) -> dict[str, float]:
+    """CPU seconds of the server's processes so far, by role."""
+    spent: dict[str, float] = {}
+    for pid in server.pids:
+        process = psutil.Process(pid)
+        title = " ".join(process.cmdline()[:1])
+        role = next((role for role in _ROLES if role in title), "front end")
+        times = process.cpu_times()
+        spent[role] = spent.get(role, 0.0) + times.user + times.system
+    return spent

@@ -1,0 +1,172 @@
+"""The stages of a packed request that run on the host, each on its own in a loop."""
+
+from __future__ import annotations
+
+import timeit
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+import numpy as np
+import torch
+import zmq
+from starlette.responses import Response
+
+from bench.http_client import post_bytes
+from sglang_prefill_ext.config import Order, PrefillOnlyConfig
+from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
+from sglang_prefill_ext.frontend.labels import pack_labels
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.score_api import answer_body, read_request
+from sglang_prefill_ext.frontend.score_frontend import Scored
+from sglang_prefill_ext.frontend.scores import scores_from_values
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.policy import policy_of
+from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.oneshot.upload import upload
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang.srt.entrypoints.openai.protocol import ScoringRequest, ScoringResponse, UsageInfo
+    from sglang.srt.managers.io_struct import sock_recv, sock_send
+
+    from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedRowsResult
+
+_REPEATS = 7
+_PATH = "/v1/score"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Work for one request; the least of several means, in µs, so that others' work is left out."""
+
+    name: str
+    us: float
+
+
+def timed(name: str, work: Callable[[], object]) -> Stage:
+    """Time `work` by repeating it."""
+    timer = timeit.Timer(work)
+    count, _ = timer.autorange()
+    count = max(1, count // 4)
+    return Stage(name, min(timer.repeat(_REPEATS, count)) / count * 1e6)
+
+
+def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
+    """Of the extension, in the order of the request's way; the forward is not among them.
+
+    Args:
+        body: of ``POST /v1/score``, with token ids as lists or as arrays.
+    """
+    yield timed("HTTP request parsed", _parser(body))
+    yield timed("body read", lambda: read_request(body, None))
+    wanted = read_request(body, None)
+    assert wanted is not None, "a plain body"
+    call, model = wanted
+    labels = pack_labels(call.label_token_ids, call.num_items, vocabulary)
+    assert labels is not None, "plain labels"
+    yield timed("labels checked", lambda: pack_labels(call.label_token_ids, call.num_items, 10**6))
+    pack: Callable[..., PackedRows] = (
+        pack_flat if isinstance(call.items, FlatRows) else pack_token_ids
+    )
+    args = (call.query, call.items, False, labels, vocabulary)
+    yield timed("rows packed", lambda: pack(*args))
+    rows = pack(*args)
+    yield timed("message made", lambda: PackedRowsReq.of("packed-1", rows, RequestOptions()))
+    request = PackedRowsReq.of("packed-1", rows, RequestOptions())
+    yield from _sent("request", request)
+    yield timed("message read", lambda: request.rows(0, 0))
+    yield from _scheduled(rows)
+    values = np.linspace(-9, -1, rows.num_values, dtype=np.float32)
+    result = PackedResult("ok", values=values.tobytes())
+    yield from _sent("result", PackedRowsResult(rid="packed-1", result=result))
+    kind: dict[str, Any] = {"apply_softmax": True, "temperature": 1.0}
+    yield timed("scores", lambda: scores_from_values(values, rows, **kind))
+    scored = Scored(scores_from_values(values, rows, **kind), 1, None, rows, result)
+    usage = UsageInfo().model_dump()
+    yield timed("answer written", lambda: answer_body(scored, model=model, usage=usage))
+    answer = answer_body(scored, model=model, usage=usage)
+    yield timed("HTTP answer made", lambda: Response(answer, media_type="application/json"))
+
+
+def stock_stages(body: bytes, items: int) -> Iterator[Stage]:
+    """Of SGLang, as far as they can be run on their own: what FastAPI does with a request."""
+    yield timed("HTTP request parsed", _parser(body))
+    yield timed("body read", lambda: ScoringRequest.model_validate_json(body))
+    scores = [[0.25, 0.75]] * items
+    usage = UsageInfo(prompt_tokens=1, total_tokens=1)
+
+    def answer() -> Response:
+        made = ScoringResponse(scores=scores, model="default", usage=usage)
+        return Response(made.model_dump_json(), media_type="application/json")
+
+    yield timed("answer written", answer)
+
+
+def _parser(body: bytes) -> Callable[[], object]:
+    class Nothing:
+        """Takes no notice."""
+
+    parser, request = httptools.HttpRequestParser(Nothing()), post_bytes(_PATH, body)
+    return lambda: parser.feed_data(request)
+
+
+def _sent(what: str, message: Any) -> Iterator[Stage]:
+    """Encoded, through a socket between two processes' ends, and decoded, as SGLang does it."""
+    with zmq.Context() as context:
+        here, there = context.socket(zmq.SocketType.PUSH), context.socket(zmq.SocketType.PULL)
+        with here, there:
+            there.bind("ipc://*")
+            here.connect(there.getsockopt_string(zmq.SocketOption.LAST_ENDPOINT))
+
+            def across() -> object:
+                sock_send(here, message)
+                return sock_recv(there)
+
+            yield timed(f"{what} encoded, sent, received, decoded", across)
+
+
+def _scheduled(rows: PackedRows) -> Iterator[Stage]:
+    """Queued, planned, launched on nothing, collected and answered."""
+    executor = _Nothing(np.zeros(rows.num_values, dtype=np.float32))
+    policy = policy_of(PrefillOnlyConfig(order=Order.SRPT), ForwardBudget(10**6), 1000)
+    runtime = PackedRuntime(executor, lambda _job, _result: None, policy)
+
+    def serve() -> None:
+        runtime.submit("packed-1", rows, None)
+        runtime.step()
+
+    yield timed("queued, planned, answered", serve)
+    plan = executor.plan
+    assert plan is not None, "one forward was launched"
+
+    def laid_out() -> object:
+        layout = plan.layout
+        arrays = [plan.token_ids.astype(np.int64), layout.positions(), layout.last_layer_queries()]
+        return upload(arrays, torch.device("cpu"))
+
+    yield timed("laid out, uploaded", laid_out)
+
+
+class _Nothing:
+    """An executor, and what it completes: the same values at once."""
+
+    asynchronous = False
+    held = (None,)
+
+    def __init__(self, values: Float32Array) -> None:
+        self._values = values
+        self.plan: ForwardPlan | None = None
+
+    def launch(self, plan: ForwardPlan, _held: Any, _stores: Any) -> _Nothing:
+        self.plan = plan
+        return self
+
+    def wait(self) -> Float32Array:
+        return self._values

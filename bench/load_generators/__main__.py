@@ -1,0 +1,61 @@
+"""Load by tools that are not Python: ``python -m bench.load_generators --help``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from bench.__main__ import RESULTS
+from bench.command import begin, measured_model
+from bench.load_generators.session import GeneratorRun
+from bench.load_generators.tools import require
+from bench.load_generators.wires import Wire
+from bench.plan import PATHS
+from bench.plot import save_plot
+from bench.record import append
+from bench.report import closed_table, compare_paths
+from bench.workloads import Shape
+
+
+def main(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="<query>+<item>x<items>; repeatable.")
+    ] = None,
+    wire: Annotated[list[Wire] | None, typer.Option(help="What travels; repeatable.")] = None,
+    clients: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable.")] = None,
+    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
+    seconds: Annotated[float, typer.Option(min=1, help="Of a measurement.")] = 6.0,
+    alternations: Annotated[
+        int, typer.Option(min=1, help="Starts of each server, in turn: A B A B.")
+    ] = 2,
+    front_ends: Annotated[int, typer.Option(min=1, help="Processes that serve gRPC.")] = 2,
+    seed: Annotated[int, typer.Option()] = 0,
+    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "local-wires",
+) -> None:
+    """Measure stock and extension in turn by wrk (HTTP) and h2load (gRPC), the ratio first."""
+    console, context = begin("bench.load_generators")
+    wires = wire or list(Wire)
+    shapes = [Shape.parse(each) for each in shape or ["60+2x50"]]
+    with measured_model(console, preset) as (model, status):
+        tools = [require("h2load" if each is Wire.GRPC else "wrk") for each in (Wire.IDS, *wires)]
+        run = GeneratorRun(model, shapes, wires, clients or [8], seconds, front_ends, seed)
+        for repeat in range(alternations):
+            for path in PATHS:
+                status.update(f"{preset}: start {repeat + 1} of {path}")
+                run.measure(path, repeat)
+    comparisons = compare_paths(run.results)
+    console.print(closed_table(comparisons))
+    for what, agreement in run.gate.agreement.items():
+        console.print(f"gate green: {what}: {agreement}", highlight=False)
+    gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
+    context |= {"tools": sorted(set(tools)), "gate": gate, "front_ends": front_ends}
+    append(RESULTS / f"{name}.jsonl", run.results, context)
+    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    save_plot(RESULTS / f"{name}.png", comparisons, title)
+    console.print(f"written: {RESULTS / name}.jsonl, .png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,73 @@
+"""The ways in which the same scoring requests go to a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from bench.workloads import LABEL_IDS, ScoreRequest, score_body
+from sglang_prefill_ext.client.grpc_calls import grpc_call
+from sglang_prefill_ext.client.options import DEFAULT_OPTIONS
+from sglang_prefill_ext.client.requests import Request, plan_score
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+
+GRPC_METHOD = "/prefill_ext.v1.Prefill/Score"
+
+
+class Wire(StrEnum):
+    """What travels; GRPC is packed arrays."""
+
+    IDS = "ids"
+    ARRAYS = "arrays"
+    TEXT = "text"
+    GRPC = "grpc"
+
+    @property
+    def of_stock(self) -> Wire:
+        """The way to a stock server that it is compared with: the best one that stock knows."""
+        return Wire.TEXT if self is Wire.TEXT else Wire.IDS
+
+
+def http_bodies(
+    wire: Wire, requests: Sequence[ScoreRequest], decode: Callable[[Sequence[int]], str]
+) -> list[bytes]:
+    """Bodies of ``POST /v1/score``.
+
+    Args:
+        decode: turns token ids into text.
+    """
+    if wire is Wire.ARRAYS:
+        return [_planned(each).content(arrays=True) for each in requests]
+    return [score_body(each, decode if wire is Wire.TEXT else None) for each in requests]
+
+
+def grpc_messages(requests: Sequence[ScoreRequest]) -> list[bytes]:
+    """Messages of `prefill_ext.v1.Prefill.Score`."""
+    calls = (grpc_call(_planned(each), DEFAULT_OPTIONS) for each in requests)
+    return [call.message.SerializeToString() for call in calls]
+
+
+def answer_body(answer: pb.ScoreResponse) -> bytes:
+    """The answer to a gRPC call as ``/v1/score`` gives it, as far as it is compared."""
+    counts = np.frombuffer(answer.counts, "<i4")
+    rows = np.split(np.frombuffer(answer.scores, "<f8"), np.cumsum(counts)[:-1])
+    return json.dumps({"scores": [row.tolist() for row in rows]}).encode()
+
+
+def _planned(request: ScoreRequest) -> Request[Any]:
+    """The request of the Python client."""
+    (planned,) = plan_score(
+        request.query,
+        request.items,
+        list(LABEL_IDS),
+        max_items=len(request.items),
+        apply_softmax=True,
+        item_first=False,
+        temperature=1.0,
+        return_token_logprobs=False,
+    ).requests
+    return planned

@@ -1,0 +1,48 @@
+"""Closed loops over HTTP by wrk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from bench.http_client import LoadError
+from bench.load import Measurement
+from bench.load_generators.tools import counting_cpu, outputs, require
+
+_SCRIPT = Path(__file__).with_name("wrk.lua")
+_TIMEOUT_S = 60
+
+
+def closed_loop(
+    port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float
+) -> Measurement:
+    """Let `clients` connections post the bodies in turn, each upon its last answer.
+
+    Args:
+        bodies: JSON, without line ends.
+        seconds: rounded up to a whole number, which is all that wrk knows.
+
+    Raises:
+        ConfigError: wrk is not installed.
+        LoadError: an answer was not 2xx or 3xx, did not come within a minute, or none came.
+    """
+    seen = Measurement()
+    with TemporaryDirectory(prefix="wrk-") as directory, counting_cpu(seen):
+        file = Path(directory) / "bodies"
+        file.write_bytes(b"\n".join(bodies))
+        command = [require("wrk"), f"-c{clients}", "-t1", f"-d{math.ceil(seconds)}s"]
+        command += [f"--timeout={_TIMEOUT_S}s", f"--script={_SCRIPT}", f"http://127.0.0.1:{port}"]
+        (text,) = outputs([[*command, "--", str(file), path]])
+    summary = json.loads(text.splitlines()[-1])
+    if summary["errors"] or not summary["requests"]:
+        raise LoadError(f"wrk saw {summary['errors']} errors, {summary['requests']} answers")
+    values, counts = np.array(summary["latencies"]).T
+    seen.latencies_s = (np.repeat(values, counts) / 1e6).tolist()
+    seen.sent = summary["requests"]
+    seen.seconds = summary["microseconds"] / 1e6
+    return seen

@@ -1,0 +1,88 @@
+"""Token ids as base64 in the bodies of scoring requests, beside the lists that SGLang knows.
+
+``{"values": "<base64>"}`` stands for the list of a query, and ``{"values": "<base64>", "counts":
+"<base64>"}`` for the lists of items: little-endian int32, the items one behind the other and the
+length of each. A decimal number of a list takes longer to read than its token to pack.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.flat import FlatRows, flat_rows, int32_array, wrong
+from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
+
+_MARK = b'"values"'
+
+
+class IdsForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The ids of a query."""
+
+    values: bytes
+
+
+class RowsForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The ids of items."""
+
+    values: bytes
+    counts: bytes
+
+
+_Form = TypeVar("_Form", IdsForm, RowsForm)
+
+
+def arrays_of(query: IdsForm | None, items: RowsForm) -> tuple[Int32Array, FlatRows]:
+    """Return the ids of query and items, without copying.
+
+    Raises:
+        RequestError: the bytes are no whole numbers, or do not fit together.
+    """
+    ids = NO_INTS if query is None else int32_array(query.values, field="query.values")
+    return ids, flat_rows(items.values, items.counts, field="items")
+
+
+def with_lists(body: bytes) -> bytes:
+    """Return a body with lists in the place of arrays, which SGLang can read.
+
+    Bodies without arrays, and what is no JSON object, are returned as they are.
+
+    Raises:
+        RequestError: the arrays are wrong; the message names the field.
+    """
+    fields = _fields(body)
+    query, items = fields.get("query"), fields.get("items")
+    if not (_is_form(query) or _is_form(items)):
+        return body
+    if not _is_form(items) or not (query is None or _is_form(query)):
+        raise wrong("query, items", "an array beside something else. Send both as arrays.")
+    ids = None if query is None else _form("query", query, IdsForm)
+    found, rows = arrays_of(ids, _form("items", items, RowsForm))
+    fields["items"] = [row.tolist() for row in rows.rows()]
+    if query is not None:
+        fields["query"] = found.tolist()
+    return msgspec.json.encode(fields)
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    if _MARK not in body:
+        return {}
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _is_form(value: Any) -> bool:
+    return isinstance(value, dict) and "values" in value
+
+
+def _form(field: str, value: Any, kind: type[_Form]) -> _Form:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        parts = " and ".join(kind.__struct_fields__)
+        raise RequestError(f"{field}: {error}. Send {parts} of int32 numbers in base64.") from error
