@@ -35,6 +35,8 @@ def choose_jobs(
     for before, job in enumerate(_in_turn(queue)):
         piece = job.piece
         if chosen and piece.adapter != chosen[0].piece.adapter:
+            if job is queue.begun:
+                break  # were it overtaken, a second divided job might begin
             continue
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens

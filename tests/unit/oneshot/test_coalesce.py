@@ -121,6 +121,13 @@ def test_a_divided_job_of_another_adapter_has_its_turn_when_it_is_first() -> Non
     assert _chosen(waiting, under_way) == [1]
 
 
+def test_no_divided_job_begins_behind_one_of_another_adapter_that_is_under_way() -> None:
+    short = job_of(request([], [1]))
+    under_way = job_of(replace(request(range(11)), adapter="a"), budget=8)
+    under_way.next_piece = 1
+    assert _chosen(short, under_way, job_of(request(range(12)), budget=8)) == [0]
+
+
 def test_a_job_that_runs_alone_lets_none_join_and_joins_none() -> None:
     jobs = _jobs(1, 1, 1)
     jobs[1].alone = True
