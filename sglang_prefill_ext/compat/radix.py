@@ -103,7 +103,7 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig) -> RadixPrefixCac
 
 
 def _key(prefix: Int32Array, adapter: str) -> RadixKey:
-    return RadixKey(array("q", prefix.tolist()), adapter or None)
+    return RadixKey(array("q", prefix.tolist()), extra_key=adapter or None)
 
 
 def _is_plain(scheduler: Any) -> bool:
