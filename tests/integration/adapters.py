@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from tests.integration.client import Client, wait_until
+
+LORA_FLAGS = ("--enable-lora", "--lora-backend", "torch_native")
 
 _LINEAR = re.compile(r"\.(q|k|v|o|gate|up|down)_proj\.weight$")
 _MODULES = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
@@ -33,9 +38,14 @@ class Adapter:
     alpha: int
 
     @property
-    def flag(self) -> str:
+    def named_path(self) -> str:
         """As ``--lora-paths`` takes it."""
         return f"{self.name}={self.path}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of a server with this adapter alone."""
+        return (*LORA_FLAGS, "--lora-paths", self.named_path)
 
     def merge_into(self, model: torch.nn.Module) -> None:
         """Add ``alpha / rank * B @ A`` to the weights of a Hugging Face model."""
@@ -48,7 +58,7 @@ class Adapter:
                     weight += (self.alpha / self.rank * b @ a).to(weight.dtype)
 
 
-def make_adapter(name: str, model: Path, directory: Path, *, rank: int, seed: int) -> Adapter:
+def make_adapter(name: str, model: Path, directory: Path, *, rank: int, seed: int = 0) -> Adapter:
     """Write a random adapter for the model in a directory."""
     adapter = Adapter(name, directory / name, rank, alpha=2 * rank)
     adapter.path.mkdir(parents=True)
@@ -72,3 +82,13 @@ def make_adapter(name: str, model: Path, directory: Path, *, rank: int, seed: in
     }
     (adapter.path / "adapter_config.json").write_text(json.dumps(config))
     return adapter
+
+
+def unload(client: Client, name: str) -> httpx.Response:
+    """Have an adapter unloaded; answered once no request uses it."""
+    return client.post("/unload_lora_adapter", {"lora_name": name})
+
+
+def wait_until_unlisted(client: Client, name: str) -> None:
+    """Wait until an `unload` has begun: new requests do not find the adapter any more."""
+    wait_until(lambda: name not in client.http.get("/v1/models").text)

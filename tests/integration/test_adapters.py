@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sglang_prefill_ext.frontend.options import KEEP_PREFIX_HEADER, TIMEOUT_HEADER
-from tests.integration.adapters import Adapter, make_adapter
+from tests.integration.adapters import (
+    LORA_FLAGS,
+    Adapter,
+    make_adapter,
+    unload,
+    wait_until_unlisted,
+)
 from tests.integration.client import Client, Json, random_ids, score_body
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_paths_agree, assert_same, both
@@ -50,8 +55,8 @@ def adapters(
 def running(model_dir: Callable[[str], Path], adapters: dict[str, Adapter]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--served-model-name", "base")
     # Two slots for the model itself and two adapters, so that they take each other's.
-    flags += ("--enable-lora", "--lora-backend", "torch_native", "--max-loras-per-batch", "2")
-    flags += ("--lora-paths", *(adapter.flag for adapter in adapters.values()))
+    flags += (*LORA_FLAGS, "--max-loras-per-batch", "2")
+    flags += ("--lora-paths", *(adapter.named_path for adapter in adapters.values()))
     with serving(model_dir("qwen3"), "adapters", *flags) as server_and_client:
         yield server_and_client
 
@@ -93,11 +98,6 @@ def asked(name: str, prompts: Any, **fields: Any) -> Json:
     body = {kind: prompts, "sampling_params": SAMPLING, "return_logprob": True}
     body |= {"token_ids_logprob": [7, 9]} | fields
     return body | ({"lora_path": name} if name else {})
-
-
-def unload(client: Client, name: str) -> httpx.Response:
-    """Answered once no request uses the adapter."""
-    return client.post("/unload_lora_adapter", {"lora_name": name})
 
 
 # Numbers
@@ -243,8 +243,7 @@ def test_an_adapter_is_unloaded_only_when_its_requests_are_answered(
     wanted = client.post("/generate", body, stock=True).json()
     with held_back(running.server, client, pool, [body], "/generate") as replies:
         unloading = pool.submit(unload, client, "a")
-        time.sleep(0.3)
-        assert not unloading.done()
+        wait_until_unlisted(client, "a")
     assert_same(replies[0].result().json(), wanted)
     assert unloading.result().json()["success"]
     # SGLang loads it again for whoever asks.
