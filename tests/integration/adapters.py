@@ -91,4 +91,9 @@ def unload(client: Client, name: str) -> httpx.Response:
 
 def wait_until_unlisted(client: Client, name: str) -> None:
     """Wait until an `unload` has begun: new requests do not find the adapter any more."""
-    wait_until(lambda: name not in client.http.get("/v1/models").text)
+
+    def unlisted() -> bool:
+        models = client.http.get("/v1/models").json()["data"]
+        return name not in [model["id"] for model in models]
+
+    wait_until(unlisted)
