@@ -21,28 +21,28 @@ class Adapters:
         manager: SGLang's `LoRAManager`; None on a server without adapters.
     """
 
-    def __init__(self, manager: Any | None) -> None:
+    def __init__(self, manager: Any) -> None:
         self._manager = manager
 
     def load(self, adapter: str) -> None:
         """Bring an adapter into the pool, evicting those that the next batches reload if need be.
 
         Raises:
-            PackedForwardError: it has been unloaded, which happens only when nobody waits for the
-                answer any more, or this server has no adapters at all.
+            PackedForwardError: it is not loaded, or not any more, which happens only when nobody
+                waits for the answer.
         """
-        if self._manager is None:
-            if adapter:
-                raise PackedForwardError(f"adapter: {adapter!r} is asked of a server without LoRA")
+        if not adapter:
             return
-        if adapter and adapter not in self._manager.loras:
+        if self._manager is None or adapter not in self._manager.loras:
             raise PackedForwardError(f"adapter: {adapter!r} is not loaded; send its name again")
-        self._manager.fetch_new_loras({adapter or None})
+        self._manager.fetch_new_loras({adapter})
 
     def apply_to(self, tokens: int, adapter: str) -> None:
         """Let the layers from here on apply a loaded adapter, or none, to so many tokens."""
-        if self._manager is not None:
+        if adapter:
             self._manager.prepare_lora_batch(_one_sequence(tokens, adapter, self._manager.device))
+        elif self._manager is not None:
+            self._manager.reset_lora_batch()
 
 
 def _one_sequence(tokens: int, adapter: str, device: torch.device) -> ForwardBatch:
@@ -58,5 +58,5 @@ def _one_sequence(tokens: int, adapter: str, device: torch.device) -> ForwardBat
         extend_num_tokens=tokens,
         extend_seq_lens=torch.tensor([tokens], dtype=torch.int32).to(device, non_blocking=True),
         extend_seq_lens_cpu=[tokens],
-        lora_ids=[adapter or None],
+        lora_ids=[adapter],
     )

@@ -34,6 +34,14 @@ LORA_USES = (
     ),
     Use(
         id="U293",
+        target=f"{_MANAGER}.reset_lora_batch",
+        group=Group.SCHEDULER,
+        used_by=("compat.adapters",),
+        why="lets the layers run without adapters",
+        signature="(self)",
+    ),
+    Use(
+        id="U294",
         target="sglang.srt.lora.backend.base_backend.BaseLoRABackend",
         group=Group.SCHEDULER,
         used_by=("compat.capability",),
@@ -41,7 +49,7 @@ LORA_USES = (
         members=("is_moe_lora",),
     ),
     Use(
-        id="U294",
+        id="U295",
         target="sglang.srt.utils.is_pin_memory_available",
         group=Group.SCHEDULER,
         used_by=("compat.pageable",),
@@ -49,7 +57,7 @@ LORA_USES = (
         signature="(device=None)",
     ),
     Use(
-        id="U295",
+        id="U296",
         target=f"{_TOKENIZER_MANAGER}._validate_and_resolve_lora",
         group=Group.FRONTEND,
         used_by=("compat.embed_hooks",),
@@ -57,7 +65,7 @@ LORA_USES = (
         signature="(self, obj)",
     ),
     Use(
-        id="U296",
+        id="U297",
         target="sglang.srt.lora.lora_registry.LoRARegistry.release",
         group=Group.FRONTEND,
         used_by=("compat.embed_hooks",),

@@ -31,35 +31,34 @@ class Manager:
     def prepare_lora_batch(self, batch: Any) -> None:
         self.batches.append(batch)
 
+    def reset_lora_batch(self) -> None:
+        self.batches.append(None)
 
-def test_one_adapter_at_a_time_is_brought_into_the_pool() -> None:
+
+def test_only_the_adapter_that_is_asked_for_is_brought_into_the_pool() -> None:
     manager = Manager()
     for adapter in ("a", ""):
         Adapters(manager).load(adapter)
-    assert manager.fetched == [{"a"}, {None}]
+    assert manager.fetched == [{"a"}]
 
 
-@pytest.mark.parametrize(("adapter", "named"), [("a", "a"), ("", None)])
-def test_all_tokens_are_one_sequence_with_one_adapter(adapter: str, named: str | None) -> None:
+def test_all_tokens_are_one_sequence_with_one_adapter() -> None:
     manager = Manager()
-    Adapters(manager).apply_to(7, adapter)
+    Adapters(manager).apply_to(7, "a")
     (batch,) = manager.batches
-    assert (batch.batch_size, batch.lora_ids) == (1, [named])
+    assert (batch.batch_size, batch.lora_ids) == (1, ["a"])
     assert batch.extend_seq_lens.tolist() == batch.extend_seq_lens_cpu == [7]
     assert batch.extend_num_tokens == 7
     assert batch.forward_mode.is_extend()
 
 
-def test_an_adapter_that_has_gone_is_named() -> None:
+def test_without_an_adapter_the_layers_run_as_they_are() -> None:
     manager = Manager()
+    Adapters(manager).apply_to(7, "")
+    assert manager.batches == [None]
+
+
+@pytest.mark.parametrize("manager", [Manager(), None], ids=["lora", "no_lora"])
+def test_an_adapter_that_is_not_there_is_named(manager: Manager | None) -> None:
     with pytest.raises(PackedForwardError, match=r"adapter: 'b' is not loaded; send its name"):
         Adapters(manager).load("b")
-    assert manager.fetched == []
-
-
-def test_a_server_without_adapters_has_nothing_to_be_told() -> None:
-    adapters = Adapters(None)
-    adapters.load("")
-    adapters.apply_to(7, "")
-    with pytest.raises(PackedForwardError, match="'a' is asked of a server without LoRA"):
-        adapters.load("a")
