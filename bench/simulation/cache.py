@@ -26,11 +26,11 @@ class SimulatedCache:
         self._free = capacity
         self._unused: OrderedDict[bytes, int] = OrderedDict()  # tokens; longest unused first
 
-    def cached_tokens(self, prefix: Int32Array) -> int:
-        return self._unused.get(prefix.tobytes(), 0)
+    def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
+        return self._unused.get(adapter.encode() + prefix.tobytes(), 0)
 
-    def begin(self, prefix: Int32Array, *, keep: bool) -> SimulatedTransaction:
-        key = prefix.tobytes()
+    def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> SimulatedTransaction:
+        key = adapter.encode() + prefix.tobytes()
         cached = self._unused.pop(key, 0)
         stored = 0 if cached else self._take_room(len(prefix))
         return SimulatedTransaction(self, key, cached, stored)

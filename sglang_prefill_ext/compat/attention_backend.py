@@ -19,6 +19,7 @@ class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
     # Declared fields, because SGLang copies batches with `dataclasses.replace`.
     attend: Any = None
     read_at: Any = None
+    adapt: Any = None  # tells the layers' adapters how many tokens they see from here on
 
 
 class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
@@ -58,6 +59,7 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             stream = forward_batch.residual_stream
             q = q[read_at]
             stream.write(stream.residual[read_at])
+            forward_batch.adapt(len(read_at))
         out: Tensor = forward_batch.attend(
             layer.layer_id,
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),

@@ -67,8 +67,8 @@ def declined_reason(scheduler: Any) -> str:
     Reasons are short names; the frontend counts stock-path requests by them.
     """
     runner = scheduler.tp_worker.model_runner
-    if scheduler.enable_lora:
-        return "lora"
+    if scheduler.enable_lora and (reason := _adapters_reason(scheduler, runner.lora_manager)):
+        return reason
     labels = RESIDUAL_ON_BATCH | RESIDUAL_IN_LAYERS
     known = labels if scheduler.is_generation else VECTOR_ARCHITECTURES
     if type(runner.model).__name__ not in known:
@@ -80,6 +80,18 @@ def declined_reason(scheduler: Any) -> str:
     if _rotates_by_longest_prompt(runner):
         return "long_rope"
     return next(_attention_reasons(runner.model), "")
+
+
+def _adapters_reason(scheduler: Any, manager: Any) -> str:
+    """Why packed forwards cannot apply this server's adapters, or ""."""
+    if scheduler.enable_lora_overlap_loading:
+        return "lora_overlap_loading"
+    if manager.lora_backend.is_moe_lora:
+        return "lora_experts"
+    # Those of the output head have metadata of their own, for the tokens that SGLang samples at.
+    if not manager.target_modules.isdisjoint(("embed_tokens", "lm_head")):
+        return "lora_vocabulary"
+    return ""
 
 
 def _reads_last_token(pooler: Any) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,13 +72,33 @@ async def embed(
     try:
         call = positional_arrays(frontend.call_of(obj))
         obj.normalize_batch_and_arguments()
-        embedded = await packed_vectors(manager, call, request, frontend)
+        async with _acquired_adapter(manager, obj) as adapter:
+            call = replace(call, adapter=adapter)
+            embedded = await packed_vectors(manager, call, request, frontend)
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         async for answer in original(manager, obj, request):
             yield answer
         return
     yield _answer(manager, obj, call, embedded, time.perf_counter() - begin_s)
+
+
+@asynccontextmanager
+async def _acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
+    """The id of the one adapter that a request names, empty without one; not unloaded inside.
+
+    Raises:
+        ValueError: SGLang knows no such adapter.
+    """
+    if not obj.lora_path:
+        yield ""
+        return
+    await manager._validate_and_resolve_lora(obj)
+    ids = obj.lora_id if isinstance(obj.lora_id, list) else [obj.lora_id]
+    try:
+        yield ids[0] or ""
+    finally:  # a client that leaves must not keep the adapter from being unloaded
+        await asyncio.shield(manager.lora_registry.release(obj.lora_id))
 
 
 def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds: float) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
+from sglang_prefill_ext.compat.adapters import Adapters
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
 from sglang_prefill_ext.compat.sampler import SglangSampler
@@ -34,6 +36,7 @@ class SglangModel:
         shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH
         self.last_layer: int | None = last.layer_id if shortens else None
         backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
+        self._adapters = Adapters(runner.lora_manager)
         self._context = ForwardContext(attn_backend=backend)
         self._forward_stream = forward_stream
         self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
@@ -68,9 +71,13 @@ class SglangModel:
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
+        adapter: str = "",
     ) -> Tensor:
         batch = _forward_batch(token_ids, positions, row_lens)
         batch.attend, batch.read_at = attend, read_at
+        batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
+        self._adapters.load(adapter)
+        batch.adapt(len(token_ids))
         with (
             get_model().override(shared_experts=self._model.shared_experts_config),
             forward_context(self._context, forward_batch=batch),

@@ -46,7 +46,7 @@ class RadixTransaction:
 
     def commit(self) -> None:
         if self.stored:
-            key = RadixKey(self._key.token_ids[: len(self._path)])
+            key = self._key[: len(self._path)]
             # A duplicate that another request inserted meanwhile is freed by the tree.
             self._tree.insert(InsertParams(key=key, value=self._path, prev_prefix_len=self.cached))
         self._tree.unlock(self._lock)
@@ -75,8 +75,8 @@ class RadixTransaction:
 class RadixPrefixCache:
     """Transactions on the tree that stock requests use too.
 
-    Scoring requests carry neither LoRA nor cache salt nor extra key, so their prefixes live in
-    the tree's unnamed namespace, as those of stock scoring requests do.
+    Packed requests carry neither cache salt nor extra key, so their prefixes live where SGLang
+    has those of its own requests: under the adapter's id, or without one under no name.
     """
 
     def __init__(self, scheduler: Any, policy: PrefixPolicy) -> None:
@@ -85,12 +85,12 @@ class RadixPrefixCache:
         self.pool = scheduler.tp_worker.model_runner.token_to_kv_pool
         self._policy = policy
 
-    def begin(self, prefix: Int32Array, *, keep: bool) -> RadixTransaction:
-        commit_tokens = self._policy.tokens_to_commit(prefix, keep=keep)
-        return RadixTransaction(self, _key(prefix), commit_tokens)
+    def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
+        commit_tokens = self._policy.tokens_to_commit(prefix, adapter, keep=keep)
+        return RadixTransaction(self, _key(prefix, adapter), commit_tokens)
 
-    def cached_tokens(self, prefix: Int32Array) -> int:
-        match = self.tree.match_prefix(MatchPrefixParams(key=_key(prefix)))
+    def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
+        match = self.tree.match_prefix(MatchPrefixParams(key=_key(prefix, adapter)))
         return min(int(match.device_prefix_len), len(prefix))
 
 
@@ -102,8 +102,8 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig) -> RadixPrefixCac
     return RadixPrefixCache(scheduler, policy)
 
 
-def _key(prefix: Int32Array) -> RadixKey:
-    return RadixKey(array("q", prefix.tolist()))
+def _key(prefix: Int32Array, adapter: str) -> RadixKey:
+    return RadixKey(array("q", prefix.tolist()), extra_key=adapter or None)
 
 
 def _is_plain(scheduler: Any) -> bool:

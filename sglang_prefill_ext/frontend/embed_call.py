@@ -14,7 +14,6 @@ _UNPACKED_FIELDS = {
     "audio_data": "multimodal",
     "input_embeds": "embed_overrides",
     "embed_overrides": "embed_overrides",
-    "lora_path": "lora",
     "multi_item_delimiter_indices": "multi_item_scoring",
     "token_indices_to_pool": "token_positions",
     "decision_layout": "token_positions",
@@ -34,6 +33,7 @@ class EmbedCall:
         positional: for each prompt None, or an object with embeddings `embeds` and their
             `positions` in the prompt; None for none at all.
         with_states: the hidden states, too, of which a head makes the vectors.
+        adapter: see `PackedRows`; of the whole call.
     """
 
     prompts: list[Any]
@@ -41,6 +41,7 @@ class EmbedCall:
     dimensions: int | None
     positional: list[Any] | None = None
     with_states: bool = False
+    adapter: str = ""
 
     @property
     def is_text(self) -> bool:
@@ -55,6 +56,8 @@ def ineligible_embed_reason(request: Any) -> str | None:
     for field, reason in _UNPACKED_FIELDS.items():
         if getattr(request, field) is not None:
             return reason
+    if isinstance(request.lora_path, list) and len(set(request.lora_path)) > 1:
+        return "several_adapters"
     if request.return_prompt_token_ids:
         return "unusual_input"
     if request.return_pooled_hidden_states and request.dimensions is not None:

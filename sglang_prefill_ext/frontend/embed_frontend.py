@@ -63,6 +63,7 @@ class _Kind:
     options: RequestOptions
     vector_width: int
     overridden: _Overridden | None = None
+    adapter: str = ""
 
 
 class EmbedFrontend:
@@ -129,7 +130,7 @@ class EmbedFrontend:
             prompts, table = await self._worker.run(place_at, *args)
             overridden = _Overridden(table)
         width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
-        tables = await self.vectors(prompts, width, options, request, overridden)
+        tables = await self.vectors(prompts, width, options, request, overridden, call.adapter)
         states = None
         if call.with_states and len(tables[0]) > self._hidden_size:  # else no head made vectors
             states = [table[-self._hidden_size :] for table in tables]
@@ -143,15 +144,17 @@ class EmbedFrontend:
         options: RequestOptions,
         request: Any,
         overridden: _Overridden | None = None,
+        adapter: str = "",
     ) -> list[Float32Array]:
         """Return a vector of each prompt, float32 ``[width]``; the errors are those of `embed`.
 
         Args:
             prompts: none is empty, all ids lie in the vocabulary, or name one of `overridden`.
             width: leading numbers of each vector, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
+            adapter: see `PackedRows`.
         """
         self._exchange.require_fitting(max(map(len, prompts)))
-        kind = _Kind(options, width, overridden)
+        kind = _Kind(options, width, overridden, adapter)
         read_outs = await self._prompts.ask(kind, prompts, request)
         self.metrics.record_packed()
         return [each.table for each in read_outs]
@@ -203,6 +206,7 @@ class EmbedFrontend:
             pack_prompts,
             vector_width=kind.vector_width,
             overrides=NO_OVERRIDES if kind.overridden is None else kind.overridden.table,
+            adapter=kind.adapter,
             caching=self._caching,
         )
         async with self._exchange.admitted(kind.options):

@@ -38,6 +38,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     token_ids_logprob: list[Int64] | UnsetType = UNSET
     return_text_in_logprobs: bool | UnsetType = UNSET
     stream: bool | UnsetType = UNSET
+    lora_path: str | UnsetType = UNSET
 
 
 _DECODER = msgspec.json.Decoder(_Body)

@@ -42,12 +42,13 @@ def pack_prompts(
     vector_width: int,
     overrides: OverrideArray = NO_OVERRIDES,
     *,
+    adapter: str = "",
     caching: bool,
 ) -> list[PromptGroup]:
     """Pack prompts, each with at least one token and all ids valid, into requests for vectors.
 
     Args:
-        vector_width, overrides: see `PackedRows`.
+        vector_width, overrides, adapter: see `PackedRows`.
         caching: see `shared_beginnings`.
 
     Returns:
@@ -64,6 +65,7 @@ def pack_prompts(
             label_lens=NO_INTS,
             vector_width=vector_width,
             overrides=overrides,
+            adapter=adapter,
         )
         groups.append(PromptGroup(members, rows))
     return groups

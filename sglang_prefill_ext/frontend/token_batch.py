@@ -26,17 +26,20 @@ class ReadKind:
         token_ids: of which the log-prob is wanted at every read.
         num_best: see `PackedRows`.
         draws: a token is drawn behind the last one.
+        adapter: see `PackedRows`.
     """
 
     reads_prompt: bool
     token_ids: tuple[int, ...]
     num_best: int
     draws: bool = False
+    adapter: str = ""
 
     @classmethod
     def of(cls, call: TokenCall) -> ReadKind:
         draws = len(call.sampling) > 0
-        return cls(call.start is not None, call.token_ids or (), call.num_best, draws)
+        has_start = call.start is not None
+        return cls(has_start, call.token_ids or (), call.num_best, draws, call.adapter)
 
     @property
     def num_labels(self) -> int:
@@ -96,7 +99,14 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
     sampling = Sampling.joined(call.sampling for call in calls)
     if not kind.reads_prompt:
         rows = PackedRows(
-            tokens, prefix, lens, token_ids, NO_INTS, num_best=kind.num_best, sampling=sampling
+            tokens,
+            prefix,
+            lens,
+            token_ids,
+            NO_INTS,
+            num_best=kind.num_best,
+            sampling=sampling,
+            adapter=kind.adapter,
         )
         return TokenGroup(members, starts, kind, rows)
     prefix_reads = max(0, prefix - min(starts))
@@ -115,6 +125,7 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
         prefix_reads=prefix_reads,
         num_best=kind.num_best,
         sampling=sampling,
+        adapter=kind.adapter,
     )
     return TokenGroup(members, starts, kind, rows)
 

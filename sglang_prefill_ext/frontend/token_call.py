@@ -24,7 +24,6 @@ _UNPACKED_FIELDS = {
     "mm_inputs": "multimodal",
     "session_id": "session",
     "session_params": "session",
-    "lora_id": "lora",
     "custom_logit_processor": "logit_processor",
     "bootstrap_host": "disaggregation",
     "bootstrap_room": "disaggregation",
@@ -69,6 +68,7 @@ class TokenCall:
         generates: whether one token is generated.
         sampling: how the last token's successor is drawn, of one row; of none where the most
             probable one is taken, and log-probs are the model's.
+        adapter: see `PackedRows`.
     """
 
     ids: Int32Array
@@ -77,6 +77,7 @@ class TokenCall:
     token_ids: tuple[int, ...] | None
     generates: bool
     sampling: Sampling = NO_SAMPLING
+    adapter: str = ""
 
     @property
     def num_best(self) -> int:
@@ -139,6 +140,7 @@ def token_call_of(request: Any, stop_tokens: Collection[int]) -> TokenCall:
         token_ids=None if ids is None else tuple(ids),
         generates=bool(request.sampling_params.max_new_tokens),
         sampling=_sampling_of(request.sampling_params, stop_tokens),
+        adapter=request.lora_id or "",
     )
 
 

@@ -82,5 +82,5 @@ class Boarding:
             return piece
         if key not in self._transactions:
             keep = key in self._worth_keeping
-            self._transactions[key] = cache.begin(piece.prefix_ids, keep=keep)
+            self._transactions[key] = cache.begin(piece.prefix_ids, piece.adapter, keep=keep)
         return piece.behind(self._transactions[key].cached)

@@ -15,11 +15,13 @@ def choose_jobs(
     """Return the jobs whose next pieces make up the next forward; empty if none waits.
 
     The first in order always runs. Others join in order, up to the first that does not fit: were
-    smaller ones from behind let in, nothing would bound how long a large one waits.
+    smaller ones from behind let in, nothing would bound how long a large one waits. A forward has
+    one adapter, so jobs with another one than the first are passed over; they keep their places.
 
-    A job of ``m`` tokens that joins ``n`` others makes each of them wait for its tokens, ``n * m``
-    in all. It spares a launch to itself and to all that wait behind it. It joins unless the former
-    is more, so forwards stay short under light load and grow with the queue.
+    A job of ``m`` tokens with ``n`` others before it, aboard or passed over, makes each of them
+    wait for its tokens, ``n * m`` in all. It spares a launch to itself and to all that wait behind
+    it. It joins unless the former is more, so forwards stay short under light load and grow with
+    the queue.
 
     Args:
         budget: what a forward may take.
@@ -30,8 +32,12 @@ def choose_jobs(
     chosen: list[Job] = []
     tokens = reads = 0
     prefixes = set()
-    for job in _in_turn(queue):
+    for before, job in enumerate(_in_turn(queue)):
         piece = job.piece
+        if chosen and piece.adapter != chosen[0].piece.adapter:
+            if job is queue.begun:
+                break  # were it overtaken, a second divided job might begin
+            continue
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
         tokens, reads = tokens + added, reads + piece.num_reads
@@ -39,7 +45,7 @@ def choose_jobs(
             job.alone
             or tokens > join_tokens
             or not budget.fits(tokens, reads)
-            or len(chosen) * added > launch_tokens * (len(queue) - len(chosen))
+            or before * added > launch_tokens * (len(queue) - before)
         ):
             break
         chosen.append(job)

@@ -106,6 +106,7 @@ class PackedExecutor:
                 _row_lens(layout),
                 attend,
                 Overrides(at, embeds) if len(at) else None,
+                plan.adapter,
             )
             hidden = hidden[: plan.num_reads] if ends_only else hidden[read_at]
             return ForwardCompletion(self._reader.read(hidden, plan), attend.kept)

@@ -81,12 +81,19 @@ class Model(Protocol):
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
+        adapter: str = "",
     ) -> Tensor:
         """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 positions.
 
         Where the model makes vectors, these instead, each with its state behind it:
         ``[R, vector_width + state_width]``. With None the
         states of all tokens, and the attention of `last_layer` is asked for all, too.
+
+        Args:
+            adapter: see `PackedRows`.
+
+        Raises:
+            PackedForwardError: there is no such adapter (any more).
         """
         ...
 

@@ -14,11 +14,14 @@ large ones, and the older a job, the smaller others must be to overtake it still
 
 *Bound.* Let ``L`` be the most tokens that ever wait (the queue's limit) and ``B`` the tokens of the
 largest forward. A job's last forward starts before ``w * r + B + L`` further tokens are processed.
+Where requests name adapters, of which ``a`` have jobs that wait, it is ``w * r + a * B + L``.
 Proof: once ``mark + w * r`` tokens are processed, which one forward can overshoot by less than
 ``B``, every job that comes later has a larger key and is launched behind, as forwards take jobs in
 order and stop at the first that does not fit. All that can still run before are the jobs that wait
-at that moment, ``L`` tokens at most, this job's among them. First come, first served waits up to
-``L``, so `w` times its own length is the price that a long job pays at most.
+at that moment, ``L`` tokens at most, this job's among them. A forward passes over jobs with another
+adapter than its first one's and so may take some from behind this job, but only once all before it
+with that adapter are aboard: one forward an adapter, ``B`` tokens each. First come, first served
+waits up to ``L``, so `w` times its own length is the price that a long job pays at most.
 
 Failed forwards are not counted; their jobs are computed again, each once.
 """

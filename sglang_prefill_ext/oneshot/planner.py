@@ -39,6 +39,7 @@ class ForwardPlan:
         token_ids: int32 ``[layout.num_tokens]``; 0 where an override stands.
         override_at: tokens with an embedding of their own; int64, ascending.
         overrides: these embeddings, ``[len(override_at), hidden]``.
+        adapter: the LoRA adapter of all pieces; empty for none.
         label_ids: labels of the reads, read by read in the order of the layout; int32; empty
             where vectors are read.
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
@@ -53,6 +54,7 @@ class ForwardPlan:
     token_ids: Int32Array
     override_at: NDArray[np.int64]
     overrides: OverrideArray
+    adapter: str
     label_ids: Int32Array
     label_lens: Int32Array
     normalised: NDArray[np.bool_]
@@ -100,8 +102,11 @@ class ForwardPlan:
 def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
     """Lay out at least one piece; pieces that compute the same prefix become one group.
 
+    All pieces have the same adapter.
+
     Takes about 40 us for 8 pieces of 50 rows: nothing here runs row by row.
     """
+    (adapter,) = {piece.adapter for piece in pieces}
     groups: dict[object, list[int]] = {}
     for number, piece in enumerate(pieces):
         key = number if piece.prefix_key is None else piece.prefix_key
@@ -123,6 +128,7 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         token_ids=token_ids,
         override_at=override_at,
         overrides=overrides,
+        adapter=adapter,
         label_ids=np.concatenate([pieces[number].label_ids for number in placed]),
         label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
         normalised=np.repeat([pieces[number].normalised for number in placed], reads),

@@ -43,16 +43,17 @@ class PrefixTransaction(PrefixSource, Protocol):
 class PrefixCache(Protocol):
     """Hands out transactions. Every rank must begin and end the same ones in the same order."""
 
-    def begin(self, prefix: Int32Array, *, keep: bool) -> PrefixTransaction:
+    def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> PrefixTransaction:
         """Match a prefix of at least one token and take room for what is worth keeping.
 
         Where there is no room left even after eviction, nothing is stored.
 
         Args:
+            adapter: that the K/V is computed with; one adapter's is of no use to another.
             keep: the client says that the prefix will come again.
         """
         ...
 
-    def cached_tokens(self, prefix: Int32Array) -> int:
+    def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         """How many tokens of a prefix could be matched now; nothing is held."""
         ...

@@ -33,10 +33,11 @@ class PrefixPolicy:
         self._page_tokens = page_tokens
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
-    def tokens_to_commit(self, prefix: Int32Array, *, keep: bool = False) -> int:
+    def tokens_to_commit(self, prefix: Int32Array, adapter: str = "", *, keep: bool = False) -> int:
         """Remember a prefix; return how many of its first tokens belong into the cache.
 
         Args:
+            adapter: with which the prefix is computed; what another one came with does not count.
             keep: the client says that the prefix will come again, which stands in for having
                 seen it.
 
@@ -49,15 +50,15 @@ class PrefixPolicy:
             case PrefixCaching.ALWAYS:
                 return self._whole_pages(len(prefix))
             case PrefixCaching.REPEATED:
-                seen = self._tokens_seen(prefix)
+                seen = self._tokens_seen(prefix, adapter)
                 return self._whole_pages(len(prefix) if keep else seen)
 
     def _whole_pages(self, tokens: int) -> int:
         return tokens // self._page_tokens * self._page_tokens
 
-    def _tokens_seen(self, prefix: Int32Array) -> int:
+    def _tokens_seen(self, prefix: Int32Array, adapter: str) -> int:
         """Tokens of `prefix` in blocks that came before; remembers all of them."""
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(adapter.encode(), digest_size=16)
         seen = 0
         for stop in range(BLOCK_TOKENS, len(prefix) + 1, BLOCK_TOKENS):
             digest.update(prefix[stop - BLOCK_TOKENS : stop].tobytes())

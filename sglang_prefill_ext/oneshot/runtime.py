@@ -116,14 +116,12 @@ class PackedRuntime:
         *,
         priority: int = 0,
         deadline_ms: float | None = None,
-        namespace: str = "",
         keep_prefix: bool = False,
     ) -> None:
         """Queue a request; it is answered later, also if it cannot be run.
 
         Args:
             priority, deadline_ms, keep_prefix: see `Job`.
-            namespace: requests of different namespaces never share a prefix.
         """
         job = Job(
             rid,
@@ -155,7 +153,7 @@ class PackedRuntime:
             return
         try:
             kept, job.value_places = distinct_rows(rows)
-            job.pieces = split_request(kept, self.policy.budget, namespace)
+            job.pieces = split_request(kept, self.policy.budget)
             job.cached_tokens = self._cached_tokens(job.piece)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)
@@ -217,7 +215,7 @@ class PackedRuntime:
     def _cached_tokens(self, piece: Piece) -> int:
         if self._cache is None or not piece.uses_cache:
             return 0
-        return self._cache.cached_tokens(piece.prefix_ids)
+        return self._cache.cached_tokens(piece.prefix_ids, piece.adapter)
 
     def _end(self, job: Job, status: JobStatus, message: str = "") -> None:
         if job.ended:

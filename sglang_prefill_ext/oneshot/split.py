@@ -17,7 +17,7 @@ from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.sampling import Sampling
 
 PrefixKey: TypeAlias = tuple[str, bytes, bytes]
-"""Namespace, token ids and overrides of a whole prefix."""
+"""Adapter, token ids and overrides of a whole prefix."""
 
 _Cut: TypeAlias = tuple[int, int, int, int]
 """``(held, fresh, first row, last row)`` of a piece; the last row is not part of it."""
@@ -32,6 +32,7 @@ class Piece:
         prefix_ids: the fresh prefix; int32 ``[span.fresh]``.
         suffix_ids: the rows' tokens after the prefix, row by row; int32.
         overrides: the request's table of embeddings, of which negative ids name rows.
+        adapter: the LoRA adapter that all of it is computed with; empty for none.
         label_ids: labels of the reads, read by read; int32; empty where vectors are read.
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
         normalised, num_best: what to read, see `PackedRows`.
@@ -45,6 +46,7 @@ class Piece:
     prefix_ids: Int32Array
     suffix_ids: Int32Array
     overrides: OverrideArray
+    adapter: str
     label_ids: Int32Array
     label_lens: Int32Array
     normalised: bool
@@ -119,14 +121,11 @@ def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
     return int(unfit.max()) if len(unfit) else None
 
 
-def split_request(rows: PackedRows, budget: ForwardBudget, namespace: str = "") -> list[Piece]:
+def split_request(rows: PackedRows, budget: ForwardBudget) -> list[Piece]:
     """Divide a request into as few pieces as the budget allows; one if it fits.
 
     Every token is computed exactly once. The prefix may be cut anywhere, rows stay whole and in
     order; among all divisions into equally few pieces this one has the smallest largest piece.
-
-    Args:
-        namespace: requests of different namespaces never share a prefix.
 
     Raises:
         PackingError: there is an `unfit_row`; such a request must not come here.
@@ -141,7 +140,7 @@ def split_request(rows: PackedRows, budget: ForwardBudget, namespace: str = "") 
     else:
         cuts = _balanced_cuts(rows, starts, longest, budget)
     return [
-        _piece(rows, starts, cut, namespace, is_last=number == len(cuts))
+        _piece(rows, starts, cut, is_last=number == len(cuts))
         for number, cut in enumerate(cuts, start=1)
     ]
 
@@ -187,7 +186,7 @@ def _greedy_cuts(
     return cuts
 
 
-def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, namespace: str, *, is_last: bool) -> Piece:
+def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Piece:
     held, fresh, first, last = cut
     prefix_ids = rows.tokens[held : held + fresh]
     # Reads of the prefix are its last tokens, so those of a part of it are its last ones, too.
@@ -210,19 +209,20 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, namespace: str, *, is_l
         prefix_ids=prefix_ids,
         suffix_ids=rows.tokens[starts.tokens[first] : starts.tokens[last]],
         overrides=rows.overrides,
+        adapter=rows.adapter,
         label_ids=label_ids,
         label_lens=label_lens,
         normalised=rows.normalised,
         num_best=rows.num_best,
         sampling=rows.sampling[first:last],
         hold=rows.prefix_len > 0 and not is_last,
-        prefix_key=_prefix_key(namespace, prefix_ids, rows.overrides) if is_whole else None,
+        prefix_key=_prefix_key(rows.adapter, prefix_ids, rows.overrides) if is_whole else None,
     )
 
 
-def _prefix_key(namespace: str, ids: Int32Array, overrides: OverrideArray) -> PrefixKey:
+def _prefix_key(adapter: str, ids: Int32Array, overrides: OverrideArray) -> PrefixKey:
     """The key of a prefix: requests number their embeddings as they like, so these are in it."""
     named = is_override(ids) if len(overrides) else None
     if named is None or not named.any():
-        return namespace, ids.tobytes(), b""
-    return namespace, np.where(named, -1, ids).tobytes(), overrides[~ids[named]].tobytes()
+        return adapter, ids.tobytes(), b""
+    return adapter, np.where(named, -1, ids).tobytes(), overrides[~ids[named]].tobytes()

@@ -39,11 +39,11 @@ EMBED_USES = (
         ),
         why="what a vector is wanted of, and whether it can be packed",
         members=(
-            *"rid text input_ids input_embeds dimensions contains_mm_input lora_path".split(),
+            *"rid text input_ids input_embeds dimensions contains_mm_input".split(),
             *"image_data video_data audio_data is_cross_encoder_request".split(),
             *"embed_overrides positional_embed_overrides token_indices_to_pool".split(),
             *"multi_item_delimiter_indices decision_layout".split(),
-            *"return_pooled_hidden_states return_prompt_token_ids".split(),
+            *"return_pooled_hidden_states return_prompt_token_ids lora_path lora_id".split(),
         ),
     ),
     Use(

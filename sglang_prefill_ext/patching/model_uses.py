@@ -33,7 +33,7 @@ MODEL_USES = (
         "launched",
         members=(
             *"model attn_backend device model_config token_to_kv_pool dtype sampler".split(),
-            *"decode_cuda_graph_captured is_generation kv_cache_dtype".split(),
+            *"decode_cuda_graph_captured is_generation kv_cache_dtype lora_manager".split(),
         ),
     ),
     Use(
@@ -55,14 +55,14 @@ MODEL_USES = (
         id="U33",
         target=f"{_EXECUTOR}.forward_batch_info.ForwardBatch",
         group=Group.SCHEDULER,
-        used_by=("compat.model", "compat.attention_backend"),
+        used_by=("compat.model", "compat.attention_backend", "compat.adapters"),
         why="the batch of a packed forward",
         members=(
             *"forward_mode batch_size input_ids positions req_pool_indices seq_lens".split(),
             *"seq_lens_sum out_cache_loc extend_num_tokens extend_seq_lens".split(),
             *"extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu".split(),
             *"capture_hidden_mode global_num_token_non_padded_cpu is_prefill_only".split(),
-            *"residual_stream return_pooled_hidden_states".split(),
+            *"residual_stream return_pooled_hidden_states lora_ids".split(),
         ),
     ),
     Use(

@@ -46,8 +46,8 @@ PREFIX_USES = (
         target=f"{_CACHE}.radix_cache.RadixKey",
         group=Group.SCHEDULER,
         used_by=("compat.radix",),
-        why="the tokens of a prefix",
-        members=("token_ids",),
+        why="the tokens of a prefix, and the adapter that it is computed with",
+        members=("extra_key",),
     ),
     Use(
         id="U75",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.architecture_uses import ARCHITECTURE_USES
 from sglang_prefill_ext.patching.embed_uses import EMBED_USES
+from sglang_prefill_ext.patching.lora_uses import LORA_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
 from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES
@@ -87,6 +88,7 @@ _FRONTEND_USES = (
             *"server_args tokenizer model_config metrics_collector enable_metrics".split(),
             *"is_generation mm_processor _result_dispatcher is_pause is_pause_cond".split(),
             *"model_update_lock context_len num_reserved_tokens max_req_input_len".split(),
+            "lora_registry",
         ),
     ),
     Use(
@@ -130,7 +132,7 @@ _FRONTEND_USES = (
         members=(
             *"input_ids input_embeds session_params contains_mm_input rid text".split(),
             *"sampling_params return_logprob logprob_start_len top_logprobs_num".split(),
-            *"token_ids_logprob return_text_in_logprobs stream".split(),
+            *"token_ids_logprob return_text_in_logprobs stream lora_path".split(),
         ),
     ),
     Use(
@@ -203,4 +205,5 @@ USES: tuple[Use, ...] = (
     *TOKEN_USES,
     *ARCHITECTURE_USES,
     *OVERRIDE_USES,
+    *LORA_USES,
 )

@@ -85,6 +85,9 @@ class PackedRows:
     first is one that was drawn, and log-probs are those that it was drawn by (SGLang's: after
     biases and temperature, before tokens are left out).
 
+    All rows are computed with the LoRA adapter of the id `adapter`, or with the model as it is
+    where that is empty.
+
     Raises:
         PackingError: the arrays contradict each other.
     """
@@ -101,6 +104,7 @@ class PackedRows:
     num_best: int = 0
     sampling: Sampling = NO_SAMPLING
     overrides: OverrideArray = field(default_factory=lambda: NO_OVERRIDES)
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.suffix_lens) or int(self.suffix_lens.min()) < 1 or self.prefix_len < 0:

@@ -31,6 +31,7 @@ class RowBytes(msgspec.Struct, frozen=True, array_like=True):
     overrides: bytes
     overrides_dtype: str
     overrides_width: int
+    adapter: str
 
     @classmethod
     def of(cls, rows: PackedRows) -> RowBytes:
@@ -50,6 +51,7 @@ class RowBytes(msgspec.Struct, frozen=True, array_like=True):
             overrides=rows.overrides.tobytes(),
             overrides_dtype=rows.overrides.dtype.name,
             overrides_width=rows.overrides.shape[1],
+            adapter=rows.adapter,
         )
 
     def rows(self, vector_width: int | None = None) -> PackedRows:
@@ -73,4 +75,5 @@ class RowBytes(msgspec.Struct, frozen=True, array_like=True):
             overrides=overrides_from_bytes(
                 self.overrides, self.overrides_dtype, self.overrides_width
             ),
+            adapter=self.adapter,
         )

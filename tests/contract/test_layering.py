@@ -76,6 +76,8 @@ ZONES = {
             "patching.embed_uses",
             "patching.flag_patches",
             "patching.frontend_patches",
+            "patching.lora_patches",
+            "patching.lora_uses",
             "patching.model_uses",
             "patching.order_uses",
             "patching.override_uses",

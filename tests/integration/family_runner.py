@@ -174,9 +174,7 @@ def declined(runner: Any, **changes: bool) -> str:
 def declined_if_changed(runner: Any) -> dict[str, str]:
     """The reason for this model, were its last layer or the server of an unsupported kind."""
     layer = [m for m in runner.model.modules() if isinstance(m, RadixAttention)][-1]
-    reasons = {
-        "lora": declined(runner, enable_lora=True),
-    }
+    reasons = {}
     for name, changes in UNSUPPORTED_LAYERS.items():
         before = {attribute: getattr(layer, attribute) for attribute in changes}
         vars(layer).update(changes)

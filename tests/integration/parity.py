@@ -36,6 +36,19 @@ def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -
     return answer
 
 
+def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any:
+    """The packed answer, which is stock's; the packed path must have been taken."""
+    with client.counting() as moved:
+        packed = client.post(path, body)
+        assert packed.status_code == 200, packed.text
+    assert moved["frontend.requests.packed"] == packed_requests
+    assert not any(count for name, count in moved.items() if "fallbacks" in name)
+    stock = client.post(path, body, stock=True)
+    assert stock.status_code == 200, stock.text
+    assert_same(packed.json(), stock.json())
+    return packed.json()
+
+
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """Equal up to the tolerance for numbers, and up to what differs from call to call."""
     assert type(found) is type(wanted), where

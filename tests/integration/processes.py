@@ -49,9 +49,13 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def held_back(
-    server: LocalServer, client: Client, pool: Executor, bodies: list[Json]
+    server: LocalServer,
+    client: Client,
+    pool: Executor,
+    bodies: list[Json],
+    path: str = "/v1/score",
 ) -> Iterator[list[Future[httpx.Response]]]:
-    """Send scoring requests while the scheduler sleeps in a stock batch.
+    """Send requests while the scheduler sleeps in a stock batch.
 
     What is sent within the block reaches the scheduler together with these requests and after
     them, before it runs any, so the outcome does not depend on the speed of the machine.
@@ -61,7 +65,7 @@ def held_back(
     blocker = pool.submit(client.generate, [5, 6, 7], 1, stock=True)
     wait_until(lambda: b"run_batch sleep" in server.log_path.read_bytes()[seen:])
     awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
-    replies = _sent(client, pool, bodies)
+    replies = _sent(client, pool, bodies, path)
     status = pool.submit(client.status)
     yield replies
     assert not blocker.done(), "the block was left too late"
@@ -70,8 +74,10 @@ def held_back(
     awake.result()
 
 
-def _sent(client: Client, pool: Executor, bodies: list[Json]) -> list[Future[httpx.Response]]:
-    """Send scoring requests, and return when the front end has had the time to pass them on."""
+def _sent(
+    client: Client, pool: Executor, bodies: list[Json], path: str
+) -> list[Future[httpx.Response]]:
+    """Send requests, and return when the front end has had the time to pass them on."""
     sent = Semaphore(0)
 
     def note(event: str, _info: Json) -> None:
@@ -79,7 +85,7 @@ def _sent(client: Client, pool: Executor, bodies: list[Json]) -> list[Future[htt
             sent.release()
 
     def send(body: Json) -> httpx.Response:
-        return client.http.post("/v1/score", json=body, extensions={"trace": note})
+        return client.http.post(path, json=body, extensions={"trace": note})
 
     replies = [pool.submit(send, body) for body in bodies]
     for _ in bodies:

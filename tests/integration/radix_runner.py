@@ -173,12 +173,13 @@ class WatchedCache:
     def __init__(self, memory: Memory, seen: Counter[str]) -> None:
         self._memory, self._seen = memory, seen
 
-    def begin(self, prefix: Int32Array, *, keep: bool) -> Watched:
+    def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> Watched:
+        assert not adapter
         return Watched(self._memory, prefix, self._seen, keep=keep)
 
-    def cached_tokens(self, prefix: Int32Array) -> int:
+    def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         assert self._memory.cache is not None
-        cached = self._memory.cache.cached_tokens(prefix)
+        cached = self._memory.cache.cached_tokens(prefix, adapter)
         matched = tuple(prefix[:cached].tolist())
         assert not matched or matched in self._memory.committed, "something uncommitted was seen"
         return cached

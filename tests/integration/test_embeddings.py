@@ -17,10 +17,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from openai import OpenAI
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from sglang_prefill_ext.client import PrefillClient
+from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from tests.integration.adapters import Adapter, make_adapter, unload, wait_until_unlisted
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
 from tests.integration.grpc_frontends import connected, front_ends, int32_rows
 from tests.integration.override_bodies import body_with
@@ -36,6 +38,7 @@ INSTRUCTED = [random_ids(random.Random(1), 50) + prompt for prompt in PROMPTS]
 CLASSIFIER_HIDDEN = 128
 TEXTS = ["a red shoe", "A red shoe.", "rain in spring", "ÿ ½ 東京 🙂"]
 FLAGS = ("--enable-prefill-only", "--sleep-on-idle")
+ADAPTER = "an-adapter"
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +48,33 @@ def attach(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def embedder(model_dir: Callable[[str], Path], attach: Path) -> Iterator[Serving]:
+def adapters(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Adapter]:
+    """One for each model, all of the name `ADAPTER`."""
+    return {
+        model: make_adapter(ADAPTER, model_dir(model), tmp_path_factory.mktemp(model), rank=4)
+        for model in ("micro", "classifier")
+    }
+
+
+@pytest.fixture(scope="module")
+def embedder(
+    model_dir: Callable[[str], Path], attach: Path, adapters: dict[str, Adapter]
+) -> Iterator[Serving]:
     # Long enough for what is sent together to travel together, however slow the machine.
     flags = ("--is-embedding", *FLAGS, "--prefill-only-gather-ms", "500")
-    flags += (f"--prefill-only-attach={attach / 'embedder'}",)
+    flags += (f"--prefill-only-attach={attach / 'embedder'}", *adapters["micro"].flags)
     with serving(model_dir("micro"), "embeddings", *flags) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def classifier(model_dir: Callable[[str], Path], attach: Path) -> Iterator[Serving]:
+def classifier(
+    model_dir: Callable[[str], Path], attach: Path, adapters: dict[str, Adapter]
+) -> Iterator[Serving]:
     flags = (*FLAGS, f"--prefill-only-attach={attach / 'classifier'}")
+    flags += adapters["classifier"].flags
     with serving(model_dir("classifier"), "classifier", *flags) as running:
         yield running
 
@@ -137,6 +156,44 @@ def test_the_native_route_answers_as_stock_does(embedder: Serving) -> None:
             assert one["meta_info"].keys() == other["meta_info"].keys()
             for name in ("finish_reason", "prompt_tokens", "weight_version", "num_retractions"):
                 assert one["meta_info"][name] == other["meta_info"][name]
+
+
+def test_an_adapter_makes_stocks_vectors_and_those_of_the_merged_model(
+    embedder: Serving, model_dir: Callable[[str], Path], adapters: dict[str, Adapter]
+) -> None:
+    merged: Any = AutoModelForCausalLM.from_pretrained(model_dir("micro"), dtype=torch.float32)
+    adapters["micro"].merge_into(merged)
+    body = {"model": f"m:{ADAPTER}", "input": PROMPTS}
+    found, stock = both(embedder.client, "/v1/embeddings", body)
+    packed, wanted = ([each["embedding"] for each in data["data"]] for data in (found, stock))
+    np.testing.assert_allclose(packed, wanted, rtol=0, atol=TOLERANCE)
+    for prompt, vector in zip(PROMPTS, packed, strict=True):
+        with torch.inference_mode():
+            state = merged.model(torch.tensor([prompt])).last_hidden_state[0, -1].double()
+        np.testing.assert_allclose(vector, state / state.norm(), rtol=0, atol=TOLERANCE)
+    one, other = both(embedder.client, "/encode", {"input_ids": PROMPTS[1], "lora_path": ADAPTER})
+    np.testing.assert_allclose(one["embedding"], other["embedding"], rtol=0, atol=TOLERANCE)
+
+
+def test_every_end_lets_go_of_the_adapter(embedder: Serving) -> None:
+    client, body = embedder.client, {"input_ids": PROMPTS[1], "lora_path": ADAPTER}
+    late = {TIMEOUT_HEADER: "1"}
+    wrong = body | {"lora_path": "x"}
+    unknown = [client.post("/encode", wrong, stock=stock) for stock in (False, True)]
+    assert [each.status_code for each in unknown] == [400, 400]
+    assert unknown[0].json() == unknown[1].json()
+    with ThreadPoolExecutor(3) as pool:
+        with stopped(scheduler_pid(embedder.server)):
+            staying = pool.submit(client.post, "/encode", body)
+            expiring = pool.submit(client.http.post, "/encode", json=body, headers=late)
+            with pytest.raises(httpx.ReadTimeout):
+                client.http.post("/encode", json=body, timeout=0.3)
+            unloading = pool.submit(unload, client, ADAPTER)
+            wait_until_unlisted(client, ADAPTER)
+        assert staying.result().status_code == 200
+        assert expiring.result().status_code == 504
+        assert unloading.result().json()["success"]
+    both(client, "/encode", body)
 
 
 def test_base64_holds_the_same_numbers(embedder: Serving) -> None:
@@ -224,6 +281,7 @@ def test_a_client_that_leaves_takes_nobody_along(embedder: Serving) -> None:
         ({"input_ids": PROMPTS[1], "return_prompt_token_ids": True}, "unusual_input"),
         ({"text": "x", "lora_path": None, "token_indices_to_pool": [0]}, "token_positions"),
         ({"input_ids": [7] * 16_385}, "row_over_budget"),
+        ({"text": ["x", "y"], "lora_path": [ADAPTER, None]}, "several_adapters"),
     ],
 )
 def test_what_is_not_packed_takes_the_stock_path(
@@ -321,6 +379,15 @@ def test_classes_are_stocks_and_those_of_hugging_face(
     np.testing.assert_allclose(
         packed - packed[0], np.array(exact) - exact[0], rtol=0, atol=2 * TOLERANCE
     )
+
+
+def test_an_adapter_makes_stocks_classes(classifier: Serving) -> None:
+    body = {"input_ids": PROMPTS, "lora_path": ADAPTER}
+    found, stock = both(classifier.client, "/classify", body)
+    plain, _ = both(classifier.client, "/classify", {"input_ids": PROMPTS})
+    logits = [[each["embedding"] for each in answer] for answer in (found, stock, plain)]
+    np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=TOLERANCE)
+    assert np.abs(np.subtract(logits[0], logits[2])).max() > 100 * TOLERANCE
 
 
 def test_class_probabilities_are_stocks(classifier: Serving) -> None:

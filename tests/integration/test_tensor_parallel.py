@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.adapters import make_adapter
 from tests.integration.client import Client, random_ids, score_body
 from tests.integration.generation import assert_generation_is_undisturbed
 from tests.integration.own_server import TWO_RANKS, serving
-from tests.integration.parity import assert_paths_agree, assert_same_answer, assert_tokens_agree
+from tests.integration.parity import (
+    TOLERANCE,
+    assert_paths_agree,
+    assert_same_answer,
+    assert_tokens_agree,
+    both,
+)
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -20,8 +27,12 @@ MAX_FORWARD_TOKENS = 256
 
 
 @pytest.fixture(scope="module")
-def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
-    flags = ("--enable-prefill-only", "--tp-size", "2")
+def client(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Client]:
+    directory = tmp_path_factory.mktemp("adapters")
+    adapter = make_adapter("an-adapter", model_dir("micro"), directory, rank=4)
+    flags = ("--enable-prefill-only", "--tp-size", "2", *adapter.flags)
     budget = ("--prefill-only-max-forward-tokens", str(MAX_FORWARD_TOKENS))
     model = model_dir("micro")
     with serving(model, "tensor_parallel", *flags, *budget, env=TWO_RANKS) as running:
@@ -39,6 +50,18 @@ def test_log_probs_and_tokens_agree(client: Client) -> None:
     with client.counting() as moved:
         assert_tokens_agree(client, seed=1)
     assert moved["frontend.requests.packed"] == 2
+
+
+def test_adapters_agree(client: Client) -> None:
+    prompts = [random_ids(random.Random(4), length) for length in (3, 20)]
+    body = {"input_ids": prompts, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    body |= {"return_logprob": True, "token_ids_logprob": [7]}
+    plain = both(client, "/generate", body, packed_requests=2)
+    adapted = both(client, "/generate", body | {"lora_path": "an-adapter"}, packed_requests=2)
+    of_label = "output_token_ids_logprobs"
+    for one, other in zip(plain, adapted, strict=True):
+        (((a, *_),),), (((b, *_),),) = (each["meta_info"][of_label] for each in (one, other))
+        assert abs(a - b) > 100 * TOLERANCE
 
 
 def test_draws_leave_the_random_numbers_of_both_ranks_in_step(client: Client) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
 from tests.integration.own_server import Serving, serving
-from tests.integration.parity import TOLERANCE, assert_same
+from tests.integration.parity import TOLERANCE, assert_same, both
 from tests.integration.processes import scheduler_pid, stopped
 from tests.integration.reference import Reference
 
@@ -53,19 +53,6 @@ def oracle(model_dir: Callable[[str], Path]) -> Callable[[list[int]], Any]:
         return torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), dim=-1).numpy()
 
     return log_probs
-
-
-def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any:
-    """The packed answer, which is stock's; the packed path must have been taken."""
-    with client.counting() as moved:
-        packed = client.post(path, body)
-        assert packed.status_code == 200, packed.text
-    assert moved["frontend.requests.packed"] == packed_requests
-    assert not any(count for name, count in moved.items() if "fallbacks" in name)
-    stock = client.post(path, body, stock=True)
-    assert stock.status_code == 200, stock.text
-    assert_same(packed.json(), stock.json())
-    return packed.json()
 
 
 @pytest.mark.patch("P26")

@@ -78,7 +78,7 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"image_data": ["i"]}, "multimodal"),
         ({"input_embeds": [[0.5]]}, "embed_overrides"),
         ({"embed_overrides": [[0.5]]}, "embed_overrides"),
-        ({"lora_path": "x"}, "lora"),
+        ({"lora_path": ["x", None]}, "several_adapters"),
         ({"multi_item_delimiter_indices": [[1]]}, "multi_item_scoring"),
         ({"token_indices_to_pool": [[0]]}, "token_positions"),
         ({"is_cross_encoder_request": True}, "unusual_input"),

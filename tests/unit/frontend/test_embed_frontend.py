@@ -92,6 +92,15 @@ async def test_states_come_apart_from_their_vectors(shown: bool) -> None:
     assert rows.vector_width == VECTOR_AND_STATE
 
 
+async def test_calls_with_different_adapters_are_packed_apart() -> None:
+    setup = Setup(count_tokens)
+    calls = [replace(IDS, adapter=adapter) for adapter in ("", "a", "a", "b")]
+    assert [each.vectors for each in await setup.embed(*calls)] == [[[3.0], [4.0]]] * len(calls)
+    sent = {rows.adapter: rows.num_rows for _, rows in setup.link.sent}
+    assert sent == {"": 2, "a": 4, "b": 2}
+    assert len(setup.link.sent) == len(sent)
+
+
 async def test_an_answer_becomes_one_vector_a_prompt() -> None:
     setup = Setup(stub_answer(values=[0.5, 1.0, -2.0, 0.25]))
     embedded = await setup.frontend.embed(IDS, PLAIN, None)
@@ -234,8 +243,9 @@ async def test_a_row_that_the_scheduler_cannot_fit_is_not_sent_twice() -> None:
 def test_a_request_is_read_or_sent_down_the_stock_path() -> None:
     frontend = Setup(stub_answer()).frontend
     assert frontend.call_of(request(text="a")) == EmbedCall(["a"], True, None)
-    with pytest.raises(StockPathTaken, match="lora"):
-        frontend.call_of(request(text="a", lora_path="x"))
+    assert frontend.call_of(request(text="a", lora_path="x")) == EmbedCall(["a"], True, None)
+    with pytest.raises(StockPathTaken, match="several_adapters"):
+        frontend.call_of(request(text=["a", "b"], lora_path=["x", "y"]))
 
 
 async def test_texts_need_a_tokenizer() -> None:

@@ -36,4 +36,4 @@ def test_a_packed_request_is_told_with_its_cost() -> None:
 
 
 def test_a_stock_request_is_told_with_its_reason() -> None:
-    assert explain_stock("lora") == {"path": "stock", "reason": "lora"}
+    assert explain_stock("grammar") == {"path": "stock", "reason": "grammar"}

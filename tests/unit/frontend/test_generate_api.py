@@ -21,6 +21,7 @@ def read(**fields: Any) -> dict[str, Any] | None:
         {"text": ["a", "ÿ 東京"], "sampling_params": {"max_new_tokens": 0}},
         {"input_ids": [5, 0, 7], "sampling_params": ONE_TOKEN, "rid": "r"},
         {"input_ids": [[5], [7, 8]], "sampling_params": ONE_TOKEN, "stream": True},
+        {"text": "a", "sampling_params": ONE_TOKEN, "lora_path": "adapter"},
         {"input_ids": [-1, 2**63 - 1], "sampling_params": ONE_TOKEN},  # for SGLang to refuse
         {"sampling_params": {**ONE_TOKEN, "top_p": 0.5, "top_k": 3, "min_p": 0.1}},
         {"text": "a", "sampling_params": {**ONE_TOKEN, "sampling_seed": 7, "ignore_eos": True}},
@@ -60,7 +61,7 @@ def test_plain_requests_are_read(fields: dict[str, Any]) -> None:
         {"input_ids": [1, True], "sampling_params": ONE_TOKEN},
         {"text": "a", "sampling_params": ONE_TOKEN, "return_logprob": [True]},
         {"text": "a", "sampling_params": ONE_TOKEN, "rid": ["r"]},
-        {"text": "a", "sampling_params": ONE_TOKEN, "lora_path": "adapter"},
+        {"text": "a", "sampling_params": ONE_TOKEN, "lora_path": ["adapter"]},
         {"text": "a", "sampling_params": ONE_TOKEN, "unheard_of": 1},
     ],
     ids=str,

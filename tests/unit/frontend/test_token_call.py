@@ -44,7 +44,7 @@ def test_decisions_are_told_from_generations(
         ({"stop_strs": ["a"]}, {}, "stop_strings"),
         ({"stop_strs": []}, {}, None),
         ({"beam_width": 3}, {}, "beam_search"),
-        ({}, {"lora_id": "x"}, "lora"),
+        ({}, {"lora_id": "x"}, None),
         ({}, {"input_embeds": [[0.0]]}, "embed_overrides"),
         ({}, {"cache_salt": "x"}, "cache_namespace"),
         ({}, {"routed_dp_rank": 0}, "routed_dp_rank"),

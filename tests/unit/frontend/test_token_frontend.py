@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,6 +67,17 @@ async def test_concurrent_calls_share_a_packed_request() -> None:
     assert setup.metrics.as_dict()["items"] == 3
 
 
+async def test_calls_with_different_adapters_are_packed_apart() -> None:
+    setup = Setup(right)
+    adapters = ["", "a", "a", "b"]
+    calls = [replace(call(1, number), adapter=each) for number, each in enumerate(adapters)]
+    for number, read in enumerate(await setup.read(*calls)):
+        assert int(read.table[-1, 1]) == int(log_probs([1, number]).argmax())
+    sent = {rows.adapter: rows.num_rows for _, rows in setup.link.sent}
+    assert sent == {"": 1, "a": 2, "b": 1}
+    assert len(setup.link.sent) == len(sent)
+
+
 async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> None:
     setup = Setup(lambda rows: stub_answer("failed") if 9 in rows.tokens else right(rows))
     good, bad, other = await setup.read(call(1), call(9), call(2))
@@ -91,7 +103,7 @@ def test_what_is_not_eligible_takes_the_stock_path() -> None:
     setup = Setup(right)
     assert setup.frontend.call_of(tokenized([1, 2]), ()).ids.tolist() == [1, 2]
     for request, reason in [
-        (tokenized([1], lora_id="x"), "lora"),
+        (tokenized([1], session_id="x"), "session"),
         (tokenized([1] * 101), "row_over_budget"),
     ]:
         with pytest.raises(StockPathTaken, match=reason):

@@ -39,6 +39,7 @@ def tokenized(ids: list[int], *, sampling: dict[str, Any] | None = None, **field
         "logprob_start_len": -1,
         "top_logprobs_num": 0,
         "token_ids_logprob": None,
+        "lora_id": None,
         "sampling_params": SimpleNamespace(**_SAMPLING | (sampling or {})),
     }
     return SimpleNamespace(**_FIELDS | known | fields)

@@ -66,6 +66,7 @@ class MemoryCache:
         self.committed: dict[tuple[int, ...], Layers] = {}
         self.begun: list[MemoryTransaction] = []
         self.keep_asked: list[bool] = []
+        self.adapters: list[str] = []
         self._failing_begins = failing_begins
         self._begins = 0
 
@@ -74,8 +75,9 @@ class MemoryCache:
         """How the transactions ended, in the order of their beginning; empty if still open."""
         return [transaction.outcome for transaction in self.begun]
 
-    def begin(self, prefix: Int32Array, *, keep: bool) -> MemoryTransaction:
+    def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> MemoryTransaction:
         self._begins += 1
+        self.adapters.append(adapter)
         self.keep_asked.append(keep)
         if self._begins in self._failing_begins:
             raise MemoryError("no room")
@@ -83,7 +85,7 @@ class MemoryCache:
         self.begun.append(transaction)
         return transaction
 
-    def cached_tokens(self, prefix: Int32Array) -> int:
+    def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         return self.match(tuple(prefix.tolist()))[1]
 
     def match(self, prefix: tuple[int, ...]) -> tuple[tuple[int, ...], int]:

@@ -24,10 +24,10 @@ def request(prefix: Sequence[int] = (), *suffixes: Sequence[int]) -> PlainReques
     return PlainRequest(list(prefix), rows, [[1]] * len(rows), shared_labels=True)
 
 
-def job_of(plain: PlainRequest, budget: int = 100, namespace: str = "", **options: Any) -> Job:
+def job_of(plain: PlainRequest, budget: int = 100, **options: Any) -> Job:
     """A job that came after all jobs that were made before."""
     rows, number = plain.pack(), next(_numbers)
-    pieces = split_request(rows, ForwardBudget(budget), namespace)
+    pieces = split_request(rows, ForwardBudget(budget))
     return Job(f"job-{number}", rows, number=number, pieces=pieces, **options)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,15 @@ def test_equal_prefixes_share_a_transaction() -> None:
     assert boarding.stores == cache.begun
     assert boarding.held == [None, None]
     assert boarding.num_cached == 0
+
+
+def test_each_adapter_has_its_own_prefixes() -> None:
+    cache = MemoryCache()
+    boarding = Boarding([job_of(replace(request(LONG), adapter="a"))], cache)
+    assert (boarding.plan.adapter, cache.adapters) == ("a", ["a"])
+    with pytest.raises(ValueError, match="unpack"):
+        Boarding([job_of(replace(request(LONG), adapter=each)) for each in "ab"], cache)
+    assert cache.outcomes == ["", "rollback", "rollback"]
 
 
 def test_what_is_cached_is_held_and_the_rest_stored() -> None:

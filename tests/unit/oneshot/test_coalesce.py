@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,23 +41,30 @@ def _jobs(*lengths: int) -> list[Job]:
 @given(
     st.lists(plain_requests(max_prefix=15, max_suffix=5, max_rows=4), max_size=8),
     st.lists(st.sampled_from([[], [1, 2, 3]]), min_size=8, max_size=8),
+    st.lists(st.sampled_from(["", "", "a", "b"]), min_size=8, max_size=8),
     st.sampled_from([0, 2, 30, ALWAYS]),
     st.integers(0, 14),
 )
-def test_the_choice_is_the_front_of_the_queue_and_fits(
-    requests: list[PlainRequest], prefixes: list[list[int]], launch: int, join: int
+def test_the_choice_is_the_front_of_the_queue_with_one_adapter_and_fits(
+    requests: list[PlainRequest],
+    prefixes: list[list[int]],
+    adapters: list[str],
+    launch: int,
+    join: int,
 ) -> None:
     jobs = [
-        job_of(PlainRequest(prefix, one.suffixes, one.labels, one.shared_labels), budget=9)
-        for one, prefix in zip(requests, prefixes, strict=False)
+        job_of(replace(one, prefix=prefix, adapter=adapter), budget=9)
+        for one, prefix, adapter in zip(requests, prefixes, adapters, strict=False)
     ]
     queue = _queue(*jobs)
     chosen = choose_jobs(queue, BUDGET, launch, join)
-    assert chosen == jobs[: len(chosen)]
+    alike = [job for job in jobs if job.piece.adapter == jobs[0].piece.adapter]
+    assert chosen == alike[: len(chosen)]
     assert bool(chosen) == bool(jobs)
     if len(chosen) > 1:
         plan = plan_forward([job.piece for job in chosen])
         assert plan.num_tokens <= join
+        assert plan.adapter == chosen[0].piece.adapter
         assert BUDGET.fits(plan.num_tokens, plan.num_rows)
     if launch == 0:
         assert len(chosen) <= 1
@@ -78,7 +87,7 @@ def test_rows_take_memory() -> None:
 def test_a_shared_prefix_counts_once() -> None:
     jobs = [job_of(request([1, 2, 3, 4], [5], [6])) for _ in range(4)]
     assert _chosen(*jobs, budget=10) == [0, 1, 2]
-    other = [job_of(request([1, 2, 3, 4], [5], [6]), namespace=str(n)) for n in range(4)]
+    other = [job_of(request([1, 2, 3, n], [5], [6])) for n in range(4)]
     assert _chosen(*other, budget=12) == [0, 1]
 
 
@@ -89,6 +98,34 @@ def test_a_job_joins_while_that_costs_the_others_less_than_a_launch() -> None:
     # The longer the queue, the larger the forwards.
     assert len(_chosen(*_jobs(*[4] * 4), launch=4)) == 3
     assert len(_chosen(*_jobs(*[4] * 12), launch=4)) == 7
+
+
+def _with_adapters(*adapters: str) -> list[Job]:
+    """Jobs of one row of four tokens each."""
+    return [job_of(replace(request([], range(4)), adapter=adapter)) for adapter in adapters]
+
+
+def test_jobs_with_another_adapter_are_passed_over() -> None:
+    assert _chosen(*_with_adapters("", "a", "", "a")) == [0, 2]
+    assert _chosen(*_with_adapters("a", "a", "")) == [0, 1]
+    # What is passed over waits for those that join from behind it, too.
+    assert _chosen(*_with_adapters("", "", "a", "a"), launch=3) == [0, 1]
+    assert _chosen(*_with_adapters("", "a", "", "a"), launch=3) == [0]
+
+
+def test_a_divided_job_of_another_adapter_has_its_turn_when_it_is_first() -> None:
+    short, waiting = job_of(request([], [1])), job_of(request(range(12)), budget=8)
+    under_way = job_of(replace(request(range(11)), adapter="a"), budget=8)
+    under_way.next_piece = 1
+    assert _chosen(short, waiting, under_way) == [0]
+    assert _chosen(waiting, under_way) == [1]
+
+
+def test_no_divided_job_begins_behind_one_of_another_adapter_that_is_under_way() -> None:
+    short = job_of(request([], [1]))
+    under_way = job_of(replace(request(range(11)), adapter="a"), budget=8)
+    under_way.next_piece = 1
+    assert _chosen(short, under_way, job_of(request(range(12)), budget=8)) == [0]
 
 
 def test_a_job_that_runs_alone_lets_none_join_and_joins_none() -> None:

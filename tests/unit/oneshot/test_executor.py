@@ -65,15 +65,16 @@ def _packed(
     return values, handles
 
 
-@given(plain_requests(), st.integers(5, 40), st.integers(1, 4))
+@given(plain_requests(), st.integers(5, 40), st.integers(1, 4), st.sampled_from(["", "a"]))
 def test_values_equal_those_of_every_row_on_its_own(
-    request: PlainRequest, budget: int, readout_rows: int
+    request: PlainRequest, budget: int, readout_rows: int, adapter: str
 ) -> None:
-    model = TinyModel()
+    model, request = TinyModel(), replace(request, adapter=adapter)
     values, _ = _packed(model, request, budget, readout_rows)
     assert values == pytest.approx(_row_by_row(request), abs=1e-5)
     assert sum(model.logit_rows) == len(request.suffixes)
     assert max(model.logit_rows) <= readout_rows
+    assert set(model.adapters) == {request.adapter}
 
 
 @given(st.lists(plain_requests(), min_size=2, max_size=4), st.integers(5, 40), st.data())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -62,6 +62,7 @@ class Watched:
     launch_tokens: int
     longest_queue: int = 0
     largest_forward: int = 0
+    adapters: set[str] = field(default_factory=set)
     waits: list[tuple[int, int]] = field(default_factory=list)
     """Tokens of each answered job, and tokens that it waited for."""
 
@@ -86,6 +87,7 @@ class Watched:
         self.waits.append((tokens, started - job.mark))
 
     def submit(self, plain: PlainRequest) -> None:
+        self.adapters.add(plain.adapter)
         self.runtime.submit("job", plain.pack(), None)
         self.longest_queue = max(self.longest_queue, self.runtime.waiting_load.tokens)
 
@@ -99,10 +101,15 @@ class Watched:
             self.runtime.step()
 
     def bound(self, tokens: int, ageing: int) -> int:
-        return ageing * tokens + self.largest_forward + self.longest_queue
+        forwards = len(self.adapters) * self.largest_forward
+        return ageing * tokens + forwards + self.longest_queue
 
 
-REQUESTS = plain_requests(max_prefix=20, max_suffix=BUDGET, max_rows=4)
+REQUESTS = st.builds(
+    lambda plain, adapter: replace(plain, adapter=adapter),
+    plain_requests(max_prefix=20, max_suffix=BUDGET, max_rows=4),
+    st.sampled_from(["", "", "a", "b"]),
+)
 
 
 @given(
@@ -118,6 +125,15 @@ def test_no_job_waits_longer_than_the_bound(
     assert len(watched.waits) == sum(map(len, arrivals))
     for tokens, waited in watched.waits:
         assert waited < watched.bound(tokens, ageing)
+
+
+@pytest.mark.parametrize("launch_tokens", [0, 4, 10**6])
+def test_a_stream_of_one_adapter_does_not_starve_another(launch_tokens: int) -> None:
+    stream = replace(request([], [1]), adapter="stream")
+    watched = Watched(ageing=2, launch_tokens=launch_tokens)
+    watched.run([[stream] * 3, [request([], range(5)), *[stream] * 3], *[[stream] * 3] * 100])
+    (waited,) = (waited for tokens, waited in watched.waits if tokens == 5)
+    assert waited < watched.runtime.stats.tokens_computed / 4
 
 
 def _flood(rounds: int) -> list[list[PlainRequest]]:

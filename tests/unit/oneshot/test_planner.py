@@ -17,14 +17,15 @@ from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 @st.composite
 def piece_lists(draw: st.DrawFn) -> list[Piece]:
-    """Any piece of a few requests, whose prefixes are often equal."""
+    """Any piece of a few requests of one adapter, whose prefixes are often equal."""
     pieces = []
+    adapter = draw(st.sampled_from(["", "adapter"]))
     for request in draw(st.lists(plain_requests(), min_size=1, max_size=6)):
         prefix = draw(st.sampled_from([[], [1, 2], [1, 2, 3], request.prefix]))
-        rows = replace(replace(request, prefix=prefix).pack(), normalised=draw(st.booleans()))
+        packed = replace(request, prefix=prefix, adapter=adapter).pack()
+        rows = replace(packed, normalised=draw(st.booleans()))
         budget = ForwardBudget(draw(st.integers(5, 60)))
-        namespace = draw(st.sampled_from(["", "other"]))
-        pieces.append(draw(st.sampled_from(split_request(rows, budget, namespace))))
+        pieces.append(draw(st.sampled_from(split_request(rows, budget))))
     return pieces
 
 

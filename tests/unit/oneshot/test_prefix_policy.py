@@ -47,6 +47,13 @@ def test_repeated_commits_the_blocks_that_came_before(
         seen.update(blocks)
 
 
+def test_what_came_with_another_adapter_did_not_come_before() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    asked = ["", "a", "b", "a", ""]
+    committed = [policy.tokens_to_commit(tokens(37), adapter) for adapter in asked]
+    assert committed == [0, 0, 0, 32, 32]
+
+
 @pytest.mark.parametrize(("page", "committed"), [(1, 37), (16, 32), (64, 0)])
 def test_never_and_always(page: int, committed: int) -> None:
     for _ in range(2):

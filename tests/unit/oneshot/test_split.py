@@ -117,15 +117,15 @@ def test_the_pieces_ask_for_what_the_request_asks(
 
 
 @given(REQUESTS, REQUESTS, BUDGETS, st.sampled_from(["", "other"]))
-def test_only_equal_whole_prefixes_of_a_namespace_have_equal_keys(
-    first: PlainRequest, second: PlainRequest, budget: ForwardBudget, namespace: str
+def test_only_equal_whole_prefixes_of_an_adapter_have_equal_keys(
+    first: PlainRequest, second: PlainRequest, budget: ForwardBudget, adapter: str
 ) -> None:
     same = replace(second, prefix=first.prefix)
     for other in (second, same):
         key = split_request(first.pack(), budget)[0].prefix_key
-        other_key = split_request(other.pack(), budget, namespace)[0].prefix_key
+        other_key = split_request(replace(other, adapter=adapter).pack(), budget)[0].prefix_key
         if key is not None and other_key is not None:
-            equal = first.prefix == other.prefix and not namespace
+            equal = first.prefix == other.prefix and not adapter
             assert (key == other_key) == equal
     for piece in split_request(first.pack(), budget):
         whole = piece.span.fresh == len(first.prefix)

@@ -33,6 +33,7 @@ class TinyModel:
         self.asynchronous = asynchronous
         self.logit_rows: list[int] = []
         self.row_lens: list[list[int]] = []
+        self.adapters: list[str] = []
         generator = torch.Generator().manual_seed(7)
 
         def weight(*shape: int) -> Tensor:
@@ -56,9 +57,11 @@ class TinyModel:
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
+        adapter: str = "",
     ) -> Tensor:
         assert sum(row_lens) == len(token_ids) == len(positions)
         self.row_lens.append(row_lens)
+        self.adapters.append(adapter)
         embeds = self.tokens[token_ids]
         if overrides is not None:
             embeds[overrides.at] = overrides.embeds.float()

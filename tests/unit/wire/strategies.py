@@ -24,6 +24,7 @@ class PlainRequest:
     suffixes: list[list[int]]
     labels: list[list[int]]
     shared_labels: bool
+    adapter: str = ""
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -43,6 +44,7 @@ class PlainRequest:
             suffix_lens=int_array([len(suffix) for suffix in self.suffixes]),
             label_ids=int_array([label for labels in sent_labels for label in labels]),
             label_lens=int_array([] if self.shared_labels else [len(one) for one in self.labels]),
+            adapter=self.adapter,
         )
 
 

@@ -41,12 +41,12 @@ def assert_same(found: PackedRows, wanted: PackedRows) -> None:
             assert isinstance(theirs, np.ndarray) or ours == theirs
 
 
-@given(plain_requests(), st.booleans(), orders)
+@given(plain_requests(), st.booleans(), orders, st.sampled_from(["", "an adapter"]))
 def test_labelled_rows_arrive_as_they_were(
-    request: PlainRequest, normalised: bool, order: Sequence[int]
+    request: PlainRequest, normalised: bool, order: Sequence[int], adapter: str
 ) -> None:
     for rows in (request.pack(), pack_overridden(request, order)):
-        sent = replace(rows, normalised=normalised)
+        sent = replace(rows, normalised=normalised, adapter=adapter)
         assert_same(carried(sent).rows(), sent)
 
 

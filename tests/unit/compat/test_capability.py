@@ -1,0 +1,41 @@
+"""Which servers with LoRA adapters are packed."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang_prefill_ext.compat.capability import declined_reason
+
+LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("modules", "overlap", "experts", "reason"),
+    [
+        (LINEAR, False, False, "model_architecture"),  # which is looked at next
+        (LINEAR, True, False, "lora_overlap_loading"),
+        (LINEAR, False, True, "lora_experts"),
+        ((*LINEAR, "lm_head"), False, False, "lora_vocabulary"),
+        ((*LINEAR, "embed_tokens"), False, False, "lora_vocabulary"),
+    ],
+)
+def test_adapters_that_packed_forwards_do_not_apply_are_declined(
+    modules: tuple[str, ...], overlap: bool, experts: bool, reason: str
+) -> None:
+    manager = SimpleNamespace(
+        target_modules=set(modules), lora_backend=SimpleNamespace(is_moe_lora=experts)
+    )
+    scheduler = SimpleNamespace(
+        enable_lora=True,
+        enable_lora_overlap_loading=overlap,
+        is_generation=True,
+        tp_worker=SimpleNamespace(
+            model_runner=SimpleNamespace(model=object(), lora_manager=manager)
+        ),
+    )
+    assert declined_reason(scheduler) == reason
