@@ -131,7 +131,7 @@ class EngineConnection:
         self._socket.send(messages.encode(message))
 
     def _open(self, facts: Facts) -> None:
-        self._session = Session(facts, self._send)
+        self._session = Session(facts, self._send, self._metrics)
         self._attached.set()
         logger.info("Attached to the engine of %s.", facts.model)
         self._on_change(self._session)
