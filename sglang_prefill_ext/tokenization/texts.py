@@ -56,6 +56,7 @@ def texts(count: int, added: Sequence[str], *, seed: int = 0) -> list[str]:
     """
     draw = random.Random(seed)
     found = dict.fromkeys(["", *added, *_WORDS, *_SPACES, *_RARE_SPACES, *_MARKS])
+    found |= dict.fromkeys(word * (_LONGEST_WORD // len(word)) for word in ("a", "字", "Ab1", "🙂"))
     # Added tokens without a letter of their own would fill all texts of a tokenizer with many.
     own = list(added[:64])
     while len(found) < count:
