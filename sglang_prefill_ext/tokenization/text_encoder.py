@@ -20,7 +20,6 @@ from sglang_prefill_ext.tokenization.encoder import Encoder, flat, lists
 from sglang_prefill_ext.tokenization.frame import NO_FRAME, frame_of
 from sglang_prefill_ext.tokenization.gate import same, splice_difference
 from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
-from sglang_prefill_ext.tokenization.libraries import candidates
 from sglang_prefill_ext.tokenization.proof import boundaries_of, unproven
 from sglang_prefill_ext.tokenization.splice import Splice
 from sglang_prefill_ext.tokenization.texts import texts
@@ -47,7 +46,8 @@ class Plain(Protocol):
 class TextEncoder:
     """Encodes by the fastest way that is known to give the ids of the plain way.
 
-    What cannot be encoded faster, or is found to differ, is encoded the plain way.
+    What cannot be encoded faster, or is found to differ, is encoded the plain way, and so is all
+    until a faster way was checked.
 
     Args:
         plain: the way that all others must equal.
@@ -71,13 +71,20 @@ class TextEncoder:
         self._why_plain = "" if json else "no fast tokenizer"
         self._why_no_splice = self._why_plain
         self._choice: Choice | None = None
-        self._judging = False
-        self._encoder = copy = self._load(json, config) if json else None
-        if copy is not None and candidates(config.tokenizer):
-            args = (config, json, copy, directory or cache_directory())
-            self._judging = True
-            # No daemon: killed inside of a library, a thread may take the process with it.
-            threading.Thread(target=self._switch, args=args, name="prefill-only-tokenizer").start()
+        self._encoder: Encoder | None = None
+        args = (json, config, directory or cache_directory())
+        # No daemon: killed inside of a library, a thread may take the process with it.
+        self._preparing = threading.Thread(
+            target=self._prepare, args=args, name="prefill-only-tokenizer"
+        )
+        if json:
+            self._preparing.start()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Wait until it is decided how texts are encoded; return whether it is."""
+        if self._preparing.ident is not None:
+            self._preparing.join(timeout_s)
+        return not self._preparing.is_alive()
 
     def encode(
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
@@ -124,53 +131,61 @@ class TextEncoder:
         return {
             "encoder": "plain" if encoder is None else encoder.name,
             "why_plain": self._why_plain,
-            "judging": self._judging,
+            "ready": self.wait_until_ready(0),
             "libraries": {name: msgspec.structs.asdict(each) for name, each in verdicts.items()},
             "us_per_text": {} if choice is None else choice.speeds,
             "splice": self._splice is not None,
             "why_no_splice": self._why_no_splice,
         }
 
-    def _load(self, json: str, config: PrefillOnlyConfig) -> Encoder | None:
-        """Return a copy of the tokenizer if it agrees with the plain way."""
-        settings = json_format.loads(json)
-        added = _added(settings)
-        frame = frame_of(settings.get("post_processor"))
-        copy = TokenizerCopy(json)
-        if frame is None:
-            self._why_plain = f"post-processor {settings['post_processor']['type']}"
-        else:
-            drawn = texts(_LOADING_TEXTS, added)
-            if not same(frame.around(copy.rows(drawn)), flat(self._plain(drawn))):
-                self._why_plain = "a copy of the tokenizer differs from it"
-        if self._why_plain:
-            self._why_no_splice = self._why_plain
-            logger.warning("Texts are encoded the plain way: %s", self._why_plain)
-            return None
-        assert frame is not None, "else there is a reason"
-        self._frame = frame
-        self._why_no_splice = _no_splice(settings, config)
-        if not self._why_no_splice:
-            splice = Splice(boundaries_of(settings), frame)
-            difference = splice_difference(splice, copy, added)
-            if difference:
-                self._why_no_splice = f"differs on {difference}"
-                self._mismatch("Prefix splice is off: it %s", self._why_no_splice)
-            else:
-                self._splice = splice
-        return copy
-
-    def _switch(self, config: PrefillOnlyConfig, json: str, copy: Encoder, directory: Path) -> None:
-        """Judge libraries in a thread of its own, and use the best one from then on."""
+    def _prepare(self, json: str, config: PrefillOnlyConfig, directory: Path) -> None:
+        """Find the fastest way, beside the serving: it takes up to a second, libraries longer."""
         try:
-            added = _added(json_format.loads(json))
+            settings = json_format.loads(json)
+            added = [token["content"] for token in settings.get("added_tokens", ())]
+            self._encoder = copy = self._faithful_copy(json, settings, added)
+            if copy is None:
+                return
+            self._splice = self._checked_splice(settings, config, copy, added)
             self._choice = Choice(config.tokenizer, json, copy, added, directory)
             if self._encoder is copy:  # else it was found to differ in the meantime
                 self._encoder = self._choice.best
         except Exception:
-            logger.exception("Comparing tokenizer libraries failed; Hugging Face's encodes")
-        finally:
-            self._judging = False
+            logger.exception("Looking for a faster way to encode texts failed")
+
+    def _faithful_copy(
+        self, json: str, settings: dict[str, Any], added: list[str]
+    ) -> Encoder | None:
+        """Return a copy of the tokenizer if it agrees with the plain way."""
+        frame, copy = frame_of(settings.get("post_processor")), TokenizerCopy(json)
+        if frame is None:
+            self._why_plain = f"post-processor {settings['post_processor']['type']}"
+        else:
+            drawn = texts(_LOADING_TEXTS, added)
+            if same(frame.around(copy.rows(drawn)), flat(self._plain(drawn))):
+                self._frame = frame
+                return copy
+            self._why_plain = "a copy of the tokenizer differs from it"
+        self._why_no_splice = self._why_plain
+        logger.warning("Texts are encoded the plain way: %s", self._why_plain)
+        return None
+
+    def _checked_splice(
+        self, settings: dict[str, Any], config: PrefillOnlyConfig, copy: Encoder, added: list[str]
+    ) -> Splice | None:
+        doubt = unproven(settings)
+        if config.prefix_splice == PrefixSplice.OFF:
+            self._why_no_splice = "turned off"
+        elif doubt:
+            self._why_no_splice = f"not proven: {doubt}"
+        else:
+            splice = Splice(boundaries_of(settings), self._frame)
+            difference = splice_difference(splice, copy, added)
+            if not difference:
+                return splice
+            self._why_no_splice = f"differs on {difference}"
+            self._mismatch("Prefix splice is off: it %s", self._why_no_splice)
+        return None
 
     def _is_sampled(self) -> bool:
         return next(self._calls) % SAMPLED == 0
@@ -189,15 +204,3 @@ class TextEncoder:
     def _mismatch(self, message: str, reason: str) -> None:
         self._metrics.count("encoding_mismatches")
         logger.error(message, reason)
-
-
-def _added(settings: dict[str, Any]) -> list[str]:
-    return [token["content"] for token in settings.get("added_tokens", ())]
-
-
-def _no_splice(settings: dict[str, Any], config: PrefillOnlyConfig) -> str:
-    """Why texts are not cut; empty if they are."""
-    if config.prefix_splice == PrefixSplice.OFF:
-        return "turned off"
-    doubt = unproven(settings)
-    return f"not proven: {doubt}" if doubt else ""

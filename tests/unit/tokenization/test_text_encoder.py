@@ -43,6 +43,7 @@ def made(
     source = json_of(kind) if source is None else source
     plain, metrics = Plain(json_of(kind)), FrontendMetrics()
     encoder = TextEncoder(plain, source, config, metrics)
+    assert encoder.wait_until_ready(60)
     plain.asked.clear()
     return encoder, plain, metrics
 
@@ -161,6 +162,7 @@ def test_without_a_proof_nothing_is_cut() -> None:
     source["pre_tokenizer"]["split"] = False
     text = json.dumps(source)
     encoder = TextEncoder(TokenizerCopy(text).encode, text, PLAIN, FrontendMetrics())
+    assert encoder.wait_until_ready(60)
     assert encoder.status()["encoder"] == "huggingface"
     assert encoder.status()["why_no_splice"] == (
         "not proven: pre-tokenizer Metaspace without split"
@@ -176,15 +178,10 @@ def test_a_wrong_proof_is_found_at_load(
     monkeypatch.setattr(text_encoder, "unproven", lambda settings: "")
     text, metrics = json.dumps(source), FrontendMetrics()
     encoder = TextEncoder(TokenizerCopy(text).encode, text, PLAIN, metrics)
+    assert encoder.wait_until_ready(60)
     assert encoder.status()["why_no_splice"].startswith("differs on '")
     assert metrics.totals["encoding_mismatches"] == 1
     assert "Prefix splice is off" in caplog.text
-
-
-def wait_for_libraries() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "prefill-only-tokenizer":
-            thread.join(60)
 
 
 def test_libraries_are_judged_beside_the_serving(
@@ -206,13 +203,12 @@ def test_libraries_are_judged_beside_the_serving(
     source = json_of("llama3")
     plain = TokenizerCopy(source)
     encoder = TextEncoder(plain.encode, source, PrefillOnlyConfig(), FrontendMetrics(), tmp_path)
-    assert encoder.status()["judging"] is True
-    assert encoder.status()["encoder"] == "huggingface"
+    assert encoder.status()["ready"] is False
     assert encoder.encode(["one two"]) == plain.encode(["one two"])
     go.set()
-    wait_for_libraries()
+    assert encoder.wait_until_ready(60)
     status = encoder.status()
-    assert (status["judging"], status["encoder"]) == (False, "fastokens")
+    assert (status["ready"], status["encoder"]) == (True, "fastokens")
     assert status["libraries"]["gigatoken"]["texts"] == 500
     assert encoder.encode(["one two"]) == plain.encode(["one two"])
 
@@ -227,6 +223,6 @@ def test_a_failure_while_judging_changes_nothing(
     source = json_of("llama3")
     args = (TokenizerCopy(source).encode, source, PrefillOnlyConfig(), FrontendMetrics(), tmp_path)
     encoder = TextEncoder(*args)
-    wait_for_libraries()
-    assert (encoder.status()["judging"], encoder.status()["encoder"]) == (False, "huggingface")
-    assert "Comparing tokenizer libraries failed" in caplog.text
+    assert encoder.wait_until_ready(60)
+    assert (encoder.status()["ready"], encoder.status()["encoder"]) == (True, "huggingface")
+    assert "Looking for a faster way to encode texts failed" in caplog.text
