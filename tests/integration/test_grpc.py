@@ -102,6 +102,17 @@ def assert_answers(answer: pb.ScoreResponse, wanted: Json) -> None:
 # The numbers
 
 
+def test_front_ends_encode_shared_text_once(client: Client, stub: PrefillStub) -> None:
+    before = client.counters()["frontend.spliced"]
+
+    def spliced() -> bool:  # not before a front end is ready, and not by every call
+        stub.Score(request_of(TEXTS))
+        return client.counters()["frontend.spliced"] > before
+
+    wait_until(spliced)
+    assert client.counters()["frontend.encoding_mismatches"] == 0
+
+
 @pytest.mark.parametrize("body", [IDS, TEXTS, OWN_LABELS], ids=["ids", "texts", "own labels"])
 @pytest.mark.parametrize(
     "fields",
