@@ -5,7 +5,8 @@ from __future__ import annotations
 import json as json_format
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.tokenization import libraries
+from sglang_prefill_ext.tokenization.encoder import Encoder
 from sglang_prefill_ext.tokenization.frame import frame_of
 from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
 from sglang_prefill_ext.tokenization.proof import boundaries_of
@@ -59,15 +61,14 @@ def main(
         loaded = _loaded(tokenizer)
         plain = _plain(loaded)
         json = loaded.backend_tokenizer.to_str()
+        serving = partial(_serving, plain, json, Path(directory))
         start = time.perf_counter()
-        served = TextEncoder(plain, json, PrefillOnlyConfig(), FrontendMetrics(), Path(directory))
-        if not served.wait_until_ready(_READY_S):
-            raise GateError("the libraries were not judged in time")
+        served = serving()
         context["ready_s"] = round(time.perf_counter() - start, 2)
         context["tokenizer"] = served.status()
         added = list(loaded.get_added_vocab())
         context["strings"] = _checked_strings(plain, served, added, strings, seed)
-        ways = stock_ways(loaded) | _library_ways(json) | served_ways(served)
+        ways = stock_ways(loaded) | _library_ways(json) | served_ways(serving)
         label = str(tokenizer or f"made, {_MADE} tokens")
         results: list[EncodeResult] = []
         for each in map(Shape.parse, shape or SHAPES):
@@ -79,6 +80,13 @@ def main(
     title = f"{context['machine']['cpu']}, commit {context['commit']}"
     _save_plot(file.with_suffix(".png"), results, title)
     console.print(f"written: {file}.jsonl, .png")
+
+
+def _serving(plain: Plain, json: str, directory: Path) -> TextEncoder:
+    texts = TextEncoder(plain, json, PrefillOnlyConfig(), FrontendMetrics(), directory)
+    if not texts.wait_until_ready(_READY_S):
+        raise GateError("the libraries were not judged in time")
+    return texts
 
 
 def _loaded(directory: Path | None) -> Any:
@@ -124,13 +132,10 @@ def _library_ways(json: str) -> dict[str, Any]:
     if frame is None:
         raise GateError("the tokenizer's post-processor is not known; no library is compared")
     splice = Splice(boundaries_of(settings), frame)
-    encoders = [TokenizerCopy(json)]
-    found = [libraries.load(each, json) for each in libraries.LIBRARIES]
-    return {
-        name: way
-        for encoder in [*encoders, *found]
-        for name, way in encoder_ways(encoder, splice).items()
-    }
+    loads: list[Callable[[], Encoder]] = [partial(TokenizerCopy, json)]
+    loads += [partial(libraries.load, each, json) for each in libraries.LIBRARIES]
+    ways = [encoder_ways(load, splice) for load in loads]
+    return {name: way for each in ways for name, way in each.items()}
 
 
 def _table(results: Sequence[EncodeResult]) -> Table:

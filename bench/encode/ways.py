@@ -56,12 +56,14 @@ class Shape:
         return f"{self.query}+{self.item}x{self.items}"
 
     def draw(self, count: int, seed: int) -> list[Request]:
-        """Return different requests."""
-        words = sorted(set(chain.from_iterable(map(str.split, islice(corpus.lines(), 3000)))))
+        """Return different requests; their words are as unequally frequent as a language's."""
+        words = sorted(set(chain.from_iterable(map(str.split, islice(corpus.lines(), 20_000)))))
         draw = Random(seed)
+        draw.shuffle(words)
+        frequencies = [1 / rank for rank in range(1, len(words) + 1)]
 
         def text(length: int) -> str:
-            return " ".join(draw.choices(words, k=length))
+            return " ".join(draw.choices(words, frequencies, k=length))
 
         return [
             (f"{text(self.query)}: ", [text(self.item) for _ in range(self.items)])
@@ -82,32 +84,42 @@ def stock_ways(tokenizer: Any) -> dict[str, Way]:
     return {ONE_BY_ONE: one_by_one, BATCH: batch}
 
 
-def encoder_ways(encoder: Encoder, splice: Splice) -> dict[str, Way]:
-    """A library alone, and with the query encoded once."""
+def encoder_ways(load: Callable[[], Encoder], splice: Splice) -> dict[str, Way]:
+    """A library alone, and with the query encoded once.
+
+    Args:
+        load: makes the encoder; each way has its own, since libraries remember words.
+    """
+    alone, cutting = load(), load()
 
     def whole(query: str, items: list[str]) -> FlatRows:
-        return splice.frame.around(encoder.rows([query + item for item in items]))
+        return splice.frame.around(alone.rows([query + item for item in items]))
 
     def spliced(query: str, items: list[str]) -> Any:
-        found = splice.encode(encoder, query, items, item_first=False)
+        found = splice.encode(cutting, query, items, item_first=False)
         assert found is not None, "queries have boundaries"
         return found.shared, found.rest
 
-    return {encoder.name: whole, f"{encoder.name}, spliced": spliced}
+    return {alone.name: whole, f"{alone.name}, spliced": spliced}
 
 
-def served_ways(texts: TextEncoder) -> dict[str, Way]:
-    """What a front end does: to ids, and to a packed request in the short and the long way."""
+def served_ways(load: Callable[[], TextEncoder]) -> dict[str, Way]:
+    """What a front end does: to ids, and to a packed request in the short and the long way.
+
+    Args:
+        load: see `encoder_ways`.
+    """
+    to_ids, to_packed, to_rows = load(), load(), load()
 
     def ids(query: str, items: list[str]) -> Any:
-        return texts.encode_joined(query, items, item_first=False)
+        return to_ids.encode_joined(query, items, item_first=False)
 
     def packed(query: str, items: list[str]) -> PackedRows:
-        shared, rest = texts.encode_joined(query, items, item_first=False)
+        shared, rest = to_packed.encode_joined(query, items, item_first=False)
         return pack_flat(shared, rest, False, _LABELS, _ANY_VOCABULARY)
 
     def packed_from_rows(query: str, items: list[str]) -> PackedRows:
-        rows = texts.encode([query + item for item in items])
+        rows = to_rows.encode([query + item for item in items])
         return pack_rows(rows, _LABELS, _ANY_VOCABULARY)
 
     return {

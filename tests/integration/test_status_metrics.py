@@ -140,7 +140,7 @@ def test_prometheus_agrees_with_the_status(client: Client) -> None:
     counters = client.status()["frontend"]["counters"]
     assert exported(text, "requests", "path") == counters["requests"]
     assert exported(text, "fallbacks", "reason") == counters["fallbacks"]
-    for name in ("items", "tokens_saved", "spliced", "encoding_mismatches"):
+    for name in ("items", "forwards", "tokens_computed", "tokens_saved"):
         assert exported(text, name, "model_name").popitem()[1] == counters[name]
 
 

@@ -53,6 +53,7 @@ def test_texts_score_as_the_ids_that_hugging_face_makes_of_them(
     assert moved["frontend.requests.packed"] == 2 * len(CASES)
     assert moved["frontend.spliced"] >= len(CASES) // 2
     assert moved["frontend.encoding_mismatches"] == 0
+    assert "sglang:prefill_only_spliced_total" in client.http.get("/metrics").text
 
 
 @pytest.mark.usefixtures("tokenizer")
