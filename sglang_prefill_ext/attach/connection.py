@@ -121,8 +121,8 @@ class EngineConnection:
         """Show that this front end lives; say hello again where the engine forgot it."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
-            if self._session is not None:
-                self._send(Beat(self._session.in_flight, *self._metrics.take()))
+            if (session := self._session) is not None:
+                self._send(Beat(session.in_flight, *self._metrics.take(), session.encoder))
             elif self._connected:
                 self._send(Hello(pid=os.getpid()))
 

@@ -79,6 +79,11 @@ class Session:
     def has_tokenizer(self) -> bool:
         return self.texts is not None
 
+    @property
+    def encoder(self) -> str:
+        """What encodes texts, as `TextEncoder.status` names it; empty if nothing here does."""
+        return "" if self.texts is None else str(self.texts.status()["encoder"])
+
     def close(self, why: str) -> None:
         """End every call: the engine has gone."""
         self._closed = why
