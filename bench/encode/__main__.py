@@ -161,6 +161,7 @@ def _save_plot(path: Path, results: Sequence[EncodeResult], title: str) -> None:
         bars = panel.barh([each.way for each in own], [each.us_per_text for each in own])
         panel.bar_label(bars, [f"{each.ratio:.1f}×" for each in own], fontsize=7, padding=2)
         panel.set(xscale="log", xlabel="µs per text", title=f"{shape} words")
+        panel.set_xlim(1, 3 * max(each.us_per_text for each in own))
         panel.tick_params(labelsize=7)
     panels[0][0].invert_yaxis()  # of all: the axis is shared
     figure.suptitle(title, fontsize=9)
