@@ -45,6 +45,22 @@ class KnownAnswers(StrEnum):
     OFF = "off"
 
 
+class TokenizerChoice(StrEnum):
+    """Which library encodes texts; one that differs from Hugging Face's anywhere never does."""
+
+    AUTO = "auto"  # the fastest of those that are installed
+    HUGGINGFACE = "huggingface"
+    FASTOKENS = "fastokens"
+    GIGATOKEN = "gigatoken"
+
+
+class PrefixSplice(StrEnum):
+    """Whether the text that prompts of a request share is encoded once."""
+
+    ON = "on"  # where this is proven for the tokenizer
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillOnlyConfig:
     """Knobs of the packed path; every field is a flag ``--prefill-only-<name>``.
@@ -127,6 +143,20 @@ class PrefillOnlyConfig:
         metadata={
             "help": "Whether packed forwards are compared with SGLang's own on a few known prompts "
             "at start, and not used if they differ: on or off."
+        },
+    )
+    tokenizer: TokenizerChoice = field(
+        default=TokenizerChoice.AUTO,
+        metadata={
+            "help": "Which library encodes texts, once its ids have equalled Hugging Face's on "
+            "100,000 texts: auto (the fastest installed), huggingface, fastokens, or gigatoken."
+        },
+    )
+    prefix_splice: PrefixSplice = field(
+        default=PrefixSplice.ON,
+        metadata={
+            "help": "Whether the text that the prompts of a request share is encoded once, where "
+            "the ids are proven to be the same: on or off."
         },
     )
     max_queued_tokens: int = field(

@@ -13,6 +13,8 @@ _TOTALS = {
     "forwards": "Packed forwards that answered requests.",
     "tokens_computed": "Tokens that went through the model on the packed path.",
     "tokens_saved": "Tokens that separate prompts would have added.",
+    "spliced": "Requests whose shared text was encoded once.",
+    "encoding_mismatches": "Ways of encoding that differed from SGLang's, given up.",
 }
 
 
@@ -57,6 +59,10 @@ class FrontendMetrics:
     def record_error(self, kind: str) -> None:
         """Count one request of the packed path that ended in an error."""
         self._add_requests(kind, 1)
+
+    def count(self, total: str) -> None:
+        """Add one to a total."""
+        self._add_totals({total: 1})
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return requests by path and totals, and begin both anew; for `add` elsewhere."""

@@ -66,6 +66,7 @@ class _Peer:
     pid: int
     heard_s: float
     in_flight: int = 0
+    encoder: str = ""
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
 
@@ -78,9 +79,12 @@ class Broker:
         self._flag = flag
         self._peers: dict[bytes, _Peer] = {}
 
-    def peers(self) -> list[dict[str, int]]:
+    def peers(self) -> list[dict[str, Any]]:
         """The attached front ends, for the status page."""
-        return [{"pid": peer.pid, "in_flight": peer.in_flight} for peer in self._peers.values()]
+        return [
+            {"pid": peer.pid, "in_flight": peer.in_flight, "encoder": peer.encoder}
+            for peer in self._peers.values()
+        ]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -130,7 +134,7 @@ class Broker:
     def _take_of(self, peer: _Peer, name: bytes, message: Call | Abort | Beat) -> None:
         match message:
             case Beat():
-                peer.in_flight = message.in_flight
+                peer.in_flight, peer.encoder = message.in_flight, message.encoder
                 self._engine.count(message)
             case Abort():
                 if (task := peer.tasks.get(message.rid)) is not None:

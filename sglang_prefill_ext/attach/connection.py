@@ -121,8 +121,8 @@ class EngineConnection:
         """Show that this front end lives; say hello again where the engine forgot it."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
-            if self._session is not None:
-                self._send(Beat(self._session.in_flight, *self._metrics.take()))
+            if (session := self._session) is not None:
+                self._send(Beat(session.in_flight, *self._metrics.take(), session.encoder))
             elif self._connected:
                 self._send(Hello(pid=os.getpid()))
 
@@ -131,7 +131,7 @@ class EngineConnection:
         self._socket.send(messages.encode(message))
 
     def _open(self, facts: Facts) -> None:
-        self._session = Session(facts, self._send)
+        self._session = Session(facts, self._send, self._metrics)
         self._attached.set()
         logger.info("Attached to the engine of %s.", facts.model)
         self._on_change(self._session)

@@ -131,11 +131,12 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):
-    """Counts since the last beat (see `FrontendMetrics`)."""
+    """Counts since the last beat (see `FrontendMetrics`), and what encodes texts."""
 
     in_flight: int = 0
     requests: dict[str, int] = {}
     totals: dict[str, int] = {}
+    encoder: str = ""
 
 
 class Farewell(msgspec.Struct, tag=True, frozen=True):

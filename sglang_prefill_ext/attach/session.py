@@ -20,7 +20,6 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
-from sglang_prefill_ext.attach.tokenizer import faithful_copy
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
@@ -31,8 +30,12 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
 )
 from sglang_prefill_ext.frontend.exchange import UNREACHABLE, PackedExchange
+from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.tokenization.huggingface import faithful_copy
+from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
 
@@ -49,14 +52,20 @@ class Session:
 
     Args:
         send: takes a message to the engine, at once.
+        metrics: counts of this process.
     """
 
-    def __init__(self, facts: Facts, send: Callable[[FromFrontend], None]) -> None:
+    def __init__(
+        self, facts: Facts, send: Callable[[FromFrontend], None], metrics: FrontendMetrics
+    ) -> None:
         self.facts = facts
         self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
         if facts.declined:
             self.exchange.decline(facts.declined)
-        self._tokenizer = faithful_copy(facts.tokenizer, facts.probes)
+        copy = faithful_copy(facts.tokenizer, facts.probes)
+        self.texts: TextEncoder | None = None
+        if copy is not None:
+            self.texts = TextEncoder(copy.encode, facts.tokenizer, facts.config, metrics)
         self._send = send
         self._sent: set[str] = set()
         self._stock: dict[str, asyncio.Future[StockAnswer]] = {}
@@ -68,7 +77,12 @@ class Session:
 
     @property
     def has_tokenizer(self) -> bool:
-        return self._tokenizer is not None
+        return self.texts is not None
+
+    @property
+    def encoder(self) -> str:
+        """What encodes texts, as `TextEncoder.status` names it; empty if nothing here does."""
+        return "" if self.texts is None else str(self.texts.status()["encoder"])
 
     def close(self, why: str) -> None:
         """End every call: the engine has gone."""
@@ -110,8 +124,14 @@ class Session:
     def encode(
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
     ) -> list[list[int]]:
-        assert self._tokenizer is not None, "texts are the engine's where there is no copy"
-        return self._tokenizer.encode(texts, continued=continued)
+        assert self.texts is not None, "texts are the engine's where there is no copy"
+        return self.texts.encode(texts, continued=continued)
+
+    def encode_joined(
+        self, shared: str, items: Sequence[str], *, item_first: bool
+    ) -> tuple[Int32Array, FlatRows]:
+        assert self.texts is not None, "texts are the engine's where there is no copy"
+        return self.texts.encode_joined(shared, items, item_first=item_first)
 
     def longest_prompt(self) -> int:
         return self.facts.longest_prompt

@@ -24,12 +24,12 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
-from sglang_prefill_ext.attach.tokenizer import PROBES
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
+from sglang_prefill_ext.tokenization.huggingface import PROBES
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,8 @@ class AttachableEngine:
         self._link = link
         self._frontend = frontend
         self._calls: set[asyncio.Task[StockAnswer]] = set()
-        self._tokenizer, self._probes = "", {}
-        if getattr(manager.tokenizer, "is_fast", False):
-            # Once, at start: a large vocabulary would hold up the event loop.
-            self._tokenizer = manager.tokenizer.backend_tokenizer.to_str()
+        self._probes: dict[str, list[int]] = {}
+        if link.tokenizer_json:
             self._probes = dict(zip(PROBES, link.encode(PROBES), strict=True))
 
     @property
@@ -92,7 +90,7 @@ class AttachableEngine:
             class_names=[str(names[number]) for number in sorted(names)],
             caching=not manager.server_args.disable_radix_cache,
             config=frontend.config,
-            tokenizer=self._tokenizer,
+            tokenizer=self._link.tokenizer_json,
             probes=self._probes,
             declined=self.exchange.declined_reason or "",
         )

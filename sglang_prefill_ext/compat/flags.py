@@ -22,6 +22,7 @@ from sglang_prefill_ext.config import (
 )
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot import stock_order
+from sglang_prefill_ext.tokenization.libraries import require_installed
 
 _METAVARS = {int: "N", str: "PATH"}
 
@@ -67,13 +68,17 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
 
     Raises:
         SystemExit: a combination of flags that prefill-only serving cannot work with, or our
-            scheduling policy without it.
+            scheduling policy without it; or a tokenizer library that is not installed.
     """
     config = activation.config_of(server_args)
     if config is None:
         if server_args.schedule_policy == stock_order.POLICY:
             raise SystemExit(str(_policy_alone()))
         return
+    try:
+        require_installed(config.tokenizer)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
     conflicts = list(_conflicts(resolving_view(server_args), config))
     if conflicts:
         raise SystemExit(

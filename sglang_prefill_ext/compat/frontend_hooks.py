@@ -42,8 +42,9 @@ def attach_frontend(_result: None, manager: Any) -> None:
     config = config_of(manager.server_args)
     if config is None:
         return
-    link = TokenizerManagerLink(manager)
-    frontend = _build_frontend(manager, link, config)
+    metrics = FrontendMetrics(manager.metrics_collector.labels if manager.enable_metrics else None)
+    link = TokenizerManagerLink(manager, config, metrics)
+    frontend = _build_frontend(manager, link, config, metrics)
     setattr(manager, _ATTRIBUTE, frontend)
     app = http.application()
     if not manager.is_generation:
@@ -132,18 +133,17 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
 
 
 def _build_frontend(
-    manager: Any, link: TokenizerManagerLink, config: PrefillOnlyConfig
+    manager: Any, link: TokenizerManagerLink, config: PrefillOnlyConfig, metrics: FrontendMetrics
 ) -> ScoreFrontend:
     tokenizer = manager.tokenizer
     # SGLang refuses label ids beyond the tokenizer's base vocabulary, where it has one.
     label_vocab_size = manager.model_config.vocab_size
     if tokenizer is not None:
         label_vocab_size = min(label_vocab_size, tokenizer.vocab_size)
-    labels = manager.metrics_collector.labels if manager.enable_metrics else None
     frontend = ScoreFrontend(
         link,
         config,
-        FrontendMetrics(labels),
+        metrics,
         vocab_size=embedding_rows(manager),
         hidden_size=manager.model_config.hidden_size,
         label_vocab_size=label_vocab_size,

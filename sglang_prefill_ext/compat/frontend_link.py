@@ -13,8 +13,12 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedStatusReq, PackedStatusResult
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 
 _STATUS_TIMEOUT_S = 5.0
 
@@ -22,8 +26,11 @@ _STATUS_TIMEOUT_S = 5.0
 class TokenizerManagerLink:
     """Encodes, sends and waits the way the tokenizer manager's own requests do."""
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: Any, config: PrefillOnlyConfig, metrics: FrontendMetrics) -> None:
         self._manager = manager
+        fast = getattr(manager.tokenizer, "is_fast", False)
+        self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
+        self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
         self._status_lock = asyncio.Lock()
         self._status_replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._status_rid = ""
@@ -45,6 +52,16 @@ class TokenizerManagerLink:
         self._manager._dispatch_to_scheduler(AbortReq(rid=rid))
 
     def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        return self.texts.encode(texts, continued=continued)
+
+    def encode_joined(
+        self, shared: str, items: Sequence[str], *, item_first: bool
+    ) -> tuple[Int32Array, FlatRows]:
+        return self.texts.encode_joined(shared, items, item_first=item_first)
+
+    def _encode_plainly(
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
     ) -> list[list[int]]:
         tokenizer = self._manager.tokenizer

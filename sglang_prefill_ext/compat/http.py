@@ -73,6 +73,7 @@ async def _status(frontend: ScoreFrontend, link: TokenizerManagerLink) -> dict[s
         "frontend": {
             "pid": os.getpid(),
             "in_flight": frontend.exchange.in_flight,
+            "tokenizer": link.texts.status(),
             "counters": frontend.metrics.as_dict(),
             "patches": [state.as_dict() for state in engine.states()],
         },

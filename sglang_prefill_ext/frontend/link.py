@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 
 
 class SchedulerLink(Protocol):
@@ -28,6 +29,17 @@ class SchedulerLink(Protocol):
 
         Args:
             continued: other tokens come before, so no special tokens are added.
+        """
+        ...
+
+    def encode_joined(
+        self, shared: str, items: Sequence[str], *, item_first: bool
+    ) -> tuple[Int32Array, FlatRows]:
+        """Encode ``shared + item`` of every item, or ``item + shared``, as the stock path would.
+
+        Returns:
+            Ids with which all prompts begin (end, if `item_first`), maybe none, and the rest of
+            every prompt.
         """
         ...
 

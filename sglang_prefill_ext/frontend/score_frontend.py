@@ -13,9 +13,10 @@ from sglang_prefill_ext.frontend.labels import pack_labels
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
+from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
+from sglang_prefill_ext.frontend.text_pack import pack_texts
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
@@ -118,8 +119,8 @@ class ScoreFrontend:
             return await self._pack_arrays(call.query, call.items, call.item_first, labels)
         query, items = prompts_of(call)
         if isinstance(query, str):
-            texts = [item + query if call.item_first else query + item for item in items]
-            return await self._worker.run(self._encode_and_pack, texts, labels)
+            texts = (query, items, call.item_first, labels, self._vocab_size)
+            return await self._worker.run(pack_texts, self._link, *texts)
         copies = len(items) if call.item_first else 1
         tokens = copies * len(query) + sum(map(len, items))
         args = (query, items, call.item_first, labels, self._vocab_size)
@@ -149,11 +150,6 @@ class ScoreFrontend:
         if rows is None:
             raise StockPathTaken("unusual_input")
         return rows
-
-    def _encode_and_pack(
-        self, texts: list[str], labels: tuple[Int32Array, Int32Array]
-    ) -> PackedRows:
-        return pack_rows(self._link.encode(texts), labels, self._vocab_size)
 
 
 def _needs_vocabulary(call: ScoreCall) -> bool:

@@ -12,8 +12,8 @@ from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.pack import pack_rows
 from sglang_prefill_ext.frontend.scores import flat_scores
+from sglang_prefill_ext.frontend.text_pack import pack_texts
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
@@ -119,22 +119,14 @@ class Scoring:
             known = (self._session.encode, vocab_size, self._session.facts.hidden_size)
             return await self._worker.run(pack_overridden, question.call(), labels, *known)
         if isinstance(query, str):
-            return await self._worker.run(self._encode_and_pack, question, labels)
+            assert isinstance(items, list), "query and items are alike"
+            texts = (query, items, question.item_first, labels, vocab_size)
+            return await self._worker.run(pack_texts, self._session, *texts)
         assert isinstance(items, FlatRows), "query and items are alike"
         copies = len(items) if question.item_first else 1
         args = (query, items, question.item_first, labels, vocab_size)
         tokens = copies * len(query) + len(items.values)
         return await self._worker.run_if_large(tokens, pack_flat, *args)
-
-    def _encode_and_pack(
-        self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]
-    ) -> PackedRows:
-        query, items = question.query, question.items
-        assert isinstance(query, str), "only texts are encoded"
-        assert isinstance(items, list), "query and items are alike"
-        texts = [item + query if question.item_first else query + item for item in items]
-        ids = self._session.encode(texts)
-        return pack_rows(ids, labels, self._session.facts.vocab_size)
 
 
 def _response(question: ScoreQuestion, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:

@@ -105,10 +105,15 @@ ZONES = {
         zones=("errors", "pure", "metrics"),
         libraries=("msgspec", "numpy"),
     ),
+    "tokenization": Zone(
+        ("tokenization", "tokenization.*"),
+        zones=("errors", "pure", "metrics", "frontend"),
+        libraries=("fastokens", "gigatoken", "msgspec", "numpy", "tokenizers"),
+    ),
     "attach": Zone(
         ("attach", "attach.*"),
-        zones=("errors", "pure", "metrics", "frontend"),
-        libraries=("msgspec", "tokenizers", "zmq"),
+        zones=("errors", "pure", "metrics", "frontend", "tokenization"),
+        libraries=("msgspec", "zmq"),
     ),
     "grpc": Zone(
         ("grpc_frontend", "grpc_frontend.*"),
@@ -138,7 +143,10 @@ ZONES = {
     "engine": Zone(("patching.engine",), zones=("errors", "pure", "guard", "registry")),
     "border": Zone(
         ("compat", "compat.*"),
-        zones=("errors", "pure", "metrics", "frontend", "attach", "tensors", "engine"),
+        zones=(
+            *("errors", "pure", "metrics", "frontend", "tokenization", "attach", "tensors"),
+            "engine",
+        ),
         libraries=("sglang", "torch", "numpy", "fastapi", "starlette"),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
@@ -162,7 +170,17 @@ ZONES = {
     ),
 }
 # Importing these imports none of HEAVY; hooks, the platform and the demo are loaded when used.
-LIGHT = ("errors", "pure", "metrics", "frontend", "client", "guard", "engine", "entrances")
+LIGHT = (
+    "errors",
+    "pure",
+    "metrics",
+    "frontend",
+    "tokenization",
+    "client",
+    "guard",
+    "engine",
+    "entrances",
+)
 
 
 def _modules() -> dict[str, Path]:

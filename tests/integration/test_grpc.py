@@ -49,6 +49,7 @@ TEXTS: Json = {
 }
 OWN_LABELS = IDS | {"label_token_ids": [[5], [9, 17], [4_000], [5, 9, 17], [3]]}
 LONG = score_body(2, 500, [200] * 200)
+LIBRARIES = {"fastokens", "gigatoken"}
 TOKEN = "s3cret"
 HIDDEN = 64
 """Numbers of an embedding of the model."""
@@ -100,6 +101,18 @@ def assert_answers(answer: pb.ScoreResponse, wanted: Json) -> None:
 
 
 # The numbers
+
+
+def test_front_ends_encode_shared_text_once(client: Client, stub: PrefillStub) -> None:
+    before = client.counters()["frontend.spliced"]
+
+    def spliced() -> bool:  # not before a front end is ready, and not by every call
+        stub.Score(request_of(TEXTS))
+        return client.counters()["frontend.spliced"] > before
+
+    wait_until(spliced)
+    assert client.counters()["frontend.encoding_mismatches"] == 0
+    wait_until(lambda: {each["encoder"] for each in client.status()["attached"]} <= LIBRARIES)
 
 
 @pytest.mark.parametrize("body", [IDS, TEXTS, OWN_LABELS], ids=["ids", "texts", "own labels"])

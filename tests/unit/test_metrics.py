@@ -32,9 +32,18 @@ def test_what_was_counted_in_one_process_can_be_added_in_another() -> None:
         "forwards": 2,
         "tokens_computed": 12,
         "tokens_saved": 6,
+        "spliced": 0,
+        "encoding_mismatches": 0,
     }
     assert far.as_dict() == FrontendMetrics().as_dict()
     assert far.take() == FrontendMetrics().take()
+
+
+def test_totals_are_counted_one_by_one() -> None:
+    metrics = FrontendMetrics()
+    metrics.count("spliced")
+    metrics.count("spliced")
+    assert (metrics.totals["spliced"], metrics.totals["encoding_mismatches"]) == (2, 0)
 
 
 @pytest.fixture
@@ -65,6 +74,8 @@ def test_nothing_is_counted_at_first() -> None:
         "forwards": 0,
         "tokens_computed": 0,
         "tokens_saved": 0,
+        "spliced": 0,
+        "encoding_mismatches": 0,
     }
 
 
@@ -78,6 +89,8 @@ def test_requests_are_counted_by_path_and_fallbacks_by_reason() -> None:
         "forwards": 3,
         "tokens_computed": 12,
         "tokens_saved": 6,
+        "spliced": 0,
+        "encoding_mismatches": 0,
     }
 
 

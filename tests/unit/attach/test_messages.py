@@ -41,7 +41,7 @@ def test_facts_arrive_with_their_configuration() -> None:
     "message",
     [
         Hello(pid=4),
-        Beat(2, {"packed": 3}, {"items": 9}),
+        Beat(2, {"packed": 3}, {"items": 9}, "huggingface"),
         StockScore("r", {"query": [1], "items": ["a"], "temperature": 0.5}, {"x": "y"}),
     ],
 )

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.tokenization.encoder import flat
+from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
 
@@ -63,6 +65,12 @@ class StubLink:
         self.encoding_threads.append(threading.current_thread())
         begin = [] if continued else self.first_tokens
         return [begin + list(text.encode()) for text in texts]
+
+    def encode_joined(
+        self, shared: str, items: Sequence[str], *, item_first: bool
+    ) -> tuple[Int32Array, FlatRows]:
+        texts = [item + shared if item_first else shared + item for item in items]
+        return NO_INTS, flat(self.encode(texts))
 
     def longest_prompt(self) -> int:
         return 100_000

@@ -106,6 +106,8 @@ async def test_an_answer_becomes_scores(
         "forwards": 2,
         "tokens_computed": 5,
         "tokens_saved": 2,
+        "spliced": 0,
+        "encoding_mismatches": 0,
     }
     assert len(link.sent) == 1
     assert link.aborted == []

@@ -1,10 +1,13 @@
-"""The engine's tokenizer in another process: the same rules, from the same JSON."""
+"""The engine's tokenizer by Hugging Face's library alone: the same rules, from the same JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
+
+from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.tokenization.encoder import flat
 
 PROBES = ("", " ", "Hello, World!", "naïve café", "漢字 かな", "a  b\n\tc", "🙂 <s> </s> 1234567")
 """Texts by which a copy of a tokenizer is compared with the original."""
@@ -17,6 +20,8 @@ class TokenizerCopy:
         json: of the engine's fast tokenizer.
     """
 
+    name = "huggingface"
+
     def __init__(self, json: str) -> None:
         self._tokenizer = Tokenizer.from_str(json)
         self._tokenizer.no_truncation()
@@ -28,6 +33,15 @@ class TokenizerCopy:
         """Encode texts, or pairs of texts; see `SchedulerLink`."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=not continued)
         return [encoding.ids for encoding in encoded]
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        """Encode texts without special tokens; see `Encoder`."""
+        return flat(self.encode(texts, continued=True))
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of ids, special tokens included."""
+        texts: list[str] = self._tokenizer.decode_batch(list(rows), skip_special_tokens=False)
+        return texts
 
     def agrees_on(self, probes: Mapping[str, list[int]]) -> bool:
         """Whether the copy makes the same ids of texts as the original did."""

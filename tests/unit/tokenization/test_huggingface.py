@@ -3,7 +3,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from sglang_prefill_ext.attach.tokenizer import TokenizerCopy, faithful_copy
+from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy, faithful_copy
 from tests.unit.attach.engines import word_tokenizer
 
 

@@ -1,0 +1,174 @@
+"""µs to encode a text, stock's ways and the extension's: ``python -m bench.encode``."""
+
+from __future__ import annotations
+
+import json as json_format
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib as mpl
+import typer
+from matplotlib import pyplot as plt
+from rich import box
+from rich.table import Table
+
+from bench.__main__ import RESULTS
+from bench.command import begin, no_figures_on_error
+from bench.encode.run import EncodeResult, count_joined_mismatches, count_mismatches, measure
+from bench.encode.ways import Shape, encoder_ways, served_ways, stock_ways
+from bench.gate import GateError
+from bench.record import append
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
+from sglang_prefill_ext.tokenization import libraries
+from sglang_prefill_ext.tokenization.encoder import Encoder
+from sglang_prefill_ext.tokenization.frame import frame_of
+from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
+from sglang_prefill_ext.tokenization.proof import boundaries_of
+from sglang_prefill_ext.tokenization.splice import Splice
+from sglang_prefill_ext.tokenization.text_encoder import Plain, TextEncoder
+from sglang_prefill_ext.tokenization.texts import splice_cases, texts
+
+mpl.use("Agg")
+
+SHAPES = ["60+20x50", "200+50x50", "500+20x50"]
+_MADE = 8_000
+"""Vocabulary of the tokenizer that is made where none is given, as the `micro` model has it."""
+
+_READY_S = 600
+
+
+def main(
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Directory of a fast tokenizer; else one is made.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="In words: query+itemxitems.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Of each shape.")] = 60,
+    strings: Annotated[
+        int, typer.Option(min=1_000, help="Adversarial strings to compare; 1000000 for long.")
+    ] = 20_000,
+    seed: Annotated[int, typer.Option()] = 0,
+    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "encode",
+) -> None:
+    """Encode the texts of requests in every way, in turn; compare all ids with stock's."""
+    console, context = begin("bench.encode")
+    with no_figures_on_error(console), tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        loaded = _loaded(tokenizer)
+        plain = _plain(loaded)
+        json = loaded.backend_tokenizer.to_str()
+        serving = partial(_serving, plain, json, Path(directory))
+        start = time.perf_counter()
+        served = serving()
+        context["ready_s"] = round(time.perf_counter() - start, 2)
+        context["tokenizer"] = served.status()
+        added = list(loaded.get_added_vocab())
+        context["strings"] = _checked_strings(plain, served, added, strings, seed)
+        ways = stock_ways(loaded) | _library_ways(json) | served_ways(serving)
+        label = str(tokenizer or f"made, {_MADE} tokens")
+        results: list[EncodeResult] = []
+        for each in map(Shape.parse, shape or SHAPES):
+            results += measure(ways, each, each.draw(requests, seed), label)
+    console.print(_table(results))
+    console.print(f"strings compared: {context['strings']}; ready in {context['ready_s']} s")
+    file = RESULTS / name
+    append(file.with_suffix(".jsonl"), results, context)
+    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    _save_plot(file.with_suffix(".png"), results, title)
+    console.print(f"written: {file}.jsonl, .png")
+
+
+def _serving(plain: Plain, json: str, directory: Path) -> TextEncoder:
+    texts = TextEncoder(plain, json, PrefillOnlyConfig(), FrontendMetrics(), directory)
+    if not texts.wait_until_ready(_READY_S):
+        raise GateError("the libraries were not judged in time")
+    return texts
+
+
+def _loaded(directory: Path | None) -> Any:
+    if directory is None:
+        return train_tokenizer(_MADE, 32_768)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)
+
+
+def _plain(tokenizer: Any) -> Plain:
+    def encode(
+        texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=not continued)["input_ids"]
+        return ids
+
+    return encode
+
+
+def _checked_strings(
+    plain: Plain, served: TextEncoder, added: list[str], count: int, seed: int
+) -> dict[str, int]:
+    """Compare adversarial strings, other than those that libraries are judged on.
+
+    Raises:
+        GateError: one differs.
+    """
+    wrong = count_mismatches(plain, served, texts(count, added, seed=seed + 1))
+    joined = 0
+    for item_first in (False, True):
+        cases = list(splice_cases(added))
+        compared, differing = count_joined_mismatches(plain, served, cases, item_first=item_first)
+        joined, wrong = joined + compared, wrong + differing
+    if wrong:
+        raise GateError(f"{wrong} strings have other ids than stock's")
+    return {"single": count, "joined": joined, "mismatches": wrong}
+
+
+def _library_ways(json: str) -> dict[str, Any]:
+    settings = json_format.loads(json)
+    frame = frame_of(settings["post_processor"])
+    if frame is None:
+        raise GateError("the tokenizer's post-processor is not known; no library is compared")
+    splice = Splice(boundaries_of(settings), frame)
+    loads: list[Callable[[], Encoder]] = [partial(TokenizerCopy, json)]
+    loads += [partial(libraries.load, each, json) for each in libraries.LIBRARIES]
+    ways = [encoder_ways(load, splice) for load in loads]
+    return {name: way for each in ways for name, way in each.items()}
+
+
+def _table(results: Sequence[EncodeResult]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("shape", "way", "µs per text", "× stock batch", "× one by one", "mismatches"):
+        table.add_column(name, justify="left" if name in ("shape", "way") else "right")
+    for each in results:
+        ratios = (f"{each.ratio:.1f}", f"{each.ratio_one_by_one:.1f}")
+        counted = f"{each.mismatches} of {each.compared}"
+        table.add_row(each.shape, each.way, f"{each.us_per_text:.2f}", *ratios, counted)
+    return table
+
+
+def _save_plot(path: Path, results: Sequence[EncodeResult], title: str) -> None:
+    """Write a PNG: a panel a shape, a bar a way; shorter is better."""
+    shapes = list(dict.fromkeys(each.shape for each in results))
+    size = (5 * len(shapes), 4)
+    figure, panels = plt.subplots(
+        1, len(shapes), figsize=size, layout="constrained", squeeze=False, sharey=True
+    )
+    for panel, shape in zip(panels[0], shapes, strict=True):
+        own = [each for each in results if each.shape == shape]
+        bars = panel.barh([each.way for each in own], [each.us_per_text for each in own])
+        panel.bar_label(bars, [f"{each.ratio:.1f}×" for each in own], fontsize=7, padding=2)
+        panel.set(xscale="log", xlabel="µs per text", title=f"{shape} words")
+        panel.set_xlim(1, 3 * max(each.us_per_text for each in own))
+        panel.tick_params(labelsize=7)
+    panels[0][0].invert_yaxis()  # of all: the axis is shared
+    figure.suptitle(title, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,106 @@
+"""Measure every way on the same requests, in turn, and compare all ids with stock's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.encode.ways import BATCH, Request, Shape, Way, mismatches, rows_of
+from bench.gate import GateError
+from sglang_prefill_ext.tokenization.encoder import flat
+from sglang_prefill_ext.tokenization.gate import same
+from sglang_prefill_ext.tokenization.splice import Spliced
+from sglang_prefill_ext.tokenization.text_encoder import Plain, TextEncoder
+
+_CHUNK = 500
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResult:
+    """One way on requests of one shape.
+
+    Attributes:
+        tokenizer: name.
+        shape: in words, as in ``60+20x50``.
+        us_per_text: median over the requests.
+        ratio: stock's time with batches over this one.
+        ratio_one_by_one: stock's time by default over this one.
+        compared: prompts whose ids were compared with stock's.
+        mismatches: of these, how many differ.
+    """
+
+    tokenizer: str
+    shape: str
+    way: str
+    us_per_text: float
+    ratio: float
+    ratio_one_by_one: float
+    compared: int
+    mismatches: int
+
+
+def measure(
+    ways: Mapping[str, Way], shape: Shape, requests: Sequence[Request], tokenizer: str
+) -> list[EncodeResult]:
+    """Return a result for each way; the first one is stock's default, `BATCH` is among them.
+
+    Raises:
+        GateError: a way makes other ids than stock.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    wrong = dict.fromkeys(ways, 0)
+    names = list(ways)
+    for number, (query, items) in enumerate(requests):
+        wanted = rows_of(ways[BATCH](query, items))
+        first = number % len(names)  # none always comes behind the same other
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            found = ways[name](query, items)
+            seconds[name].append(time.perf_counter() - start)
+            wrong[name] += mismatches(rows_of(found), wanted)
+    _require_equal(wrong)
+    us = {name: median(each) * 1e6 / shape.items for name, each in seconds.items()}
+    compared = len(requests) * shape.items
+    return [
+        EncodeResult(
+            *(tokenizer, str(shape), name, round(each, 3)),
+            *(round(us[BATCH] / each, 2), round(us[names[0]] / each, 2)),
+            *(compared, wrong[name]),
+        )
+        for name, each in us.items()
+    ]
+
+
+def count_mismatches(plain: Plain, texts: TextEncoder, strings: Sequence[str]) -> int:
+    """Compare what a front end makes of single texts with the plain way; return how many differ."""
+    wrong = 0
+    for chunk in _chunks(strings):
+        ours, theirs = flat(texts.encode(chunk)), flat(plain(chunk))
+        wrong += 0 if same(ours, theirs) else mismatches(ours, theirs)
+    return wrong
+
+
+def count_joined_mismatches(
+    plain: Plain, texts: TextEncoder, cases: Sequence[Request], *, item_first: bool
+) -> tuple[int, int]:
+    """Likewise with shared texts and others; return how many were compared, and how many differ."""
+    compared = wrong = 0
+    for shared, items in cases:
+        whole = [item + shared if item_first else shared + item for item in items]
+        found = texts.encode_joined(shared, items, item_first=item_first)
+        ours = Spliced(*found).whole(item_first=item_first)
+        wrong += mismatches(ours, flat(plain(whole)))
+        compared += len(items)
+    return compared, wrong
+
+
+def _chunks(strings: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (strings[at : at + _CHUNK] for at in range(0, len(strings), _CHUNK))
+
+
+def _require_equal(wrong: Mapping[str, int]) -> None:
+    differing = {name: count for name, count in wrong.items() if count}
+    if differing:
+        raise GateError(f"prompts whose ids are not stock's: {differing}")

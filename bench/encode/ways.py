@@ -1,0 +1,145 @@
+"""Every way to encode the texts of one request, with what it is compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, islice
+from random import Random
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
+from sglang_prefill_ext.frontend.pack import pack_rows
+from sglang_prefill_ext.modelmaker import corpus
+from sglang_prefill_ext.tokenization.encoder import Encoder, flat
+from sglang_prefill_ext.tokenization.frame import with_ids
+from sglang_prefill_ext.tokenization.splice import Splice
+from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+
+Request: TypeAlias = tuple[str, list[str]]
+"""A query and its items."""
+
+Way: TypeAlias = Callable[[str, list[str]], Any]
+"""Returns rows of ids as lists, as `FlatRows`, as shared ids with the rest, or packed."""
+
+ONE_BY_ONE = "stock, one by one"
+BATCH = "stock, batch"
+SERVED = "extension"
+
+_LABELS = int_array([0]), NO_INTS
+_ANY_VOCABULARY = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Requests of one kind, by words of ordinary text."""
+
+    query: int
+    item: int
+    items: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Read ``60+20x50``: a query of 60 words, 50 items of 20.
+
+        Raises:
+            ValueError: it is written otherwise.
+        """
+        query, _, rest = text.partition("+")
+        item, _, items = rest.partition("x")
+        return cls(int(query), int(item), int(items))
+
+    def __str__(self) -> str:
+        return f"{self.query}+{self.item}x{self.items}"
+
+    def draw(self, count: int, seed: int) -> list[Request]:
+        """Return different requests; their words are as unequally frequent as a language's."""
+        words = sorted(set(chain.from_iterable(map(str.split, islice(corpus.lines(), 20_000)))))
+        draw = Random(seed)
+        draw.shuffle(words)
+        frequencies = [1 / rank for rank in range(1, len(words) + 1)]
+
+        def text(length: int) -> str:
+            return " ".join(draw.choices(words, frequencies, k=length))
+
+        return [
+            (f"{text(self.query)}: ", [text(self.item) for _ in range(self.items)])
+            for _ in range(count)
+        ]
+
+
+def stock_ways(tokenizer: Any) -> dict[str, Way]:
+    """SGLang's ways: by default, and with ``--enable-tokenizer-batch-encode``."""
+
+    def one_by_one(query: str, items: list[str]) -> list[list[int]]:
+        return [tokenizer([f"{query}{item}"])["input_ids"][0] for item in items]
+
+    def batch(query: str, items: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer([f"{query}{item}" for item in items])["input_ids"]
+        return ids
+
+    return {ONE_BY_ONE: one_by_one, BATCH: batch}
+
+
+def encoder_ways(load: Callable[[], Encoder], splice: Splice) -> dict[str, Way]:
+    """A library alone, and with the query encoded once.
+
+    Args:
+        load: makes the encoder; each way has its own, since libraries remember words.
+    """
+    alone, cutting = load(), load()
+
+    def whole(query: str, items: list[str]) -> FlatRows:
+        return splice.frame.around(alone.rows([query + item for item in items]))
+
+    def spliced(query: str, items: list[str]) -> Any:
+        found = splice.encode(cutting, query, items, item_first=False)
+        assert found is not None, "queries have boundaries"
+        return found.shared, found.rest
+
+    return {alone.name: whole, f"{alone.name}, spliced": spliced}
+
+
+def served_ways(load: Callable[[], TextEncoder]) -> dict[str, Way]:
+    """What a front end does: to ids, and to a packed request in the short and the long way.
+
+    Args:
+        load: see `encoder_ways`.
+    """
+    to_ids, to_packed, to_rows = load(), load(), load()
+
+    def ids(query: str, items: list[str]) -> Any:
+        return to_ids.encode_joined(query, items, item_first=False)
+
+    def packed(query: str, items: list[str]) -> PackedRows:
+        shared, rest = to_packed.encode_joined(query, items, item_first=False)
+        return pack_flat(shared, rest, False, _LABELS, _ANY_VOCABULARY)
+
+    def packed_from_rows(query: str, items: list[str]) -> PackedRows:
+        rows = to_rows.encode([query + item for item in items])
+        return pack_rows(rows, _LABELS, _ANY_VOCABULARY)
+
+    return {
+        SERVED: ids,
+        f"{SERVED}, packed": packed,
+        f"{SERVED}, packed from whole rows": packed_from_rows,
+    }
+
+
+def rows_of(found: Any) -> FlatRows:
+    """Return the ids of whole prompts, whatever a way returned."""
+    if isinstance(found, PackedRows):
+        shared, lens = found.tokens[: found.prefix_len], found.suffix_lens
+        return with_ids(FlatRows(found.tokens[found.prefix_len :], lens), shared, NO_INTS)
+    if isinstance(found, tuple):
+        return with_ids(found[1], found[0], NO_INTS)
+    return found if isinstance(found, FlatRows) else flat(found)
+
+
+def mismatches(found: FlatRows, wanted: FlatRows) -> int:
+    """Count the prompts whose ids differ."""
+    pairs = zip(found.rows(), wanted.rows(), strict=True)
+    return sum(not np.array_equal(ours, theirs) for ours, theirs in pairs)

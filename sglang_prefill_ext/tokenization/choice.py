@@ -1,0 +1,75 @@
+"""Which library encodes: the fastest of those that are wanted, there, and equal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from sglang_prefill_ext.config import TokenizerChoice
+from sglang_prefill_ext.tokenization import libraries, texts
+from sglang_prefill_ext.tokenization.encoder import Encoder
+from sglang_prefill_ext.tokenization.gate import Expected, Verdict, judge, us_per_text
+from sglang_prefill_ext.tokenization.verdicts import key_of, remembered
+
+logger = logging.getLogger(__name__)
+
+GATE_TEXTS = 100_000
+
+
+class Choice:
+    """The libraries that are wanted, judged one after the other.
+
+    This takes seconds where no verdict is remembered.
+
+    Args:
+        json: of the tokenizer.
+        reference: Hugging Face's; it is chosen where no other passes, or none is faster.
+        added: tokens of the tokenizer's own.
+        directory: of the verdicts.
+        count: texts to compare.
+
+    Attributes:
+        best: the encoder to use.
+        verdicts: on each library.
+        speeds: time (µs) for a text of an ordinary request, of each that may be used.
+    """
+
+    def __init__(
+        self,
+        choice: TokenizerChoice,
+        json: str,
+        reference: Encoder,
+        added: Sequence[str],
+        directory: Path,
+        count: int = GATE_TEXTS,
+    ) -> None:
+        self._json, self._directory, self._count = json, directory, count
+        self._expected = Expected(reference, lambda: texts.texts(count, added))
+        self.best = reference
+        self.verdicts: dict[str, Verdict] = {}
+        self.speeds = {reference.name: us_per_text(reference)}
+        for library in libraries.candidates(choice):
+            self.verdicts[str(library)] = self._judge(library, choice == TokenizerChoice.AUTO)
+
+    def _judge(self, library: TokenizerChoice, if_faster: bool) -> Verdict:
+        try:
+            encoder = libraries.load(library, self._json)
+        except Exception as error:  # whatever a library raises of what it does not know
+            logger.info("Tokenizer library %s cannot load this tokenizer: %s", library, error)
+            return Verdict(f"not loaded: {type(error).__name__}: {error}")
+        verdict = self._verdict_on(library, encoder)
+        if verdict.difference:
+            logger.warning("Tokenizer library %s is not used: %s", library, verdict.difference)
+            return verdict
+        logger.info("Tokenizer library %s: equal on %d texts", library, verdict.texts)
+        self.speeds[str(library)] = speed = us_per_text(encoder)
+        if not if_faster or speed < self.speeds[self.best.name]:
+            self.best = encoder
+        return verdict
+
+    def _verdict_on(self, library: TokenizerChoice, encoder: Encoder) -> Verdict:
+        versions = (library, libraries.version_of(library), version("tokenizers"))
+        key = key_of(self._json, *versions, str(texts.EDITION), str(self._count))
+        return remembered(self._directory, key, lambda: judge(encoder, self._expected))

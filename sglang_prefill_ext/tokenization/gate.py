@@ -1,0 +1,142 @@
+"""A library is used only if it makes the ids that Hugging Face's makes, of very many texts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.tokenization.encoder import Encoder, lists
+from sglang_prefill_ext.tokenization.splice import Splice
+from sglang_prefill_ext.tokenization.texts import UNREADABLE, ordinary_requests, splice_cases
+
+# Encoded in one call: short enough for other threads to get their turn in between.
+_CHUNK = 512
+# Every so many chunks are decoded as well, which takes longer than encoding.
+_DECODED = 4
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether a library may encode for a tokenizer.
+
+    Attributes:
+        difference: on what it differs from Hugging Face's, or fails; empty if on nothing.
+        texts: that were compared.
+        seconds: that this took.
+    """
+
+    difference: str
+    texts: int = 0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.difference
+
+
+class Expected:
+    """Many texts with the ids that Hugging Face's library makes of them, encoded once.
+
+    Args:
+        draw: returns the texts; called when they are needed.
+    """
+
+    def __init__(self, encoder: Encoder, draw: Callable[[], list[str]]) -> None:
+        self.encoder = encoder
+        self._draw = draw
+        self._texts: list[str] = []
+        self._rows: list[FlatRows] = []
+
+    def chunks(self) -> Iterator[tuple[list[str], FlatRows]]:
+        """Yield some texts at a time; ends the thread where the process is about to end."""
+        self._texts = self._texts or self._draw()
+        for number, start in enumerate(range(0, len(self._texts), _CHUNK)):
+            if not threading.main_thread().is_alive():
+                raise SystemExit
+            chunk = self._texts[start : start + _CHUNK]
+            if number == len(self._rows):
+                self._rows.append(self.encoder.rows(chunk))
+            yield chunk, self._rows[number]
+
+
+def judge(encoder: Encoder, expected: Expected) -> Verdict:
+    """Compare a library with Hugging Face's: ids of all texts, and what ids of some mean."""
+    start, compared = time.perf_counter(), 0
+    difference = _readable_difference(encoder, expected.encoder)
+    for number, (texts, rows) in enumerate(expected.chunks()):
+        if not difference:
+            decoding = expected.encoder if number % _DECODED == 0 else None
+            difference = _chunk_difference(encoder, texts, rows, decoding)
+            compared += len(texts)
+    return Verdict(difference, compared, round(time.perf_counter() - start, 3))
+
+
+def splice_difference(splice: Splice, encoder: Encoder, added: Sequence[str]) -> str:
+    """Return a shared text that spliced prompts differ on from whole ones; empty if none.
+
+    Args:
+        added: tokens of the tokenizer's own.
+    """
+    for shared, items in splice_cases(added):
+        for item_first in (False, True):
+            spliced = splice.encode(encoder, shared, items, item_first=item_first)
+            if spliced is None:
+                continue
+            whole = [item + shared if item_first else shared + item for item in items]
+            expected = splice.frame.around(encoder.rows(whole))
+            if not same(spliced.whole(item_first=item_first), expected):
+                return ascii(shared)
+    return ""
+
+
+def us_per_text(encoder: Encoder) -> float:
+    """Return the time (µs) for a text of ordinary requests, the best of some."""
+    best = float("inf")
+    for request in ordinary_requests():
+        start = time.perf_counter()
+        encoder.rows(request)
+        best = min(best, (time.perf_counter() - start) / len(request))
+    return round(best * 1e6, 3)
+
+
+def same(a: FlatRows, b: FlatRows) -> bool:
+    """Whether two sets of rows have the same ids."""
+    return np.array_equal(a.counts, b.counts) and np.array_equal(a.values, b.values)
+
+
+def _readable_difference(encoder: Encoder, reference: Encoder) -> str:
+    for text in UNREADABLE:
+        if _reads(encoder, text) and not _reads(reference, text):
+            return f"{text!a}, which is refused otherwise"
+    return ""
+
+
+def _reads(encoder: Encoder, text: str) -> bool:
+    try:
+        encoder.rows([text])
+    except Exception:  # whatever a library raises
+        return False
+    return True
+
+
+def _chunk_difference(
+    encoder: Encoder, texts: list[str], expected: FlatRows, decoding: Encoder | None
+) -> str:
+    try:
+        rows = encoder.rows(texts)
+        if not same(rows, expected):
+            return _first_difference(texts, rows, expected)
+        if decoding is not None and encoder.decode(lists(rows)) != decoding.decode(lists(rows)):
+            return "decoding"
+    except Exception as error:  # whatever a library raises
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _first_difference(texts: list[str], rows: FlatRows, expected: FlatRows) -> str:
+    found = zip(texts, lists(rows), lists(expected), strict=True)
+    return next(f"{text[:80]!a}" for text, ours, theirs in found if ours != theirs)

@@ -1,0 +1,206 @@
+"""All texts of one front-end process to token ids, each as SGLang would encode it."""
+
+from __future__ import annotations
+
+import json as json_format
+import logging
+import threading
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice
+from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.tokenization.choice import Choice
+from sglang_prefill_ext.tokenization.encoder import Encoder, flat, lists
+from sglang_prefill_ext.tokenization.frame import NO_FRAME, frame_of
+from sglang_prefill_ext.tokenization.gate import same, splice_difference
+from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
+from sglang_prefill_ext.tokenization.proof import boundaries_of, unproven
+from sglang_prefill_ext.tokenization.splice import Splice
+from sglang_prefill_ext.tokenization.texts import texts
+from sglang_prefill_ext.tokenization.verdicts import cache_directory
+from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
+
+logger = logging.getLogger(__name__)
+
+SAMPLED = 128
+"""One of so many calls is encoded the plain way as well, the first one among them."""
+
+_LOADING_TEXTS = 1_000
+"""On so many texts a copy of the tokenizer must agree with the plain way before it is used."""
+
+
+class Plain(Protocol):
+    """Encodes texts, or pairs of texts, as the stock path does."""
+
+    def __call__(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]: ...
+
+
+class TextEncoder:
+    """Encodes by the fastest way that is known to give the ids of the plain way.
+
+    What cannot be encoded faster, or is found to differ, is encoded the plain way, and so is all
+    until a faster way was checked.
+
+    Args:
+        plain: the way that all others must equal.
+        json: of the tokenizer; empty where it is none of Hugging Face's fast ones.
+        directory: of remembered verdicts on libraries.
+    """
+
+    def __init__(
+        self,
+        plain: Plain,
+        json: str,
+        config: PrefillOnlyConfig,
+        metrics: FrontendMetrics,
+        directory: Path | None = None,
+    ) -> None:
+        self._plain = plain
+        self._metrics = metrics
+        self._calls = count()
+        self._frame = NO_FRAME
+        self._splice: Splice | None = None
+        self._why_plain = "" if json else "no fast tokenizer"
+        self._why_no_splice = self._why_plain
+        self._choice: Choice | None = None
+        self._encoder: Encoder | None = None
+        args = (json, config, directory or cache_directory())
+        # No daemon: killed inside of a library, a thread may take the process with it.
+        self._preparing = threading.Thread(
+            target=self._prepare, args=args, name="prefill-only-tokenizer"
+        )
+        if json:
+            self._preparing.start()
+
+    def wait_until_ready(self, timeout_s: float) -> bool:
+        """Wait until it is decided how texts are encoded; return whether it is."""
+        if self._preparing.ident is not None:
+            self._preparing.join(timeout_s)
+        return not self._preparing.is_alive()
+
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        """Encode all texts, or all pairs of texts; see `SchedulerLink`."""
+        encoder = self._encoder
+        single = [text for text in texts if isinstance(text, str)]
+        if encoder is None or len(single) != len(texts):
+            return self._plain(texts, continued=continued)
+        try:
+            rows = encoder.rows(single)
+        except Exception:  # whatever a library raises; the plain way has the error that users know
+            return self._plain(texts, continued=continued)
+        ids = lists(rows if continued else self._frame.around(rows))
+        if self._is_sampled() and (expected := self._plain(texts, continued=continued)) != ids:
+            self._distrust_encoder(encoder)
+            return expected
+        return ids
+
+    def encode_joined(
+        self, shared: str, items: Sequence[str], *, item_first: bool
+    ) -> tuple[Int32Array, FlatRows]:
+        """Encode ``shared + item``, or ``item + shared``, of all items; see `SchedulerLink`."""
+        encoder, splice = self._encoder, self._splice
+        spliced = None
+        if encoder is not None and splice is not None:
+            try:
+                spliced = splice.encode(encoder, shared, items, item_first=item_first)
+            except Exception:  # as in `encode`
+                spliced = None
+        if spliced is not None and not self._is_sampled():
+            self._metrics.count("spliced")
+            return spliced.shared, spliced.rest
+        whole = [item + shared if item_first else shared + item for item in items]
+        rows = flat(self.encode(whole) if spliced is None else self._plain(whole))
+        if spliced is not None and not same(spliced.whole(item_first=item_first), rows):
+            self._distrust_splice()
+        return NO_INTS, rows
+
+    def status(self) -> dict[str, Any]:
+        """What encodes and why, for the status page."""
+        encoder, choice = self._encoder, self._choice
+        verdicts = {} if choice is None else choice.verdicts
+        return {
+            "encoder": "plain" if encoder is None else encoder.name,
+            "why_plain": self._why_plain,
+            "ready": self.wait_until_ready(0),
+            "libraries": {name: msgspec.structs.asdict(each) for name, each in verdicts.items()},
+            "us_per_text": {} if choice is None else choice.speeds,
+            "splice": self._splice is not None,
+            "why_no_splice": self._why_no_splice,
+        }
+
+    def _prepare(self, json: str, config: PrefillOnlyConfig, directory: Path) -> None:
+        """Find the fastest way, beside the serving: it takes up to a second, libraries longer."""
+        try:
+            settings = json_format.loads(json)
+            added = [token["content"] for token in settings.get("added_tokens", ())]
+            self._encoder = copy = self._faithful_copy(json, settings, added)
+            if copy is None:
+                return
+            self._splice = self._checked_splice(settings, config, copy, added)
+            self._choice = Choice(config.tokenizer, json, copy, added, directory)
+            if self._encoder is copy:  # else it was found to differ in the meantime
+                self._encoder = self._choice.best
+        except Exception:
+            logger.exception("Looking for a faster way to encode texts failed")
+
+    def _faithful_copy(
+        self, json: str, settings: dict[str, Any], added: list[str]
+    ) -> Encoder | None:
+        """Return a copy of the tokenizer if it agrees with the plain way."""
+        frame, copy = frame_of(settings.get("post_processor")), TokenizerCopy(json)
+        if frame is None:
+            self._why_plain = f"post-processor {settings['post_processor']['type']}"
+        else:
+            drawn = texts(_LOADING_TEXTS, added)
+            if same(frame.around(copy.rows(drawn)), flat(self._plain(drawn))):
+                self._frame = frame
+                return copy
+            self._why_plain = "a copy of the tokenizer differs from it"
+        self._why_no_splice = self._why_plain
+        logger.warning("Texts are encoded the plain way: %s", self._why_plain)
+        return None
+
+    def _checked_splice(
+        self, settings: dict[str, Any], config: PrefillOnlyConfig, copy: Encoder, added: list[str]
+    ) -> Splice | None:
+        doubt = unproven(settings)
+        if config.prefix_splice == PrefixSplice.OFF:
+            self._why_no_splice = "turned off"
+        elif doubt:
+            self._why_no_splice = f"not proven: {doubt}"
+        else:
+            splice = Splice(boundaries_of(settings), self._frame)
+            difference = splice_difference(splice, copy, added)
+            if not difference:
+                return splice
+            self._why_no_splice = f"differs on {difference}"
+            self._mismatch("Prefix splice is off: it %s", self._why_no_splice)
+        return None
+
+    def _is_sampled(self) -> bool:
+        return next(self._calls) % SAMPLED == 0
+
+    def _distrust_encoder(self, encoder: Encoder) -> None:
+        self._encoder = None
+        self._why_plain = self._why_no_splice = f"{encoder.name} differed while serving"
+        self._splice = None
+        self._mismatch("Texts are encoded the plain way from now on: %s", self._why_plain)
+
+    def _distrust_splice(self) -> None:
+        self._splice = None
+        self._why_no_splice = "differed while serving"
+        self._mismatch("Prefix splice is off from now on: it %s", self._why_no_splice)
+
+    def _mismatch(self, message: str, reason: str) -> None:
+        self._metrics.count("encoding_mismatches")
+        logger.error(message, reason)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.encode import run, ways
+from bench.encode.ways import BATCH, Shape, rows_of
+from bench.gate import GateError
+from sglang_prefill_ext.tokenization.boundary import Boundaries
+from sglang_prefill_ext.tokenization.encoder import flat, lists
+from sglang_prefill_ext.tokenization.frame import NO_FRAME
+from sglang_prefill_ext.tokenization.splice import Splice
+from tests.unit.tokenization.test_gate import Bytes, WrongOnce
+
+SHAPE = Shape(query=4, item=2, items=3)
+
+
+class Texts:
+    """In place of `TextEncoder`: every byte is a token, and one prompt is wrong if told so."""
+
+    wrong: tuple[str, ...] = ()
+
+    def encode(self, texts: list[Any], *, continued: bool = False) -> list[list[int]]:
+        return [[0] if text in self.wrong else list(text.encode()) for text in texts]
+
+    def encode_joined(self, shared: str, items: list[str], *, item_first: bool) -> Any:
+        whole = [item + shared if item_first else shared + item for item in items]
+        return flat([[]]).values, flat(self.encode(whole))
+
+
+def tokenizer(texts: list[str]) -> dict[str, list[list[int]]]:
+    return {"input_ids": Texts().encode(texts)}
+
+
+def all_ways() -> dict[str, ways.Way]:
+    splice = Splice(Boundaries(), NO_FRAME)
+    return (
+        ways.stock_ways(tokenizer) | ways.encoder_ways(Bytes, splice) | ways.served_ways(Texts)  # type: ignore[arg-type]
+    )
+
+
+def test_requests_have_their_shape_and_are_the_same_again() -> None:
+    assert Shape.parse(str(SHAPE)) == SHAPE
+    drawn = SHAPE.draw(2, seed=3)
+    assert drawn == SHAPE.draw(2, seed=3)
+    assert drawn[0] != drawn[1]
+    for query, items in drawn:
+        assert (len(query.split()), [len(item.split()) for item in items]) == (4, [2, 2, 2])
+    with pytest.raises(ValueError, match="invalid literal"):
+        Shape.parse("many")
+
+
+def test_every_way_makes_the_same_ids() -> None:
+    query, items = SHAPE.draw(1, seed=0)[0]
+    wanted = [list((query + item).encode()) for item in items]
+    for name, way in all_ways().items():
+        assert (name, lists(rows_of(way(query, items)))) == (name, wanted)
+
+
+def test_every_way_is_measured_and_compared() -> None:
+    results = run.measure(all_ways(), SHAPE, SHAPE.draw(3, seed=0), "bytes")
+    assert [each.way for each in results] == list(all_ways())
+    assert {each.compared for each in results} == {9}
+    by_way = {each.way: each for each in results}
+    assert by_way[BATCH].ratio == 1
+    assert results[0].ratio_one_by_one == 1
+    assert all(each.us_per_text > 0 for each in results)
+
+
+def test_no_figure_of_a_way_that_makes_other_ids() -> None:
+    found = all_ways()
+    found["wrong"] = lambda query, items: [[1] for _ in items]
+    with pytest.raises(GateError, match="wrong"):
+        run.measure(found, SHAPE, SHAPE.draw(1, seed=0), "bytes")
+
+
+def test_strings_that_differ_are_counted() -> None:
+    served, plain = Texts(), Texts().encode
+    assert run.count_mismatches(plain, served, ["a", "b", "c"]) == 0  # type: ignore[arg-type]
+    served.wrong = ("b", "xb")
+    assert run.count_mismatches(plain, served, ["a", "b", "c"]) == 1  # type: ignore[arg-type]
+    cases = [("x", ["a", "b"]), ("y", ["b"])]
+    for item_first, wrong in ((False, 1), (True, 0)):
+        counted = run.count_joined_mismatches(
+            plain,  # type: ignore[arg-type]
+            served,  # type: ignore[arg-type]
+            cases,
+            item_first=item_first,
+        )
+        assert counted == (3, wrong)
+    assert ways.mismatches(WrongOnce().rows(["a", "b"]), Bytes().rows(["a", "b"])) == 1

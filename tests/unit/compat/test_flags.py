@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
+from sglang_prefill_ext.tokenization import libraries
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang_prefill_ext.compat import activation, flags
+
+
+def test_a_tokenizer_library_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PrefillOnlyConfig(tokenizer=TokenizerChoice.GIGATOKEN)
+    server_args = SimpleNamespace(**{activation.ATTRIBUTE: SimpleNamespace(config=config)})
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"Install sglang-prefill-ext\[gigatoken\]"):
+        flags.refuse_impossible(None, server_args)

@@ -1,0 +1,84 @@
+"""The real libraries, on tokenizers of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.config import TokenizerChoice
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.tokenization import choice, libraries
+from sglang_prefill_ext.tokenization.choice import Choice
+from sglang_prefill_ext.tokenization.encoder import lists
+from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
+from sglang_prefill_ext.tokenization.libraries import FastokensEncoder
+from tests.unit.tokenization.made import PROVEN, SPECIALS, json_of
+
+TEXTS = 3_000
+
+
+def chosen(kind: str, directory: Path, wanted: TokenizerChoice = TokenizerChoice.AUTO) -> Choice:
+    source = json_of(kind)
+    return Choice(wanted, source, TokenizerCopy(source), SPECIALS, directory, TEXTS)
+
+
+@pytest.mark.parametrize("kind", PROVEN)
+def test_only_what_equals_hugging_face_is_ever_chosen(kind: str, tmp_path: Path) -> None:
+    made = chosen(kind, tmp_path)
+    assert made.verdicts.keys() == {"fastokens", "gigatoken"}
+    assert made.best.name == min(made.speeds, key=made.speeds.__getitem__)
+    passed = {name for name, verdict in made.verdicts.items() if verdict.passed}
+    assert made.speeds.keys() == {"huggingface", *passed}
+    texts = ["one", "Two words, 漢字!", " <s>x</s> "]
+    assert lists(made.best.rows(texts)) == TokenizerCopy(json_of(kind)).encode(
+        texts, continued=True
+    )
+
+
+def test_both_libraries_equal_hugging_face_on_byte_level_tokenizers(tmp_path: Path) -> None:
+    for kind in ("gpt2", "llama3", "qwen"):
+        for name, verdict in chosen(kind, tmp_path).verdicts.items():
+            assert (kind, name, verdict.difference) == (kind, name, "")
+            assert verdict.texts == TEXTS
+
+
+def test_a_library_that_was_asked_for_is_used_however_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "us_per_text", lambda encoder: 1.0)
+    assert chosen("gpt2", tmp_path).best.name == "huggingface"
+    for wanted in libraries.LIBRARIES:
+        made = chosen("gpt2", tmp_path, wanted)
+        assert made.best.name == wanted
+        assert made.verdicts.keys() == {str(wanted)}
+    assert chosen("gpt2", tmp_path, TokenizerChoice.HUGGINGFACE).verdicts == {}
+
+
+class _Wrong(FastokensEncoder):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        rows = super().rows(texts)
+        return FlatRows(np.maximum(rows.values, 5), rows.counts)
+
+
+def test_a_library_that_differs_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(libraries, "FastokensEncoder", _Wrong)
+    made = chosen("gpt2", tmp_path, TokenizerChoice.FASTOKENS)
+    assert made.best.name == "huggingface"
+    assert made.verdicts["fastokens"].difference
+    assert "fastokens is not used" in caplog.text
+
+
+def test_a_library_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries.require_installed(TokenizerChoice.FASTOKENS)
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"sglang-prefill-ext\[gigatoken\]"):
+        libraries.require_installed(TokenizerChoice.GIGATOKEN)
+    libraries.require_installed(TokenizerChoice.AUTO)
+    libraries.require_installed(TokenizerChoice.HUGGINGFACE)
+    assert libraries.candidates(TokenizerChoice.AUTO) == []

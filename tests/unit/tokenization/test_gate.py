@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.tokenization import gate, texts
+from sglang_prefill_ext.tokenization.boundary import Boundaries
+from sglang_prefill_ext.tokenization.encoder import flat, lists
+from sglang_prefill_ext.tokenization.frame import NO_FRAME
+from sglang_prefill_ext.tokenization.gate import Expected, judge
+from sglang_prefill_ext.tokenization.splice import Splice
+
+
+class Bytes:
+    """Every byte is a token."""
+
+    name = "bytes"
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([list(text.encode()) for text in texts])
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [bytes(row).decode() for row in rows]
+
+
+class WrongOnce(Bytes):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([[0] if text == "b" else list(text.encode()) for text in texts])
+
+
+class Permissive(Bytes):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([list(text.encode(errors="replace")) for text in texts])
+
+
+class Failing(Bytes):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        raise RuntimeError("too odd")
+
+
+class WrongBack(Bytes):
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["" for _ in rows]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "difference"),
+    [
+        (Bytes(), ""),
+        (WrongOnce(), "'b'"),
+        (Permissive(), r"'\ud800', which is refused otherwise"),
+        (Failing(), "RuntimeError: too odd"),
+        (WrongBack(), "decoding"),
+    ],
+)
+def test_a_library_passes_only_without_any_difference(encoder: Bytes, difference: str) -> None:
+    verdict = judge(encoder, Expected(Bytes(), lambda: ["a", "b", "ü"]))
+    assert verdict.difference == difference
+    assert verdict.passed is (difference == "")
+    assert verdict.seconds >= 0
+
+
+def test_hugging_faces_ids_are_made_once_for_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_CHUNK", 2)
+    calls: list[list[str]] = []
+
+    class Noted(Bytes):
+        def rows(self, texts: Sequence[str]) -> FlatRows:
+            calls.append(list(texts))
+            return super().rows(texts)
+
+    draws: list[int] = []
+    expected = Expected(Noted(), lambda: (draws.append(1), ["a", "b", "c"])[1])
+    assert judge(Bytes(), expected).texts == 3
+    assert judge(Bytes(), expected).passed
+    assert len(draws) == 1
+    assert [call for call in calls if len(call[0]) == 1 and call[0] in "abc"] == [["a", "b"], ["c"]]
+
+
+def test_a_splice_that_differs_is_found() -> None:
+    splice = Splice(Boundaries(), NO_FRAME)
+    assert gate.splice_difference(splice, Bytes(), []) == ""
+    assert gate.splice_difference(splice, _Joining(), []) != ""
+
+
+class _Joining(Bytes):
+    """The number of spaces in a text is its first token."""
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([[text.count(" "), *text.encode()] for text in texts])
+
+
+def test_texts_are_the_same_everywhere_and_all_different() -> None:
+    drawn = texts.texts(5_000, ["<own>"])
+    assert drawn == texts.texts(5_000, ["<own>"])
+    assert len(set(drawn)) == 5_000
+    assert sum("<own>" in text for text in drawn) > 50
+    assert any(len(text) > 1_000 for text in drawn)
+    joined = "".join(drawn)
+    assert all(each in joined for each in ("\u200d", "\ufffd", "\u0301", "漢", "\r\n", " " * 33))
+    joined.encode()  # no surrogates: these are `UNREADABLE`
+    with pytest.raises(UnicodeEncodeError):
+        "".join(texts.UNREADABLE).encode()
+
+
+def test_speed_is_measured_on_ordinary_requests() -> None:
+    assert 0 < gate.us_per_text(Bytes()) < 1e5
+    assert lists(Bytes().rows(["a"])) == [[97]]
