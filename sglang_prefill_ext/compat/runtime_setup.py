@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from sglang.srt.runtime_context import get_parallel
 from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.compat.capability import attention_window, declined_reason
@@ -21,6 +23,7 @@ from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.schedulers.board import Board
 from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
@@ -49,9 +52,11 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         ConfigError: a flag asks for what cannot be done here.
     """
     sender = scheduler.ipc_channels.send_to_tokenizer
+    note_done = _done_counter(config)
 
     def answer(job: Job, result: PackedResult) -> None:
         sender.send_output(PackedRowsResult(rid=job.rid, result=result), job.reply_to)
+        note_done(job)
 
     def declining(reason: str) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
@@ -69,6 +74,18 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     window = attention_window(scheduler.tp_worker.model_runner.model)
     runtime = PackedRuntime(executor, answer, policy, cache=cache, window=window)
     return RuntimeSetup(runtime, executor.widths, verdict)
+
+
+def _done_counter(config: PrefillOnlyConfig) -> Callable[[Job], None]:
+    """Return what tells whoever chooses among several schedulers that a request is over."""
+    if config.schedulers == 1:
+        return lambda _job: None
+    done, rank = Board.found(config.schedulers).done, get_parallel().dp_rank or 0
+
+    def note_done(job: Job) -> None:
+        done[rank] += len(job.rows.tokens)
+
+    return note_done
 
 
 def _set_up_executor(

@@ -81,6 +81,7 @@ ZONES = {
             "patching.override_uses",
             "patching.prefix_uses",
             "patching.probe_uses",
+            "patching.replica_uses",
             "patching.rerank_uses",
             "patching.scheduler_patches",
             "patching.scheduler_uses",
@@ -90,6 +91,8 @@ ZONES = {
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",
+            "schedulers",
+            "schedulers.*",
         ),
         zones=("errors",),
         libraries=(
