@@ -15,7 +15,14 @@ from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.schedulers.board import BOARD_VARIABLE, Board
-from sglang_prefill_ext.schedulers.memory import FLAG, FirstScheduler, gib, kv_share, token_share
+from sglang_prefill_ext.schedulers.memory import (
+    FLAG,
+    FirstScheduler,
+    gib,
+    kv_share,
+    reserve_share,
+    token_share,
+)
 from sglang_prefill_ext.schedulers.placement import (
     CPU,
     Placement,
@@ -115,6 +122,7 @@ def share_room(room: int, configurator: Any, pre_model_load_memory: float) -> in
             weights_shared=resolved.weight_cache_mode != "off",
         )
         board.kv_bytes = kv_share(first, config.schedulers)
+        board.reserve_bytes = reserve_share(first, config.schedulers)
         logger.info(
             "Prefill-only serving: each of %d schedulers takes %s for K/V; each further one adds "
             "%s of weights and reserve",

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 BOARD_VARIABLE = "PREFILL_ONLY_BOARD"
 """Environment variable by which schedulers find the board of the process that starts them."""
 
-_KV_BYTES = 0
-_FIRST_DONE = 1
+_KV_BYTES, _RESERVE_BYTES, _FIRST_DONE = range(3)
 
 
 class Board:
-    """Shared memory of one int64 for the K/V share and one for each scheduler.
+    """Shared memory of int64: two for the memory of each scheduler, and one for each of them.
 
     Every number has one writer, so no lock is needed. The memory has no name in any directory
     and ends with the processes that use it.
@@ -56,6 +55,15 @@ class Board:
     @kv_bytes.setter
     def kv_bytes(self, value: int) -> None:
         self._numbers[_KV_BYTES] = value
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What each scheduler may take beside weights and K/V; 0 likewise."""
+        return int(self._numbers[_RESERVE_BYTES])
+
+    @reserve_bytes.setter
+    def reserve_bytes(self, value: int) -> None:
+        self._numbers[_RESERVE_BYTES] = value
 
     @property
     def done(self) -> NDArray[np.int64]:

@@ -64,6 +64,11 @@ def kv_share(first: FirstScheduler, schedulers: int) -> int:
     return share
 
 
+def reserve_share(first: FirstScheduler, schedulers: int) -> int:
+    """Bytes that each of `schedulers` may take beside weights and K/V."""
+    return first.reserve // schedulers if first.fraction_given else first.reserve
+
+
 def token_share(max_total_tokens: int, schedulers: int) -> int:
     """K/V slots of each scheduler, of those that the user gave for the device.
 
