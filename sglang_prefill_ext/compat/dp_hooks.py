@@ -13,8 +13,6 @@ from sglang_prefill_ext.compat.messages import PackedRowsReq
 from sglang_prefill_ext.compat.several_schedulers import BOARD_ATTRIBUTE
 from sglang_prefill_ext.schedulers.balance import SchedulerLoads
 
-_WATCHDOG = "_prefill_only_watchdog"
-
 
 def route_packed(_result: None, controller: Any) -> None:
     """AFTER `DataParallelController.init_dispatcher`; the schedulers run by then.
@@ -60,6 +58,4 @@ def _end_with_any_replica(controller: Any) -> None:
     """
     processes = controller.scheduler_procs
     names = [f"scheduler of replica {rank}" for rank in range(len(processes))]
-    watchdog = SubprocessWatchdog(processes, names)
-    watchdog.start()
-    setattr(controller, _WATCHDOG, watchdog)
+    SubprocessWatchdog(processes, names).start()

@@ -18,7 +18,6 @@ _SCORE = ("0005-score-fast-path.patch",)
 _TOKENS = ("0018-offer-tokenized-requests.patch",)
 _ERRORS = ("0013-keep-headers-of-http-errors.patch",)
 _RERANKING = ("0017-rerank-compile-template-once.patch",)
-_REPLICAS = ("0019-several-replicas-on-a-gpu.patch",)
 _PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
@@ -28,9 +27,6 @@ _HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
 _HAS_TOKENS = (f"{_TOKENIZER_MANAGER}.take_tokenized_request",)
 _HAS_ERRORS = (f"{_SERVING}.create_http_error_response",)
 _HAS_RERANKING = (f"{_RERANK}._compile_chat_template",)
-_HAS_REPLICAS = (
-    f"{_MANAGERS}.data_parallel_controller.DataParallelController.first_gpu_of_replica",
-)
 _HAS_PROMPTS = (
     f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
     f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
@@ -162,20 +158,5 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         fingerprints={"0.5.23": "ded2b688c2b4edf97a91aa309ff0de0e208e950e0ecf5bb95cf10b7815f1bdda"},
         diffs=_MESSAGES,
         remove_when=_HAS_MESSAGES,
-    ),
-    Patch(
-        id="P46",
-        target=f"{_MANAGERS}.data_parallel_controller.DataParallelController"
-        ".launch_tensor_parallel_group",
-        kind=Kind.AROUND,
-        hook=f"{_HOOKS}.several_schedulers:start_in_turn",
-        group=Group.DP_CONTROLLER,
-        why="--prefill-only-schedulers would start each scheduler on a GPU of its own, all at "
-        "once, so that none could tell how much memory the others are about to take.",
-        signature="(self, server_args, port_args, base_gpu_id, dp_rank, worker_ports=None)",
-        relies_on=("base_gpu_id", "mp.Process", "self._record_scheduler_init_infos"),
-        fingerprints={"0.5.23": "287dacd5e3f0b7ba2f510e5d9f7143223a9cdc8d768ab8c83e77aed65523c0ed"},
-        diffs=_REPLICAS,
-        remove_when=_HAS_REPLICAS,
     ),
 )

@@ -13,14 +13,12 @@ _MESSAGES = ("0003-plugin-message-types.patch",)
 _OUT_OF_BAND = ("0004-out-of-band-work.patch",)
 _PULLED = ("0014-hooks-on-pulled-requests.patch",)
 _POLICY = ("0015-srpt-schedule-policy.patch",)
-_REPLICAS = ("0019-several-replicas-on-a-gpu.patch",)
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
 _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
 _HAS_OUT_OF_BAND = (f"{_MANAGERS}.auxiliary_work.register_auxiliary_work",)
 _HAS_PULLED = (f"{_MANAGERS}.pulled_requests.register_pulled_requests_hook",)
 _HAS_POLICY = (f"{_MANAGERS}.schedule_policy.SchedulePolicy._sort_by_srpt",)
-_HAS_REPLICAS = ("sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._share_of_room",)
 
 SCHEDULER_PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -119,22 +117,5 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         fingerprints={"0.5.23": "a8c8a80ef15ed77cd0bc50abaab9caff3b24ab26d7cde708fb41eb0a9cc5a9e6"},
         diffs=_POLICY,
         remove_when=_HAS_POLICY,
-    ),
-    Patch(
-        id="P47",
-        target="sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
-        "._profile_available_bytes",
-        kind=Kind.AFTER,
-        hook=f"{_HOOKS}.several_schedulers:share_room",
-        group=Group.SCHEDULER,
-        why="The first of several schedulers on a device would take all memory for K/V.",
-        signature="(self, pre_model_load_memory)",
-        relies_on=(
-            *("available_gpu_memory", "rest_memory", "pre_model_load_memory"),
-            "get_schedule",
-        ),
-        fingerprints={"0.5.23": "c38fae5381899c9f5fd2e30e92ec71258699a0d9fc7ceba4a6e5fa52e5cb7d73"},
-        diffs=_REPLICAS,
-        remove_when=_HAS_REPLICAS,
     ),
 )

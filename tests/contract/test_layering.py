@@ -81,6 +81,7 @@ ZONES = {
             "patching.override_uses",
             "patching.prefix_uses",
             "patching.probe_uses",
+            "patching.replica_patches",
             "patching.replica_uses",
             "patching.rerank_uses",
             "patching.scheduler_patches",
