@@ -47,7 +47,14 @@ def ask_for_replicas(server_args: Any, config: PrefillOnlyConfig) -> None:
     """
     if config.schedulers == 1:
         return
-    for flag, size in (("--dp-size", server_args.dp_size), ("--tp-size", server_args.tp_size)):
+    sizes = {
+        "--dp-size": server_args.dp_size,
+        "--tp-size": server_args.tp_size,
+        "--pp-size": server_args.pp_size,
+        "--attn-dp-size": server_args.attn_dp_size,
+        "--nnodes": server_args.nnodes,
+    }
+    for flag, size in sizes.items():
         if size > 1:
             raise ConfigError(
                 f"{FLAG} {config.schedulers} cannot be combined with {flag} {size}: the schedulers "

@@ -73,7 +73,7 @@ _FLAG_USES = (
             *"pp_size nnodes disaggregation_mode enable_pdmux smg_grpc_mode grpc_mode".split(),
             *"enable_mis schedule_policy disable_radix_cache enable_watermark".split(),
             *"tokenizer_worker_num dp_size tp_size max_total_tokens device".split(),
-            *"load_balance_method mem_fraction_static weight_cache_mode".split(),
+            *"load_balance_method mem_fraction_static weight_cache_mode attn_dp_size".split(),
         ),
     ),
 )

@@ -38,6 +38,9 @@ def args_of(config: PrefillOnlyConfig | None = None, **fields: Any) -> Any:
     defaults = {
         "dp_size": 1,
         "tp_size": 1,
+        "pp_size": 1,
+        "attn_dp_size": 1,
+        "nnodes": 1,
         "max_total_tokens": None,
         "load_balance_method": "auto",
         "device": "cuda",
@@ -88,7 +91,9 @@ def test_a_balance_that_the_user_chose_is_kept() -> None:
     assert (args.load_balance_method, args.max_total_tokens) == ("round_robin", None)
 
 
-@pytest.mark.parametrize("flag", ["--dp-size", "--tp-size"])
+@pytest.mark.parametrize(
+    "flag", ["--dp-size", "--tp-size", "--pp-size", "--attn-dp-size", "--nnodes"]
+)
 def test_several_devices_are_refused(flag: str) -> None:
     args = args_of(**{flag.removeprefix("--").replace("-", "_"): 4})
     with pytest.raises(ConfigError) as caught:
