@@ -95,7 +95,8 @@ def test_a_balance_that_the_user_chose_is_kept() -> None:
     "flag", ["--dp-size", "--tp-size", "--pp-size", "--attn-dp-size", "--nnodes"]
 )
 def test_several_devices_are_refused(flag: str) -> None:
-    args = args_of(**{flag.removeprefix("--").replace("-", "_"): 4})
+    given: dict[str, Any] = {flag.removeprefix("--").replace("-", "_"): 4}
+    args = args_of(**given)
     with pytest.raises(ConfigError) as caught:
         ask_for_replicas(args, PrefillOnlyConfig(schedulers=2))
     assert f"--prefill-only-schedulers 2 cannot be combined with {flag} 4" in str(caught.value)

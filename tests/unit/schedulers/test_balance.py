@@ -13,7 +13,7 @@ def loads_of(schedulers: int) -> SchedulerLoads:
     return SchedulerLoads(np.zeros(schedulers, dtype=np.int64))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Published:
     timestamp: float
     dp_rank: int
