@@ -21,9 +21,9 @@ SHARES = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 def measured_table(results: Sequence[SchedulersResult]) -> Table:
     """One line a server: rate over that of one scheduler, measured and by the model."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    costs = ("python", "device", "front end", "all cores")
-    times = ("P50, ms", "P99, ms", *(f"{name}, ms" for name in costs))
+    title = "Rate over that of one scheduler; latencies and costs of a request in ms"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    times = ("P50", "P99", "python", "device", "front", "all cores")
     for name in ("server", "of one", "model", "bound by", "req/s", "a forward", *times):
         table.add_column(name, justify="left" if name == "server" else "right", no_wrap=True)
     rates = {each.schedulers: each.requests_per_s for each in results}
@@ -44,7 +44,7 @@ def measured_table(results: Sequence[SchedulersResult]) -> Table:
 
 def model_table(schedulers: Sequence[int]) -> Table:
     """Gain over one scheduler by device time over Python time; nothing else is a limit."""
-    title = "Model: gain by device time over Python time (kernels take turns; side by side)"
+    title = "Model: gain by device/Python time; kernels in turn, side by side"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("schedulers", justify="right")
     for share in SHARES:

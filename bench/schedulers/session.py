@@ -175,13 +175,14 @@ def costs_of(
         busy_s: seconds for which packed forwards kept the device busy, all schedulers together.
     """
     others = [spent for pid, spent in cpu_s.items() if pid not in schedulers]
-    python_s = sum(cpu_s[pid] for pid in schedulers)
-    if not has_accelerator():  # the model computes in the scheduler's own time
-        python_s = max(0.0, python_s - busy_s)
+    python_s, device_s = sum(cpu_s[pid] for pid in schedulers), busy_s
+    if not has_accelerator():  # the model computes in the schedulers' own CPU time
+        device_s = min(busy_s, python_s)  # by the clock they were busy while others had the core
+        python_s -= device_s
     total = sum(cpu_s.values()) + seen.generator_cpu_s
     return Costs(
         python_s=python_s / seen.sent,
-        device_s=busy_s / seen.sent,
+        device_s=device_s / seen.sent,
         front_s=max(others, default=0.0) / seen.sent,
         cpu_s=total / seen.sent,
     )

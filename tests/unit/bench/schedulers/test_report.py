@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import FILE_WIDTH
 from bench.schedulers.report import (
     measured_table,
     model_table,
@@ -46,13 +47,13 @@ RESULTS = [STOCK, ONE, TWO]
 
 
 def lines(table: Table) -> list[list[str]]:
-    console = Console(width=160, file=StringIO(), record=True)
+    console = Console(width=FILE_WIDTH, file=StringIO(), record=True)
     console.print(table)
     return [line.split() for line in console.export_text().splitlines() if line.strip()]
 
 
 def test_rates_are_over_that_of_one_scheduler() -> None:
-    _, _, stock, one, two = lines(measured_table(RESULTS))
+    *_, stock, one, two = lines(measured_table(RESULTS))
     assert stock[:6] == ["stock", "0.25×", "-", "-", "25.0", "-"]
     assert one[:7] == ["1", "scheduler", "1.00×", "1.10×", "schedulers", "100.0", "1.50"]
     assert two[:6] == ["2", "schedulers", "1.60×", "1.52×", "cores", "160.0"]

@@ -85,6 +85,8 @@ def test_costs_are_divided_by_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> 
     assert costs.python_s == pytest.approx(0.05)
     assert costs.front_s == pytest.approx(0.06)
     assert costs.cpu_s == pytest.approx(0.33)
+    disturbed = costs_of(seen, cpu, {3, 4}, busy_s=9.0)
+    assert (disturbed.device_s, disturbed.python_s) == (pytest.approx(0.2), 0.0)
     monkeypatch.setattr(session, "has_accelerator", lambda: True)
     assert costs_of(seen, cpu, {3, 4}, busy_s=1.5).python_s == pytest.approx(0.2)
 
