@@ -193,6 +193,20 @@ class PrefillOnlyConfig:
         default=8,
         metadata={"help": "Decode steps after which waiting packed requests run in any case."},
     )
+    schedulers: int = field(
+        default=1,
+        metadata={
+            "help": "Scheduler processes on one device, behind one front end: more than one where "
+            "the device waits for the scheduler's Python. They divide the device's memory."
+        },
+    )
+    scheduler_cores: int = field(
+        default=0,
+        metadata={
+            "least": 0,
+            "help": "Cores that each of several schedulers has for itself; 0 binds none.",
+        },
+    )
     attach: str = field(
         default="",
         metadata={

@@ -12,6 +12,7 @@ from sglang.srt.runtime_context import attn_dp_enabled_of
 from sglang.srt.server_args import ServerArgs
 
 from sglang_prefill_ext.compat import activation
+from sglang_prefill_ext.compat.several_schedulers import ask_for_replicas
 from sglang_prefill_ext.config import (
     ENABLE_FIELD,
     KNOB_PREFIX,
@@ -115,6 +116,8 @@ def _is_ours(name: str) -> bool:
 def _attach(server_args: Any, values: dict[str, Any]) -> None:
     try:
         config = config_from_mapping(values)
+        if config is not None:
+            ask_for_replicas(server_args, config)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
     if config is not None:

@@ -6,6 +6,7 @@ import logging
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from sglang.srt.runtime_context import get_parallel
 from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.compat.capability import attention_window, declined_reason
@@ -21,6 +22,7 @@ from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.schedulers.board import Board
 from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
@@ -48,10 +50,13 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     Raises:
         ConfigError: a flag asks for what cannot be done here.
     """
-    sender = scheduler.ipc_channels.send_to_tokenizer
+    sender, rank = scheduler.ipc_channels.send_to_tokenizer, get_parallel().dp_rank or 0
+    board = Board.found(config.schedulers) if config.schedulers > 1 else None
 
     def answer(job: Job, result: PackedResult) -> None:
         sender.send_output(PackedRowsResult(rid=job.rid, result=result), job.reply_to)
+        if board is not None:
+            board.done[rank] += len(job.rows.tokens)
 
     def declining(reason: str) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
@@ -61,7 +66,8 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     if reason:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         return RuntimeSetup(declining(reason))
-    executor, measured, verdict = _set_up_executor(scheduler, config)
+    most_bytes = None if board is None else board.reserve_bytes
+    executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes)
     if verdict is not None and not verdict.same:
         return RuntimeSetup(declining(DIFFER), verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens)
@@ -72,7 +78,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
 
 
 def _set_up_executor(
-    scheduler: Any, config: PrefillOnlyConfig
+    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
 ) -> tuple[PackedExecutor, Calibration, Verdict | None]:
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
@@ -87,7 +93,9 @@ def _set_up_executor(
         torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
         return tensor.tolist()
 
-    measured = calibrate(executor, model.device, config.max_forward_tokens, largest_of_all_ranks)
+    measured = calibrate(
+        executor, model.device, config.max_forward_tokens, largest_of_all_ranks, most_bytes
+    )
     logger.info("Prefill-only serving: measured %s", measured)
     verdict = None
     if config.known_answers is KnownAnswers.ON:

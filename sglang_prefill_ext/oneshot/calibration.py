@@ -51,13 +51,18 @@ class Calibration:
 
 
 def calibrate(
-    executor: PackedExecutor, device: torch.device, max_tokens: int, agree: Agree
+    executor: PackedExecutor,
+    device: torch.device,
+    max_tokens: int,
+    agree: Agree,
+    most_bytes: int | None = None,
 ) -> Calibration:
     """Run a few forwards before anything is served.
 
     Args:
         max_tokens: of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
+        most_bytes: of the free memory, what is for this scheduler; None for all of it.
 
     Raises:
         ConfigError: the largest forward that the operator allows does not fit.
@@ -70,7 +75,9 @@ def calibrate(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
-    usable = int(MEMORY_SHARE * free_bytes(device)) - memory.fixed_bytes
+    free = free_bytes(device)
+    own = free if most_bytes is None else min(free, most_bytes)
+    usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
     per_token, per_row, too_much, launch_tokens = agree(
         [memory.bytes_per_token, memory.bytes_per_row, -usable, launch_tokens]
     )

@@ -66,7 +66,10 @@ SCHEDULER_USES = (
         id="U15",
         target="sglang.srt.runtime_context.get_parallel",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_status", "compat.frontend_link"),
+        used_by=(
+            *"compat.scheduler_status compat.frontend_link compat.runtime_setup".split(),
+            "compat.several_schedulers",
+        ),
         why="rank and number of replicas",
         signature="()",
     ),
@@ -74,7 +77,9 @@ SCHEDULER_USES = (
         id="U16",
         target="sglang.srt.runtime_context.SpawnRanks",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_status",),
+        used_by=(
+            *("compat.scheduler_status", "compat.runtime_setup", "compat.several_schedulers"),
+        ),
         why="the rank of this replica",
         members=("dp_rank",),
     ),

@@ -10,6 +10,7 @@ from sglang_prefill_ext.patching.order_uses import ORDER_USES
 from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
 from sglang_prefill_ext.patching.probe_uses import PROBE_USES
+from sglang_prefill_ext.patching.replica_uses import REPLICA_USES
 from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
@@ -48,7 +49,7 @@ _FLAG_USES = (
         id="U04",
         target="sglang.srt.arg_groups.model_override_base.resolving_view",
         group=Group.FLAGS,
-        used_by=("compat.flags",),
+        used_by=("compat.flags", "compat.several_schedulers"),
         why="arguments as far as SGLang has resolved them",
         signature="(server_args)",
     ),
@@ -64,12 +65,16 @@ _FLAG_USES = (
         id="U06",
         target="sglang.srt.server_args.ServerArgs",
         group=Group.FLAGS,
-        used_by=("compat.flags", "compat.frontend_hooks", "compat.token_hooks"),
-        why="the other combinations to refuse, and what is not packed",
+        used_by=(
+            *"compat.flags compat.frontend_hooks compat.token_hooks compat.dp_hooks".split(),
+            "compat.several_schedulers",
+        ),
+        why="the other combinations to refuse, what is not packed, and several schedulers",
         members=(
             *"pp_size nnodes disaggregation_mode enable_pdmux smg_grpc_mode grpc_mode".split(),
             *"enable_mis schedule_policy disable_radix_cache enable_watermark".split(),
-            "tokenizer_worker_num",
+            *"tokenizer_worker_num dp_size tp_size max_total_tokens device".split(),
+            *"load_balance_method mem_fraction_static weight_cache_mode attn_dp_size".split(),
         ),
     ),
 )
@@ -174,11 +179,11 @@ _DP_USES = (
         id="U90",
         target=_DP_CONTROLLER,
         group=Group.DP_CONTROLLER,
-        used_by=("compat.dp_hooks",),
-        why="balances packed requests like stock ones",
+        used_by=("compat.dp_hooks", "compat.several_schedulers"),
+        why="balances packed requests like stock ones; starts several schedulers in turn",
         members=(
-            *"server_args _request_dispatcher dispatching".split(),
-            "refresh_load_budget_on_dispatch",
+            *"server_args _request_dispatcher dispatching workers scheduler_procs".split(),
+            *"refresh_load_budget_on_dispatch dp_budget _scheduler_init_infos".split(),
         ),
     ),
     Use(
@@ -205,5 +210,6 @@ USES: tuple[Use, ...] = (
     *TOKEN_USES,
     *ARCHITECTURE_USES,
     *OVERRIDE_USES,
+    *REPLICA_USES,
     *LORA_USES,
 )

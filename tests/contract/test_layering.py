@@ -83,6 +83,8 @@ ZONES = {
             "patching.override_uses",
             "patching.prefix_uses",
             "patching.probe_uses",
+            "patching.replica_patches",
+            "patching.replica_uses",
             "patching.rerank_uses",
             "patching.scheduler_patches",
             "patching.scheduler_uses",
@@ -92,6 +94,8 @@ ZONES = {
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",
+            "schedulers",
+            "schedulers.*",
         ),
         zones=("errors",),
         libraries=(

@@ -17,10 +17,10 @@ from sglang_prefill_ext.patching.uses import USES
 PACKAGE = Path(__file__).parents[2] / "sglang_prefill_ext"
 READERS = {
     f"{path.parent.name}.{path.stem}": ast.parse(path.read_text())
-    for package in ("compat", "frontend")
+    for package in ("compat", "frontend", "schedulers")
     for path in PACKAGE.glob(f"{package}/*.py")
 }
-"""The border, and the front end: it is handed SGLang's objects without importing them."""
+"""The border, and those who are handed SGLang's objects without importing them."""
 
 UNCHECKED = {
     "sglang.srt.entrypoints.openai.protocol.ScoringRequest": "the body of a route, read at start",

@@ -37,6 +37,13 @@ COMBINATIONS: dict[str, list[str]] = {
 }
 """What is refused beside the flag, by its name in the documentation."""
 
+SCHEDULERS = ["--prefill-only-schedulers", "2"]
+ONE_DEVICE = {
+    "--dp-size": ["--dp-size", "2"],
+    "--tp-size": ["--tp-size", "4"],
+}
+"""What asks for more devices than the one that several schedulers share."""
+
 KNOBS = {
     "--prefill-only-max-items": "0",
     "--prefill-only-max-forward-tokens": "-5",
@@ -51,6 +58,12 @@ def cases(model: Path, yaml: Path) -> dict[str, dict[str, Any]]:
     return {
         **{name: {"argv": enabled + flags} for name, flags in COMBINATIONS.items()},
         "SGLANG_RUST_SERVER": {"argv": enabled, **rust},
+        **{
+            f"two, {name}": {"argv": enabled + SCHEDULERS + more}
+            for name, more in ONE_DEVICE.items()
+        },
+        "two, cores": {"argv": [*enabled, *SCHEDULERS, "--prefill-only-scheduler-cores", "9999"]},
+        "two, slots": {"argv": [*enabled, *SCHEDULERS, "--max-total-tokens", "1"]},
         **{knob: {"argv": [*enabled, knob, value]} for knob, value in KNOBS.items()},
         "no number": {"argv": [*enabled, "--prefill-only-max-items", "many"]},
         "knob alone": {"argv": [*argv, "--prefill-only-max-items", "5"]},
@@ -100,6 +113,19 @@ def test_impossible_combinations(outcomes: dict[str, Any], name: str) -> None:
     assert f"--enable-prefill-only cannot be combined with {flag}" in message
     assert "Remove either" in message
     assert outcome["children"] == []  # no process was started that could load a model
+
+
+@pytest.mark.parametrize("flag", ONE_DEVICE)
+def test_several_schedulers_share_one_device(outcomes: dict[str, Any], flag: str) -> None:
+    message = outcomes[f"two, {flag}"]["exit"]
+    size = ONE_DEVICE[flag][1]
+    assert f"--prefill-only-schedulers 2 cannot be combined with {flag} {size}" in message
+    assert "Leave out either" in message
+
+
+def test_several_schedulers_need_cores_and_slots(outcomes: dict[str, Any]) -> None:
+    assert "--prefill-only-scheduler-cores 9999 needs 19998" in outcomes["two, cores"]["exit"]
+    assert "--max-total-tokens 1 leaves nothing" in outcomes["two, slots"]["exit"]
 
 
 @pytest.mark.parametrize("knob", KNOBS)

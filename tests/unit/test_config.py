@@ -21,7 +21,8 @@ KNOBS = [*NUMBERS, *CHOICES, *PATHS]
 MEASURED = ("launch_tokens", "decode_step_tokens")
 """Numbers that are measured or estimated at start unless given."""
 
-MAY_BE_ZERO = (*MEASURED, "gather_ms")
+ZERO = (*MEASURED, "scheduler_cores")
+MAY_BE_ZERO = (*ZERO, "gather_ms")
 
 
 def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
@@ -32,7 +33,7 @@ def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
         elif knob.name in PATHS:
             assert value == ""
         else:
-            assert (value == 0) if knob.name in MEASURED else (value >= 1)
+            assert (value == 0) if knob.name in ZERO else (value >= 1)
         assert knob.metadata["help"].endswith(".")
 
 

@@ -80,6 +80,17 @@ def test_some_free_memory_is_left_alone(
     assert 0.4 * MAX_TOKENS < budget.longest_row < 0.6 * MAX_TOKENS
 
 
+def test_a_share_of_the_free_memory_is_all_that_is_taken(
+    executor: PackedExecutor, memory: MemoryModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: 100 * share)
+    budget = calibrate(executor, CPU, MAX_TOKENS, alone, share).budget
+    assert 0 < memory.fixed_bytes + budget.max_bytes <= 0.8 * share
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: share)
+    assert calibrate(executor, CPU, MAX_TOKENS, alone, 100 * share).budget == budget
+
+
 def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: PackedExecutor) -> None:
     asked: list[list[int]] = []
 

@@ -1,0 +1,1 @@
+"""When several schedulers on one device pay: a model, and the measurement to hold against it."""

@@ -1,0 +1,100 @@
+"""What people read of several schedulers: measured beside predicted, and when they would pay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from rich import box
+from rich.table import Table
+
+from bench.schedulers.model import Costs, Machine, gain
+from bench.schedulers.session import STOCK, SchedulersResult, name_of
+
+mpl.use("Agg")
+
+SHARES = (0.1, 0.25, 0.5, 1.0, 2.0)
+"""Device time over the scheduler's Python time, in the table of the model."""
+
+
+def measured_table(results: Sequence[SchedulersResult]) -> Table:
+    """One line a server: rate over that of one scheduler, measured and by the model."""
+    title = "Rate over that of one scheduler; latencies and costs of a request in ms"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    times = ("P50", "P99", "python", "device", "front", "all cores")
+    for name in ("server", "of one", "model", "bound by", "req/s", "a forward", *times):
+        table.add_column(name, justify="left" if name == "server" else "right", no_wrap=True)
+    rates = {each.schedulers: each.requests_per_s for each in results}
+    for each in results:
+        predicted, joined = each.predicted_per_s, each.requests_per_forward
+        cost_ms = (each.python_ms, each.device_ms, each.front_ms, each.cpu_ms)
+        table.add_row(
+            name_of(each.schedulers),
+            f"{each.requests_per_s / rates[1]:.2f}×",
+            "-" if predicted is None else f"{predicted / rates[1]:.2f}×",
+            each.bound_by or "-",
+            f"{each.requests_per_s:,.1f}",
+            "-" if joined is None else f"{joined:.2f}",
+            *(f"{value:.2f}" for value in (each.p50_ms, each.p99_ms, *cost_ms)),
+        )
+    return table
+
+
+def model_table(schedulers: Sequence[int]) -> Table:
+    """Gain over one scheduler by device time over Python time; nothing else is a limit."""
+    title = "Model: gain by device/Python time; kernels in turn, side by side"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("schedulers", justify="right")
+    for share in SHARES:
+        table.add_column(f"{share:g}", justify="right")
+    for number in schedulers:
+        table.add_row(str(number), *(_gains(number, share) for share in SHARES))
+    return table
+
+
+def save_schedulers_plot(path: Path, results: Sequence[SchedulersResult], title: str) -> None:
+    """Write a PNG: rates measured and predicted, and the model's gain by device time."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    names = [name_of(each.schedulers) for each in results]
+    bars = left.bar(names, [each.requests_per_s for each in results], color="#1f6feb")
+    left.bar_label(bars, fmt="%.1f", fontsize=8)
+    predicted = [each for each in results if each.predicted_per_s is not None]
+    places = [name_of(each.schedulers) for each in predicted]
+    left.plot(places, [each.predicted_per_s for each in predicted], "D", mfc="none", mec="black")
+    left.set(ylabel="requests per second; diamonds: model")
+    shares = [0.05 * step for step in range(1, 61)]
+    for number in (each.schedulers for each in results if each.schedulers > 1):
+        for overlap, line in ((0.0, "-"), (1.0, "--")):
+            values = [gain(_costs(share), number, _machine(overlap)) for share in shares]
+            how = "side by side" if overlap else "in turn"
+            right.plot(shares, values, line, label=f"{number} schedulers, kernels {how}")
+    right.set(xlabel="device time over Python time", ylabel="gain over one scheduler")
+    if right.lines:
+        right.legend(fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def off_by(results: Sequence[SchedulersResult]) -> Iterator[str]:
+    """Yield how far the model is from what was measured, a line a number of schedulers."""
+    for each in results:
+        if each.schedulers != STOCK and each.predicted_per_s is not None:
+            error = each.predicted_per_s / each.requests_per_s - 1
+            yield f"{name_of(each.schedulers)}: model {error:+.0%} of measured"
+
+
+def _gains(schedulers: int, share: float) -> str:
+    turn, beside = (gain(_costs(share), schedulers, _machine(overlap)) for overlap in (0.0, 1.0))
+    return f"{turn:.2f}  {beside:.2f}"
+
+
+def _costs(device_over_python: float) -> Costs:
+    return Costs(python_s=1.0, device_s=device_over_python)
+
+
+def _machine(overlap: float) -> Machine:
+    return Machine(cores=1, overlap=overlap)

@@ -1,0 +1,204 @@
+"""Stock, one scheduler and several in turn: a closed loop on each, and what it cost whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from bench.gate import TOLERANCE, Agreement, compare
+from bench.http_client import KEEP_ALIVE_ENV
+from bench.load import Measurement, Window, closed_loop, run_loop
+from bench.plan import BEST_STOCK_ARGS, Plan, make_cases
+from bench.schedulers.model import Costs, Machine, bound
+from bench.status import PackedCounters, packed_counters
+from bench.workloads import ClosedLoop, Shape
+from sglang_prefill_ext.local_server import LocalServer, has_accelerator
+from sglang_prefill_ext.schedulers.placement import usable_cores
+
+STOCK = 0
+"""In the place of a number of schedulers: SGLang without the extension."""
+
+_MIN_REQUESTS = 20
+_QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
+_SCHEDULER = "sglang::scheduler"  # SGLang names its processes after their roles
+_NOTHING = PackedCounters(0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulersResult:
+    """One closed loop on one server.
+
+    Attributes:
+        schedulers: how many; 0 for stock.
+        requests, seconds, requests_per_s, p50_ms, p99_ms: of the counted answers.
+        requests_per_forward: None for stock.
+        python_ms, device_ms, front_ms, cpu_ms: of one request, see `Costs`; stock's device time
+            is not known and counts as Python.
+        predicted_per_s: by the model, from the costs with one scheduler; None for stock.
+        bound_by: what the model says is busiest; empty for stock.
+    """
+
+    preset: str
+    shape: str
+    clients: int
+    schedulers: int
+    requests: int
+    seconds: float
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    requests_per_forward: float | None
+    python_ms: float
+    device_ms: float
+    front_ms: float
+    cpu_ms: float
+    predicted_per_s: float | None
+    bound_by: str
+
+
+@dataclass(slots=True)
+class SchedulersRun:
+    """All measurements on one model.
+
+    Attributes:
+        model: its directory, named after the preset.
+        seconds: least length of each loop.
+        tell: told what happens, in a few words.
+        agreement: of the extension's answers with stock's; None before there are any.
+    """
+
+    model: Path
+    shape: Shape
+    clients: int
+    seconds: float
+    tell: Callable[[str], None]
+    results: list[SchedulersResult] = field(default_factory=list)
+    agreement: Agreement | None = None
+    _stock_answers: dict[int, bytes] = field(default_factory=dict)
+    _costs_of_one: Costs | None = None
+
+    def run(self, numbers: Iterable[int]) -> None:
+        """Measure stock, one scheduler, and each of the other numbers.
+
+        Raises:
+            GateError: stock and extension disagree.
+        """
+        plan = Plan((self.shape,), (ClosedLoop(self.clients),), self.seconds, 1, ())
+        (case,) = make_cases(self.model, plan)
+        for schedulers in (STOCK, 1, *sorted(set(numbers) - {STOCK, 1})):
+            self.tell(f"{self.model.name}: {name_of(schedulers)}")
+            log = self.model.parent / f"schedulers-{schedulers}.log"
+            args = ["--dtype", plan.dtype, *BEST_STOCK_ARGS, *_QUIET_ARGS, *flags_of(schedulers)]
+            with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+                self._measure(schedulers, server.port, server.pids, case.pool)
+
+    def _measure(self, schedulers: int, port: int, pids: list[int], pool: list[bytes]) -> None:
+        counters_before = _counters(schedulers, port)
+        cpu_before = cpu_seconds(pids)
+        window = Window(self.seconds, max(_MIN_REQUESTS, 2 * self.clients))
+        seen = run_loop(closed_loop(port, pool, self.clients, window))
+        cpu = {pid: end - cpu_before[pid] for pid, end in cpu_seconds(pids).items()}
+        counted = _counters(schedulers, port).since(counters_before)
+        self._compare(schedulers, seen.answers)
+        costs = costs_of(seen, cpu, scheduler_pids(pids), counted.busy_s)
+        if schedulers == 1:
+            self._costs_of_one = costs
+        self.results.append(self._result(schedulers, seen, counted, costs))
+
+    def _compare(self, schedulers: int, answers: Mapping[int, bytes]) -> None:
+        if schedulers == STOCK:
+            self._stock_answers.update(answers)
+            return
+        agreement = compare(self._stock_answers, answers, TOLERANCE["float32"])
+        agreement.require(f"{name_of(schedulers)}, {self.shape}")
+        known = self.agreement
+        self.agreement = agreement if known is None else known.merged_with(agreement)
+
+    def _result(
+        self, schedulers: int, seen: Measurement, counted: PackedCounters, costs: Costs
+    ) -> SchedulersResult:
+        predicted: tuple[str, float | None] = ("", None)
+        if schedulers and self._costs_of_one is not None:
+            predicted = bound(self._costs_of_one, schedulers, this_machine())
+        return SchedulersResult(
+            preset=self.model.name,
+            shape=str(self.shape),
+            clients=self.clients,
+            schedulers=schedulers,
+            requests=len(seen.latencies_s),
+            seconds=seen.seconds,
+            requests_per_s=seen.requests_per_s,
+            p50_ms=seen.percentile_ms(50),
+            p99_ms=seen.percentile_ms(99),
+            requests_per_forward=seen.sent / counted.forwards if counted.forwards else None,
+            python_ms=costs.python_s * 1e3,
+            device_ms=costs.device_s * 1e3,
+            front_ms=costs.front_s * 1e3,
+            cpu_ms=costs.cpu_s * 1e3,
+            predicted_per_s=predicted[1],
+            bound_by=predicted[0],
+        )
+
+
+def this_machine() -> Machine:
+    """Where servers run that are started here; on a GPU, schedulers without CUDA MPS."""
+    cores = len(usable_cores())
+    if has_accelerator():
+        return Machine(cores)
+    return Machine(cores, asynchronous=False, overlap=1.0)
+
+
+def name_of(schedulers: int) -> str:
+    if schedulers == STOCK:
+        return "stock"
+    return f"{schedulers} scheduler{'s' if schedulers > 1 else ''}"
+
+
+def flags_of(schedulers: int) -> list[str]:
+    """Flags of a server with so many schedulers."""
+    if schedulers == STOCK:
+        return []
+    return ["--enable-prefill-only", "--prefill-only-schedulers", str(schedulers)]
+
+
+def costs_of(
+    seen: Measurement, cpu_s: Mapping[int, float], schedulers: set[int], busy_s: float
+) -> Costs:
+    """What one request cost.
+
+    Args:
+        cpu_s: seconds of CPU of each process of the server, by its id.
+        schedulers: ids of the schedulers among them.
+        busy_s: seconds for which packed forwards kept the device busy, all schedulers together.
+    """
+    others = [spent for pid, spent in cpu_s.items() if pid not in schedulers]
+    python_s, device_s = sum(cpu_s[pid] for pid in schedulers), busy_s
+    if not has_accelerator():  # the model computes in the schedulers' own CPU time
+        device_s = min(busy_s, python_s)  # by the clock they were busy while others had the core
+        python_s -= device_s
+    total = sum(cpu_s.values()) + seen.generator_cpu_s
+    return Costs(
+        python_s=python_s / seen.sent,
+        device_s=device_s / seen.sent,
+        front_s=max(others, default=0.0) / seen.sent,
+        cpu_s=total / seen.sent,
+    )
+
+
+def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """Seconds of CPU that each process has spent so far."""
+    times = {pid: psutil.Process(pid).cpu_times() for pid in pids}
+    return {pid: spent.user + spent.system for pid, spent in times.items()}
+
+
+def scheduler_pids(pids: Iterable[int]) -> set[int]:
+    """Those of the processes that are schedulers."""
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
+    return {pid for pid, title in titles.items() if title.startswith(_SCHEDULER)}
+
+
+def _counters(schedulers: int, port: int) -> PackedCounters:
+    return run_loop(packed_counters(port)) if schedulers else _NOTHING

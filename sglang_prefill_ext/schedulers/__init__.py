@@ -1,0 +1,1 @@
+"""Several schedulers on one device: memory, balance, cores. Neither torch nor SGLang."""

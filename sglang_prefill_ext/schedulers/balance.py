@@ -1,0 +1,85 @@
+"""Which of several schedulers gets a request: the one with the fewest tokens to compute."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_HOMES = 4096
+"""Prefixes whose scheduler is remembered; the longest unused is forgotten."""
+
+
+class StockLoad(Protocol):
+    """What SGLang publishes of a scheduler's own requests."""
+
+    timestamp: float
+    dp_rank: int
+    num_used_tokens: int
+    num_waiting_uncached_tokens: int
+
+
+class SchedulerLoads:
+    """Outstanding tokens of each scheduler.
+
+    Packed requests are counted exactly: from the moment they are sent until they are answered.
+    Requests of SGLang's own count as SGLang last published them, and those sent since then with
+    their prompts. Takes the place of SGLang's `DPBudget`.
+
+    Args:
+        done: int64 ``[schedulers]``, live: tokens of the packed requests that were answered.
+    """
+
+    def __init__(self, done: NDArray[np.int64]) -> None:
+        self._done = done
+        self._sent = np.zeros_like(done)
+        self._stock = np.zeros_like(done)
+        self._seen_s = [0.0] * len(done)
+        self._homes: OrderedDict[int, int] = OrderedDict()
+
+    @property
+    def outstanding(self) -> NDArray[np.int64]:
+        """int64 ``[schedulers]``: tokens that are not computed yet."""
+        return self._sent - self._done + self._stock
+
+    def place(self, tokens: int, prefix: bytes = b"", prefix_tokens: int = 0) -> int:
+        """Choose the scheduler of a packed request and count it there.
+
+        A request whose prefix is remembered returns to it, unless what waits there beyond the
+        least is more than the prefix that it saves. Of equals the first is taken.
+
+        Args:
+            tokens: of the request, its prefix once.
+            prefix: what to remember the prefix by; empty where nothing is cached.
+            prefix_tokens: how long it is.
+        """
+        costs = self.outstanding
+        key = hash(prefix)
+        home = self._homes.get(key) if prefix else None
+        if home is not None:
+            costs[home] -= prefix_tokens
+        rank = int(costs.argmin())
+        self._sent[rank] += tokens
+        if prefix:
+            self._homes[key] = rank
+            self._homes.move_to_end(key)
+            if len(self._homes) > MAX_HOMES:
+                self._homes.popitem(last=False)
+        return rank
+
+    def dispatch(self, _method: object, estimated_tokens: int = 0) -> int:
+        """Choose the scheduler of a request of SGLang's own and count it until the next load."""
+        rank = int(self.outstanding.argmin())
+        self._stock[rank] += estimated_tokens
+        return rank
+
+    def update_budget(self, loads: Iterable[StockLoad]) -> None:
+        """Take over what schedulers have published, unless it is what was seen before."""
+        for load in loads:
+            if load.timestamp != self._seen_s[load.dp_rank]:
+                self._seen_s[load.dp_rank] = load.timestamp
+                computing = load.num_used_tokens + load.num_waiting_uncached_tokens
+                self._stock[load.dp_rank] = computing
