@@ -163,6 +163,14 @@ class PrefillOnlyConfig:
         default=8,
         metadata={"help": "Decode steps after which waiting packed requests run in any case."},
     )
+    gc_idle_s: int = field(
+        default=10,
+        metadata={
+            "least": 0,
+            "help": "For how long (s) the server must have been idle before its processes freeze "
+            "what has been added to garbage collection since; 0 never does.",
+        },
+    )
     attach: str = field(
         default="",
         metadata={

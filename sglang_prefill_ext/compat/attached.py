@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
+from sglang.srt.runtime_context import get_device
 
 from sglang_prefill_ext.attach.address import checked_path, claim
 from sglang_prefill_ext.attach.broker import Broker
@@ -95,6 +96,7 @@ class AttachableEngine:
             tokenizer=self._tokenizer,
             probes=self._probes,
             declined=self.exchange.declined_reason or "",
+            gc_thresholds=get_device().gc_threshold,
         )
 
     def count(self, beat: Beat) -> None:

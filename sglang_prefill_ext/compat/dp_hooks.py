@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_prefill_ext.compat.activation import config_of
-from sglang_prefill_ext.compat.messages import PackedRowsReq
+from sglang_prefill_ext.compat.gc_control import act, collector_of
+from sglang_prefill_ext.compat.messages import GcReq, PackedRowsReq
 
 
 def route_packed(_result: None, controller: Any) -> None:
@@ -22,4 +23,12 @@ def route_packed(_result: None, controller: Any) -> None:
             controller.refresh_load_budget()
         controller.dispatching(message)
 
-    controller._request_dispatcher._mapping[PackedRowsReq] = dispatch
+    collector = collector_of("dp_controller")
+
+    def pass_on(message: GcReq) -> None:
+        act(collector, message)
+        controller.send_control_message(message)
+
+    handlers = controller._request_dispatcher._mapping
+    handlers[PackedRowsReq] = dispatch
+    handlers[GcReq] = pass_on

@@ -21,6 +21,7 @@ from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.runtime.startup import STARTUP
 from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def _set_up_executor(
         readout_bytes=config.readout_chunk_mib << 20,
         attention=resolve_attention(config.attention, model),
     )
+    STARTUP.mark("kernels")
 
     def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
         tensor = torch.tensor(numbers)
@@ -88,8 +90,10 @@ def _set_up_executor(
         return tensor.tolist()
 
     measured = calibrate(executor, model.device, config.max_forward_tokens, largest_of_all_ranks)
+    STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)
     verdict = None
     if config.known_answers is KnownAnswers.ON:
         verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
+        STARTUP.mark("known_answers")
     return executor, measured, verdict

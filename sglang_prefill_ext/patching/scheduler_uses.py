@@ -65,7 +65,7 @@ SCHEDULER_USES = (
         id="U15",
         target="sglang.srt.runtime_context.get_parallel",
         group=Group.SCHEDULER,
-        used_by=("compat.scheduler_status", "compat.frontend_link"),
+        used_by=("compat.scheduler_status", "compat.frontend_link", "compat.gc_frontend"),
         why="rank and number of replicas",
         signature="()",
     ),

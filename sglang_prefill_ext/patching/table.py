@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
 from sglang_prefill_ext.patching.frontend_patches import FRONTEND_PATCHES
+from sglang_prefill_ext.patching.gc_patches import GC_PATCHES
 from sglang_prefill_ext.patching.scheduler_patches import SCHEDULER_PATCHES
 from sglang_prefill_ext.patching.spec import Patch
 
-PATCHES: tuple[Patch, ...] = (*FLAG_PATCHES, *SCHEDULER_PATCHES, *FRONTEND_PATCHES)
+PATCHES: tuple[Patch, ...] = (
+    *FLAG_PATCHES,
+    *SCHEDULER_PATCHES,
+    *FRONTEND_PATCHES,
+    *GC_PATCHES,
+)

@@ -76,6 +76,8 @@ ZONES = {
             "patching.embed_uses",
             "patching.flag_patches",
             "patching.frontend_patches",
+            "patching.gc_patches",
+            "patching.gc_uses",
             "patching.model_uses",
             "patching.order_uses",
             "patching.override_uses",
@@ -90,6 +92,9 @@ ZONES = {
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",
+            "runtime",
+            "runtime.idle",
+            "runtime.pauses",
         ),
         zones=("errors",),
         libraries=(
@@ -98,6 +103,9 @@ ZONES = {
         ),
     ),
     "metrics": Zone(("metrics",), zones=("pure",), libraries=("prometheus_client",)),
+    "runtime": Zone(
+        ("runtime.*",), zones=("errors", "pure", "metrics"), libraries=("msgspec", "psutil")
+    ),
     "frontend": Zone(
         ("frontend", "frontend.*"),
         zones=("errors", "pure", "metrics"),
@@ -105,12 +113,12 @@ ZONES = {
     ),
     "attach": Zone(
         ("attach", "attach.*"),
-        zones=("errors", "pure", "metrics", "frontend"),
+        zones=("errors", "pure", "metrics", "runtime", "frontend"),
         libraries=("msgspec", "tokenizers", "zmq"),
     ),
     "grpc": Zone(
         ("grpc_frontend", "grpc_frontend.*"),
-        zones=("errors", "pure", "metrics", "frontend", "attach"),
+        zones=("errors", "pure", "metrics", "runtime", "frontend", "attach"),
         libraries=(
             *("google", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_tools"),
             *("msgspec", "numpy", "typer"),
@@ -136,8 +144,10 @@ ZONES = {
     "engine": Zone(("patching.engine",), zones=("errors", "pure", "guard", "registry")),
     "border": Zone(
         ("compat", "compat.*"),
-        zones=("errors", "pure", "metrics", "frontend", "attach", "tensors", "engine"),
-        libraries=("sglang", "torch", "numpy", "fastapi", "starlette"),
+        zones=(
+            *("errors", "pure", "metrics", "runtime", "frontend", "attach", "tensors", "engine"),
+        ),
+        libraries=("sglang", "torch", "numpy", "fastapi", "msgspec", "starlette"),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
     "models": Zone(
@@ -160,7 +170,17 @@ ZONES = {
     ),
 }
 # Importing these imports none of HEAVY; hooks, the platform and the demo are loaded when used.
-LIGHT = ("errors", "pure", "metrics", "frontend", "client", "guard", "engine", "entrances")
+LIGHT = (
+    "errors",
+    "pure",
+    "metrics",
+    "runtime",
+    "frontend",
+    "client",
+    "guard",
+    "engine",
+    "entrances",
+)
 
 
 def _modules() -> dict[str, Path]:

@@ -95,3 +95,27 @@ def test_log_probs_and_tokens_agree(client: Client) -> None:
         with fresh.http:
             assert_tokens_agree(fresh, seed)
     assert packed_in_all(client) == before + 4 * 2
+
+
+@pytest.mark.patch("P43", "P44", "P45")
+def test_garbage_collection_is_controlled_in_every_process(client: Client) -> None:
+    before = client.collect_garbage("stats")
+    roles = ["detokenizer", "scheduler", "tokenizer", "tokenizer", "tokenizer_router"]
+    assert [each["role"] for each in before] == roles
+    assert len({each["pid"] for each in before}) == len(roles)
+    assert all(each["frozen"] > 100_000 for each in before)  # since the warm-up
+
+    unfrozen = client.collect_garbage("unfreeze")
+    assert [each["frozen"] for each in unfrozen] == [0] * len(roles)
+    assert all(sum(each["objects"]) > 100_000 for each in unfrozen)
+
+    collected = client.collect_garbage("collect")
+    for old, new in zip(unfrozen, collected, strict=True):
+        assert new["pid"] == old["pid"]
+        assert new["collections"][2] > old["collections"][2]
+        assert new["pauses"]["count"] > old["pauses"]["count"]
+        assert new["pauses"]["longest_ms"] > 0
+
+    frozen = client.collect_garbage("freeze")
+    assert all(each["frozen"] > 100_000 > sum(each["objects"]) for each in frozen)
+    assert [each["pid"] for each in frozen] == [each["pid"] for each in before]
