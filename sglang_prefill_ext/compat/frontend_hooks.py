@@ -15,6 +15,7 @@ from sglang_prefill_ext.compat.attached import accept_frontends
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.gc_frontend import FrontendGc
+from sglang_prefill_ext.compat.gc_route import add_gc_route
 from sglang_prefill_ext.compat.generate_route import shorten_generate
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.messages import GcReq, PackedRowsResult, PackedStatusResult
@@ -67,7 +68,8 @@ def attach_frontend(_result: None, manager: Any) -> None:
     manager._result_dispatcher._mapping[GcReq] = collection.take
     STARTUP.mark("tokenizer")
     if app is not None:
-        http.add_routes(app, frontend, link, broker, collection)
+        http.add_routes(app, frontend, link, broker)
+        add_gc_route(app, collection)
         accept_bodies(app, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
         if manager.is_generation:  # in front of that: bodies with embeddings are passed on
             shorten_scores(app, manager, partial(_packed_scores, frontend))

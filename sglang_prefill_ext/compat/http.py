@@ -10,24 +10,17 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import Depends, Request
-from fastapi.responses import JSONResponse
-from msgspec import to_builtins
 from sglang.srt.entrypoints.openai.protocol import ScoringRequest
-from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
-from sglang_prefill_ext.compat.gc_frontend import FrontendGc
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.patching import engine
-from sglang_prefill_ext.runtime.collector import action_of
 from sglang_prefill_ext.runtime.startup import STARTUP
 
 STATUS_PATH = "/prefill_only/status"
 EXPLAIN_PATH = "/prefill_only/explain"
-GC_PATH = "/prefill_only/gc"
 
 SERVER_MODULE = "sglang.srt.entrypoints.http_server"
 """Where the application is; not imported but looked up, since an offline `Engine` has none."""
@@ -43,11 +36,7 @@ def application() -> Any:
 
 
 def add_routes(
-    app: Any,
-    frontend: ScoreFrontend,
-    link: TokenizerManagerLink,
-    broker: Broker | None,
-    collection: FrontendGc,
+    app: Any, frontend: ScoreFrontend, link: TokenizerManagerLink, broker: Broker | None
 ) -> None:
     """Add our routes to SGLang's HTTP application."""
 
@@ -55,27 +44,10 @@ def add_routes(
         attached = [] if broker is None else broker.peers()
         return await _status(frontend, link) | {"attached": attached}
 
-    async def collect_garbage(raw_request: Request) -> Any:
-        try:
-            action = action_of(await raw_request.body())
-        except RequestError as error:
-            return _refusal(error)
-        reports, complete = await collection.act(action)
-        processes = [to_builtins(report) for report in reports]
-        return {"action": action, "complete": complete, "processes": processes}
-
     app.add_api_route(STATUS_PATH, status, methods=["GET"])
-    administrative = auth_level(AuthLevel.ADMIN_OPTIONAL)
-    app.add_api_route(GC_PATH, administrative(collect_garbage), methods=["POST"])
     server: Any = sys.modules[SERVER_MODULE]
     like_score = [Depends(server.validate_json_request)]
     app.add_api_route(EXPLAIN_PATH, _explain, methods=["POST"], dependencies=like_score)
-
-
-def _refusal(error: RequestError) -> JSONResponse:
-    """Return the answer to a wrong request, in the form of SGLang's OpenAI routes."""
-    body = {"object": "error", "message": str(error), "type": "BadRequestError"}
-    return JSONResponse(body | {"param": error.field, "code": 400}, 400)
 
 
 def note_explanation(request: Any, explanation: Callable[[], dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.client import Client, Json, score_body, wait_until
-from tests.integration.own_server import serving
+from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answer, assert_tokens_agree
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,11 +19,16 @@ SLOW_IMPORTS = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
 
 
 @pytest.fixture(scope="module")
-def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
+def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--tokenizer-worker-num", "2")
     model = model_dir("micro")
     with serving(model, "tokenizer_workers", *flags, env=SLOW_IMPORTS) as running:
-        yield running.client
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(running: Serving) -> Client:
+    return running.client
 
 
 def on_new_connection(client: Client, body: Json) -> Json:
@@ -98,7 +103,11 @@ def test_log_probs_and_tokens_agree(client: Client) -> None:
 
 
 @pytest.mark.patch("P43", "P44", "P45")
-def test_garbage_collection_is_controlled_in_every_process(client: Client) -> None:
+def test_garbage_collection_is_controlled_in_every_process(
+    running: Serving, client: Client
+) -> None:
+    # Each worker freezes after a warm-up of its own.
+    wait_until(lambda: running.server.log_path.read_text().count("ready to roll") == 2)
     before = client.collect_garbage("stats")
     roles = ["detokenizer", "scheduler", "tokenizer", "tokenizer", "tokenizer_router"]
     assert [each["role"] for each in before] == roles

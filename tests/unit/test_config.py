@@ -21,7 +21,7 @@ KNOBS = [*NUMBERS, *CHOICES, *PATHS]
 MEASURED = ("launch_tokens", "decode_step_tokens")
 """Numbers that are measured or estimated at start unless given."""
 
-MAY_BE_ZERO = (*MEASURED, "gather_ms")
+MAY_BE_ZERO = (*MEASURED, "gather_ms", "gc_idle_s")
 
 
 def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
