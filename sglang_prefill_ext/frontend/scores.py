@@ -25,7 +25,7 @@ def scores_from_values(
 ) -> Matrix:
     """Return `flat_scores` as one list a row, in the order of its labels."""
     flat = flat_scores(values, rows, apply_softmax=apply_softmax, temperature=temperature)
-    return [row.tolist() for row in split_rows(flat, rows)]
+    return _lists(flat, rows)
 
 
 def flat_scores(
@@ -61,6 +61,13 @@ def scores_of_reads(
 
 def logprob_rows(values: Float32Array, rows: PackedRows) -> Matrix:
     """Return the label log-probs (natural log), one list a row."""
+    return _lists(values, rows)
+
+
+def _lists(values: NDArray[Any], rows: PackedRows) -> Matrix:
+    if rows.shared_labels:  # one call makes all lists
+        matrix: Matrix = values.reshape(rows.num_rows, -1).tolist()
+        return matrix
     return [row.tolist() for row in split_rows(values, rows)]
 
 

@@ -143,6 +143,7 @@ async def test_without_the_extension_freezing_is_sglangs() -> None:
     assert seen == [manager]
 
 
+@pytest.mark.filterwarnings("ignore:ORJSONResponse")  # SGLang's way to say no
 @pytest.mark.parametrize(
     ("keys", "given", "status"),
     [
