@@ -19,9 +19,8 @@ from tests.unit.bench.servers import Servers
 from tests.unit.bench.stand_in import StandIn
 from tests.unit.bench.test_plan import CONFIG
 
-PLAN = SoakPlan(
-    0.3, 0.5, Shape(3, 2, 4), 2, 0.1, 0.1, extension_args=("--prefill-only-ageing", "3")
-)
+FLAGS = ("--prefill-only-ageing", "3")
+PLAN = SoakPlan(0.3, 0.5, Shape(3, 2, 4), 2, 0.1, 0.1, extension_args=FLAGS)
 
 
 @pytest.fixture
