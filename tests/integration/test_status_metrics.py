@@ -169,7 +169,7 @@ def test_pauses_of_every_process_are_exported(client: Client) -> None:
 
 
 def test_pauses_under_load_are_within_the_statistics(client: Client) -> None:
-    before = {each["pid"]: each["pauses"] for each in client.collect_garbage("stats")}
+    before = {each["pid"]: each["pauses"] for each in client.collect_garbage("freeze")}
     for seed in range(20):
         client.score(score_body(seed, 20, [3] * 100))
     after = client.collect_garbage("collect")
@@ -180,7 +180,7 @@ def test_pauses_under_load_are_within_the_statistics(client: Client) -> None:
         within = list(pauses["within_ms"].values())
         assert within == sorted(within)
         assert within[-1] <= pauses["count"]
-        assert sum(each["objects"]) < 200_000 < each["frozen"]  # what was there at the start
+        assert sum(each["objects"]) < each["frozen"]
 
 
 @pytest.mark.parametrize(
