@@ -58,7 +58,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
         tokenizer: JSON of the engine's fast tokenizer; empty where it has none.
         probes: texts, with the ids that the engine makes of them.
         declined: why no call of this engine is packed; empty if they are.
-        gc_thresholds: of the engine, see `gc.set_threshold`; None leaves Python's.
+        gc_thresholds: to set with a freeze, see `gc.set_threshold`; None leaves Python's.
     """
 
     model: str

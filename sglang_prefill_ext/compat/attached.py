@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
-from sglang.srt.runtime_context import get_device
 
 from sglang_prefill_ext.attach.address import checked_path, claim
 from sglang_prefill_ext.attach.broker import Broker
@@ -27,6 +26,7 @@ from sglang_prefill_ext.attach.messages import (
 )
 from sglang_prefill_ext.attach.tokenizer import PROBES
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
@@ -96,7 +96,7 @@ class AttachableEngine:
             tokenizer=self._tokenizer,
             probes=self._probes,
             declined=self.exchange.declined_reason or "",
-            gc_thresholds=get_device().gc_threshold,
+            gc_thresholds=thresholds_of_server(),
         )
 
     def count(self, beat: Beat) -> None:

@@ -16,7 +16,12 @@ from sglang_prefill_ext.compat.gc_control import act, collector_of
 from sglang_prefill_ext.compat.messages import GcReq
 from sglang_prefill_ext.frontend.roll_call import RollCall
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
-from sglang_prefill_ext.runtime.collector import GcAction, GcReport, collections_of_generations
+from sglang_prefill_ext.runtime.collector import (
+    FROZEN_THRESHOLDS,
+    GcAction,
+    GcReport,
+    collections_of_generations,
+)
 from sglang_prefill_ext.runtime.idle import IdleWatch
 from sglang_prefill_ext.runtime.startup import STARTUP
 
@@ -51,7 +56,7 @@ class FrontendGc:
 
     async def act(self, action: GcAction) -> Round:
         """Have every process act; those that are silent for too long are left out."""
-        manager, thresholds = self._manager, get_device().gc_threshold
+        manager, thresholds = self._manager, thresholds_of_server()
         manager.auto_create_handle_loop()
 
         def send(rid: str) -> None:
@@ -112,6 +117,11 @@ async def freeze_gc(original: Callable[[Any], Awaitable[None]], manager: Any) ->
         await original(manager)
     else:
         await control.freeze()
+
+
+def thresholds_of_server() -> list[int]:
+    """Return what a freeze sets, see `gc.set_threshold`: SGLang's flag, or our own."""
+    return list(get_device().gc_threshold or FROZEN_THRESHOLDS)
 
 
 def _answers_of_a_round() -> int:

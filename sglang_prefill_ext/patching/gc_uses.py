@@ -44,7 +44,7 @@ GC_USES = (
         id="U274",
         target=f"{_CONTEXT}.get_device",
         group=Group.FRONTEND,
-        used_by=("compat.gc_frontend", "compat.attached"),
+        used_by=("compat.gc_frontend",),
         why="thresholds of garbage collection",
         signature="()",
     ),

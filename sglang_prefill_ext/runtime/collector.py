@@ -19,6 +19,10 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import PauseMetrics
 from sglang_prefill_ext.runtime.pauses import PauseRecorder, Pauses
 
+FROZEN_THRESHOLDS = (10_000, 10, 10)
+"""Of a process that has frozen, unless SGLang's flag sets others: many more than Python's, since
+collecting the youngest 10,000 takes about a millisecond, and Python's 700 come with a few requests."""
+
 GROWN_OBJECTS = 20_000
 """Tracked objects since the last freeze from which an idle process freezes again: a full
 collection of so many takes about a millisecond."""

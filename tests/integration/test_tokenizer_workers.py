@@ -128,3 +128,4 @@ def test_garbage_collection_is_controlled_in_every_process(
     frozen = client.collect_garbage("freeze")
     assert all(each["frozen"] > 100_000 > sum(each["objects"]) for each in frozen)
     assert [each["pid"] for each in frozen] == [each["pid"] for each in before]
+    assert all(each["thresholds"] == [10_000, 10, 10] for each in frozen)

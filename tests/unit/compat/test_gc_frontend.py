@@ -77,6 +77,12 @@ async def test_a_round_asks_with_the_thresholds_of_the_server(collector: StubCol
     assert collector.asked == [(GcAction.COLLECT, False)]
 
 
+def test_without_the_flag_thresholds_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    unset = SimpleNamespace(gc_threshold=None)
+    monkeypatch.setattr(gc_frontend, "get_device", lambda: unset)
+    assert gc_frontend.thresholds_of_server() == [10_000, 10, 10]
+
+
 async def test_a_silent_scheduler_leaves_the_round_incomplete(
     collector: StubCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
