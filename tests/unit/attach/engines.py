@@ -70,6 +70,9 @@ class StubCollector(Collector):
         pauses = PauseRecorder().summary()
         return GcReport(1, "stub", [0, 0, 0], 0, [0, 0, 0], 0, list(thresholds or []), pauses)
 
+    def show_pauses(self) -> None:
+        pass
+
 
 class StubEngine:
     """Answers packed requests with zeros, and stock calls as told."""

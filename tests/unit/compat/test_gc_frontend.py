@@ -117,7 +117,6 @@ async def test_after_the_freeze_the_server_settles_when_idle(
     collector: StubCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gc_frontend, "_LOOK_S", 0.001)
-    monkeypatch.setattr(collector, "show_pauses", lambda: None)
     seen = iter(range(5))
     monkeypatch.setattr(gc_frontend, "_collections", lambda: next(seen, 5))
     monkeypatch.setattr(gc_frontend, "time", SimpleNamespace(monotonic=lambda: len(tick)))
