@@ -31,13 +31,20 @@ class LoadError(PrefillExtError):
     """The server failed under load, so that there is nothing to measure."""
 
 
-def post_bytes(path: str, body: bytes) -> bytes:
-    """A whole ``POST`` request with a JSON body, ready to be written to a connection."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
+def post_bytes(path: str, body: bytes, *headers: str) -> bytes:
+    """A whole ``POST`` request with a JSON body, ready to be written to a connection.
+
+    Args:
+        headers: further lines, as in ``name: value``.
+    """
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        *headers,
     )
-    return head.encode() + body
+    return "\r\n".join((*lines, "", "")).encode() + body
 
 
 def get_bytes(path: str) -> bytes:

@@ -207,6 +207,14 @@ class PrefillOnlyConfig:
             "help": "Cores that each of several schedulers has for itself; 0 binds none.",
         },
     )
+    gc_idle_s: int = field(
+        default=10,
+        metadata={
+            "least": 0,
+            "help": "For how long (s) the server must have been idle before its processes freeze "
+            "what has been added to garbage collection since; 0 never does.",
+        },
+    )
     attach: str = field(
         default="",
         metadata={

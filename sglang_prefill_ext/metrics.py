@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sglang_prefill_ext.runtime.pauses import BOUNDS_MS
 from sglang_prefill_ext.wire.packed import PackedRows
 
 _TOTALS = {
@@ -148,6 +149,31 @@ class SchedulerMetrics:
         if self._gauges:
             self._retried.inc(retried_forwards - self._retried_forwards)
             self._retried_forwards = retried_forwards
+
+
+class PauseMetrics:
+    """Pauses for garbage collection of one process in Prometheus.
+
+    Args:
+        prometheus_labels: of the model and of what the process is; None leaves Prometheus out.
+    """
+
+    def __init__(self, prometheus_labels: Mapping[str, str] | None = None) -> None:
+        self._histogram: Any = None
+        if prometheus_labels is not None:
+            # Imported late, like the counters below.
+            from prometheus_client import Histogram
+
+            name, text = "sglang:prefill_only_gc_pause_seconds", "Garbage collections, in seconds."
+            buckets = [bound / 1e3 for bound in BOUNDS_MS]
+            histogram = Histogram(name, text, tuple(prometheus_labels), buckets=buckets)
+            self._histogram = histogram.labels(**prometheus_labels)
+
+    def record(self, pauses_s: Iterable[float]) -> None:
+        """Add pauses, in s. Never call it from a collection, which may hold up a lock it needs."""
+        if self._histogram is not None:
+            for pause_s in pauses_s:
+                self._histogram.observe(pause_s)
 
 
 def _prometheus_counters(labels: tuple[str, ...]) -> dict[str, Any]:

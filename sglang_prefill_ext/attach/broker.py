@@ -26,6 +26,8 @@ from sglang_prefill_ext.attach.messages import (
     Farewell,
     FromEngine,
     FromFrontend,
+    GcAnswer,
+    GcCall,
     Hello,
     Refusal,
     Rows,
@@ -36,6 +38,8 @@ from sglang_prefill_ext.attach.messages import (
 )
 from sglang_prefill_ext.errors import DeadlineExceededError, PackingError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.roll_call import RollCall
+from sglang_prefill_ext.runtime.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
@@ -78,6 +82,7 @@ class Broker:
         self._path = path
         self._flag = flag
         self._peers: dict[bytes, _Peer] = {}
+        self._gc_calls: RollCall[list[GcReport]] = RollCall()
 
     def peers(self) -> list[dict[str, Any]]:
         """The attached front ends, for the status page."""
@@ -85,6 +90,18 @@ class Broker:
             {"pid": peer.pid, "in_flight": peer.in_flight, "encoder": peer.encoder}
             for peer in self._peers.values()
         ]
+
+    async def collect_garbage(
+        self, action: GcAction, thresholds: list[int] | None, timeout_s: float
+    ) -> list[list[GcReport]]:
+        """Have every front end act on its garbage collection; the silent are left out."""
+        sending: list[asyncio.Task[None]] = []
+
+        def call(rid: str) -> None:
+            message = GcCall(rid, action, thresholds)
+            sending.extend(asyncio.ensure_future(self._send(name, message)) for name in self._peers)
+
+        return await self._gc_calls.ask(call, len(self._peers), timeout_s)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -131,8 +148,10 @@ class Broker:
             peer.heard_s = time.monotonic()
             self._take_of(peer, name, message)
 
-    def _take_of(self, peer: _Peer, name: bytes, message: Call | Abort | Beat) -> None:
+    def _take_of(self, peer: _Peer, name: bytes, message: Call | Abort | Beat | GcAnswer) -> None:
         match message:
+            case GcAnswer():
+                self._gc_calls.deliver(message.rid, [message.report])
             case Beat():
                 peer.in_flight, peer.encoder = message.in_flight, message.encoder
                 self._engine.count(message)

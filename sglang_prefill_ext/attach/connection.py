@@ -15,10 +15,20 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from sglang_prefill_ext.attach import messages
-from sglang_prefill_ext.attach.messages import Beat, Facts, Farewell, FromFrontend, Hello, Refusal
+from sglang_prefill_ext.attach.messages import (
+    Beat,
+    Facts,
+    Farewell,
+    FromFrontend,
+    GcAnswer,
+    GcCall,
+    Hello,
+    Refusal,
+)
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +42,8 @@ class EngineConnection:
 
     Args:
         metrics: counts of this process, which are handed on to the engine.
+        collector: of this process; it freezes once there is a session, and does what the engine
+            asks for.
         on_change: called with every new session, and with None when one has ended.
     """
 
@@ -39,10 +51,12 @@ class EngineConnection:
         self,
         path: Path,
         metrics: FrontendMetrics,
+        collector: Collector,
         on_change: Callable[[Session | None], None] = lambda _: None,
     ) -> None:
         self._path = path
         self._metrics = metrics
+        self._collector = collector
         self._on_change = on_change
         self._connected = False
         self._session: Session | None = None
@@ -114,6 +128,8 @@ class EngineConnection:
                     self._close(message.message)
                 case Farewell():
                     self._close("The engine is going down. Try again when it is back.")
+                case GcCall():
+                    self._send(GcAnswer(message.rid, self._collect_garbage(message)))
                 case _ if self._session is not None:
                     self._session.deliver(message)
 
@@ -130,8 +146,14 @@ class EngineConnection:
         # Without a limit on what is queued a message is taken at once; who waits is on record.
         self._socket.send(messages.encode(message))
 
+    def _collect_garbage(self, call: GcCall) -> GcReport:
+        busy = self._session is not None and self._session.in_flight > 0
+        return self._collector.perform(call.action, call.rid, thresholds=call.thresholds, busy=busy)
+
     def _open(self, facts: Facts) -> None:
         self._session = Session(facts, self._send, self._metrics)
+        freeze = GcCall("attached", GcAction.FREEZE, facts.gc_thresholds)
+        self._collect_garbage(freeze)
         self._attached.set()
         logger.info("Attached to the engine of %s.", facts.model)
         self._on_change(self._session)

@@ -10,6 +10,8 @@
     StockScore, StockVectors, Abort ───►
                  ◄──────────────────────    StockAnswer, or StockError
     Beat         ──────────────────────►    every `BEAT_S`
+                 ◄──────────────────────    GcCall
+    GcAnswer     ──────────────────────►
                  ◄──────────────────────    Farewell, when the engine goes
 
 A front end whose version differs from the engine's is refused, so fields may change from release to
@@ -25,6 +27,7 @@ import msgspec
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.runtime.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
 
@@ -55,6 +58,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
         tokenizer: JSON of the engine's fast tokenizer; empty where it has none.
         probes: texts, with the ids that the engine makes of them.
         declined: why no call of this engine is packed; empty if they are.
+        gc_thresholds: to set with a freeze, see `gc.set_threshold`; None leaves Python's.
     """
 
     model: str
@@ -70,6 +74,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
     tokenizer: str
     probes: dict[str, list[int]]
     declined: str = ""
+    gc_thresholds: list[int] | None = None
 
 
 class Refusal(msgspec.Struct, tag=True, frozen=True):
@@ -139,14 +144,29 @@ class Beat(msgspec.Struct, tag=True, frozen=True):
     encoder: str = ""
 
 
+class GcCall(msgspec.Struct, tag=True, frozen=True):
+    """Act on the garbage collection of the front end's process (see `Collector.perform`)."""
+
+    rid: str
+    action: GcAction
+    thresholds: list[int] | None = None
+
+
+class GcAnswer(msgspec.Struct, tag=True, frozen=True):
+    """The answer to `GcCall`."""
+
+    rid: str
+    report: GcReport
+
+
 class Farewell(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
 Stock: TypeAlias = StockScore | StockVectors
 Call: TypeAlias = Rows | Stock
-FromFrontend: TypeAlias = Hello | Call | Abort | Beat
-FromEngine: TypeAlias = Facts | Refusal | RowsAnswer | StockAnswer | StockError | Farewell
+FromFrontend: TypeAlias = Hello | Call | Abort | Beat | GcAnswer
+FromEngine: TypeAlias = Facts | Refusal | RowsAnswer | StockAnswer | StockError | GcCall | Farewell
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_frontend = msgspec.msgpack.Decoder(FromFrontend).decode

@@ -17,6 +17,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching import engine
 from sglang_prefill_ext.patching.spec import Group
+from sglang_prefill_ext.runtime.startup import STARTUP
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ ATTRIBUTE = "_prefill_only"
 _HOME_MODULES = {
     Group.FRONTEND: "sglang.srt.managers.tokenizer_manager",
     Group.SCHEDULER: "sglang.srt.managers.scheduler",
+    Group.DETOKENIZER: "sglang.srt.managers.detokenizer_manager",
     Group.DP_CONTROLLER: "sglang.srt.managers.data_parallel_controller",
 }
 
@@ -41,6 +43,7 @@ class _Carrier:
 
 
 def _arrive_in_child(config: PrefillOnlyConfig) -> _Carrier:
+    STARTUP.mark("imports")
     load_plugins()
     # A child imports the module of its role before its arguments are unpickled; importing
     # the other roles' modules only to patch them would cost seconds of start-up.
@@ -62,6 +65,7 @@ def attach(server_args: Any, config: PrefillOnlyConfig) -> None:
     Raises:
         SystemExit: the installed SGLang differs from the patch table.
     """
+    STARTUP.mark("imports")
     _apply_or_exit(tuple(_HOME_MODULES))
     setattr(server_args, ATTRIBUTE, _Carrier(config))
 
@@ -75,6 +79,7 @@ def config_of(server_args: Any) -> PrefillOnlyConfig | None:
 def _apply_or_exit(groups: tuple[Group, ...]) -> None:
     try:
         engine.apply(groups)
+        STARTUP.mark("patches")
     except UnsupportedSGLangError as error:
         # SystemExit, because SGLang logs any other plugin error and serves unpatched.
         raise SystemExit(f"--enable-prefill-only cannot be honoured.\n{error}") from error

@@ -25,6 +25,7 @@ from sglang_prefill_ext.attach.messages import (
     StockVectors,
 )
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
@@ -93,6 +94,7 @@ class AttachableEngine:
             tokenizer=self._link.tokenizer_json,
             probes=self._probes,
             declined=self.exchange.declined_reason or "",
+            gc_thresholds=thresholds_of_server(),
         )
 
     def count(self, beat: Beat) -> None:

@@ -9,7 +9,8 @@ from sglang.srt.managers.io_struct import sock_send
 from sglang.srt.utils.watchdog import SubprocessWatchdog
 
 from sglang_prefill_ext.compat.activation import config_of
-from sglang_prefill_ext.compat.messages import PackedRowsReq
+from sglang_prefill_ext.compat.gc_control import act, collector_of
+from sglang_prefill_ext.compat.messages import GcReq, PackedRowsReq
 from sglang_prefill_ext.compat.several_schedulers import BOARD_ATTRIBUTE
 from sglang_prefill_ext.schedulers.balance import SchedulerLoads
 
@@ -31,7 +32,15 @@ def route_packed(_result: None, controller: Any) -> None:
             controller.refresh_load_budget()
         choose(message)
 
-    controller._request_dispatcher._mapping[PackedRowsReq] = dispatch
+    collector = collector_of("dp_controller")
+
+    def pass_on(message: GcReq) -> None:
+        act(collector, message)
+        controller.send_control_message(message)
+
+    handlers = controller._request_dispatcher._mapping
+    handlers[PackedRowsReq] = dispatch
+    handlers[GcReq] = pass_on
     _end_with_any_replica(controller)
 
 

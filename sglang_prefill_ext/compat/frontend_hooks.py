@@ -14,9 +14,11 @@ from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.gc_frontend import FrontendGc
+from sglang_prefill_ext.compat.gc_route import add_gc_route
 from sglang_prefill_ext.compat.generate_route import shorten_generate
 from sglang_prefill_ext.compat.http_errors import counted
-from sglang_prefill_ext.compat.messages import PackedRowsResult, PackedStatusResult
+from sglang_prefill_ext.compat.messages import GcReq, PackedRowsResult, PackedStatusResult
 from sglang_prefill_ext.compat.override_hooks import (
     accept_bodies,
     call_of,
@@ -33,6 +35,7 @@ from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.prompts import check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.runtime.startup import STARTUP
 
 _ATTRIBUTE = "_prefill_only_frontend"
 
@@ -62,8 +65,12 @@ def attach_frontend(_result: None, manager: Any) -> None:
     manager._result_dispatcher._mapping[PackedRowsResult] = on_result
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
     broker = accept_frontends(app, manager, link, frontend) if config.attach else None
+    collection = FrontendGc(manager, frontend, broker)
+    manager._result_dispatcher._mapping[GcReq] = collection.take
+    STARTUP.mark("tokenizer")
     if app is not None:
         http.add_routes(app, frontend, link, broker)
+        add_gc_route(app, collection)
         accept_bodies(app, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
         if manager.is_generation:  # in front of that: bodies with embeddings are passed on
             shorten_scores(app, manager, partial(_packed_scores, frontend))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +14,7 @@ from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedStatusReq, P
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.roll_call import RollCall
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
@@ -31,9 +30,7 @@ class TokenizerManagerLink:
         fast = getattr(manager.tokenizer, "is_fast", False)
         self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
         self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
-        self._status_lock = asyncio.Lock()
-        self._status_replies: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._status_rid = ""
+        self._statuses: RollCall[dict[str, Any]] = RollCall()
 
     @asynccontextmanager
     async def admission(self) -> AsyncIterator[None]:
@@ -84,23 +81,18 @@ class TokenizerManagerLink:
 
     async def scheduler_status(self) -> list[dict[str, Any]]:
         """Ask every replica for its packed queue and counters; silent ones are left out."""
-        self._manager.auto_create_handle_loop()
-        async with self._status_lock:
-            self._status_replies = asyncio.Queue()
-            self._status_rid = f"status-{uuid.uuid4().hex}"
-            self._manager._dispatch_to_scheduler(PackedStatusReq(rid=self._status_rid))
-            replies = []
-            try:
-                async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                    for _ in range(get_parallel().num_dp_ranks):
-                        replies.append(await self._status_replies.get())
-            except TimeoutError:
-                pass
+        manager = self._manager
+        manager.auto_create_handle_loop()
+
+        def ask(rid: str) -> None:
+            manager._dispatch_to_scheduler(PackedStatusReq(rid=rid))
+
+        replicas = get_parallel().num_dp_ranks
+        replies = await self._statuses.ask(ask, replicas, _STATUS_TIMEOUT_S)
         return sorted(replies, key=lambda reply: int(reply["dp_rank"]))
 
     def deliver_status(self, message: PackedStatusResult) -> None:
-        if message.rid == self._status_rid:  # else it comes too late for its own request
-            self._status_replies.put_nowait(json.loads(message.payload))
+        self._statuses.deliver(message.rid, json.loads(message.payload))
 
 
 def embedding_rows(manager: Any) -> int:

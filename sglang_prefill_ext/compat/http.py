@@ -17,6 +17,7 @@ from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.patching import engine
+from sglang_prefill_ext.runtime.startup import STARTUP
 
 STATUS_PATH = "/prefill_only/status"
 EXPLAIN_PATH = "/prefill_only/explain"
@@ -75,6 +76,7 @@ async def _status(frontend: ScoreFrontend, link: TokenizerManagerLink) -> dict[s
             "in_flight": frontend.exchange.in_flight,
             "tokenizer": link.texts.status(),
             "counters": frontend.metrics.as_dict(),
+            "startup": STARTUP.as_dict(),
             "patches": [state.as_dict() for state in engine.states()],
         },
         "schedulers": await link.scheduler_status(),

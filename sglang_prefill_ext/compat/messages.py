@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.managers.io_struct import BaseReq, hook_custom_types
+import msgspec
+from sglang.srt.managers.io_struct import BaseReq, FreezeGCReq, hook_custom_types
 
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.runtime.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.packed import (
     VECTOR_AND_STATE,
     WHOLE_VECTOR,
@@ -86,4 +88,14 @@ class PackedStatusResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     payload: bytes = b""
 
 
-hook_custom_types(PackedRowsReq, PackedRowsResult, PackedStatusReq, PackedStatusResult)
+class GcReq(FreezeGCReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Goes round all processes; each one acts, adds its report and passes it on.
+
+    It is a request of SGLang's to freeze, because those reach every detokenizer.
+    """
+
+    action: GcAction = GcAction.STATS
+    reports: list[GcReport] = msgspec.field(default_factory=list)
+
+
+hook_custom_types(PackedRowsReq, PackedRowsResult, PackedStatusReq, PackedStatusResult, GcReq)

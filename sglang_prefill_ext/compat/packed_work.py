@@ -10,6 +10,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.oneshot.execution import Accounts, DecodeShare, IterationPolicy
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.runtime.collector import Collector
 
 GRAPH_SPEEDUP = 4
 """How many times faster a decode step is as a CUDA graph than launched kernel by kernel: an
@@ -26,6 +27,7 @@ class PackedWork:
     runtime: PackedRuntime
     policy: IterationPolicy
     metrics: SchedulerMetrics
+    collector: Collector
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
 
@@ -70,8 +72,9 @@ class PackedWork:
         }
 
     def show_queue(self) -> None:
-        """Bring the queue's metrics up to date."""
+        """Bring the metrics up to date."""
         if self.metrics.enabled:
+            self.collector.show_pauses()
             self.metrics.update(self.queue, self.runtime.stats.retried_forwards)
 
     def _is_queue_late(self, now_ms: float) -> bool:
@@ -81,7 +84,9 @@ class PackedWork:
         return self.runtime.overdue(now_ms)
 
 
-def packed_work(scheduler: Any, runtime: PackedRuntime, config: PrefillOnlyConfig) -> PackedWork:
+def packed_work(
+    scheduler: Any, runtime: PackedRuntime, config: PrefillOnlyConfig, collector: Collector
+) -> PackedWork:
     """Set up the packed work of a scheduler as the flags ask for it."""
     launch_tokens = runtime.policy.launch_tokens
     share = DecodeShare(
@@ -92,7 +97,7 @@ def packed_work(scheduler: Any, runtime: PackedRuntime, config: PrefillOnlyConfi
     )
     shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
     labels = scheduler.metrics_collector.labels if shown else None
-    return PackedWork(runtime, IterationPolicy(share), SchedulerMetrics(labels))
+    return PackedWork(runtime, IterationPolicy(share), SchedulerMetrics(labels), collector)
 
 
 def _step_tokens(scheduler: Any, launch_tokens: int) -> int:

@@ -22,6 +22,7 @@ from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.runtime.startup import STARTUP
 from sglang_prefill_ext.schedulers.board import Board
 from sglang_prefill_ext.wire.result import PackedResult
 
@@ -87,6 +88,7 @@ def _set_up_executor(
         readout_bytes=config.readout_chunk_mib << 20,
         attention=resolve_attention(config.attention, model),
     )
+    STARTUP.mark("kernels")
 
     def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
         tensor = torch.tensor(numbers)
@@ -96,8 +98,10 @@ def _set_up_executor(
     measured = calibrate(
         executor, model.device, config.max_forward_tokens, largest_of_all_ranks, most_bytes
     )
+    STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)
     verdict = None
     if config.known_answers is KnownAnswers.ON:
         verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
+        STARTUP.mark("known_answers")
     return executor, measured, verdict

@@ -7,8 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from sglang.srt.runtime_context import get_serving
+
 from sglang_prefill_ext.compat.activation import config_of
+from sglang_prefill_ext.compat.gc_control import act, collector_of
 from sglang_prefill_ext.compat.messages import (
+    GcReq,
     PackedExpireReq,
     PackedRowsReq,
     PackedStatusReq,
@@ -17,6 +22,7 @@ from sglang_prefill_ext.compat.messages import (
 from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.compat.runtime_setup import set_up_runtime
 from sglang_prefill_ext.compat.scheduler_status import status_of
+from sglang_prefill_ext.runtime.startup import STARTUP
 
 _ATTRIBUTE = "_prefill_only"
 
@@ -30,9 +36,12 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     config = config_of(scheduler.server_args)
     if config is None:
         return
+    STARTUP.mark("model")
+    collector = collector_of("scheduler")
     runtime, widths, verdict = set_up_runtime(scheduler, config)
-    work = _process_work = packed_work(scheduler, runtime, config)
+    work = _process_work = packed_work(scheduler, runtime, config, collector)
     setattr(scheduler, _ATTRIBUTE, work)
+    STARTUP.log("scheduler")
 
     def on_request(message: PackedRowsReq) -> None:
         runtime.submit(
@@ -52,12 +61,28 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         status = status_of(scheduler, work, config, verdict)
         return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
+    def on_gc(message: GcReq) -> None:
+        act(collector, message, busy=not scheduler.is_fully_idle())
+        _gather_reports(message, scheduler.tp_cpu_group)
+        channels = scheduler.ipc_channels
+        channels.send_to_tokenizer.send_output(message, message)
+        if not get_serving().skip_tokenizer_init:  # else there is nobody behind that socket
+            channels.send_to_detokenizer.send_output(message, message)
+
     handlers = {
         PackedRowsReq: on_request,
         PackedExpireReq: on_expire,
         PackedStatusReq: on_status,
+        GcReq: on_gc,
     }
     scheduler._request_dispatcher._mapping.update(handlers)
+
+
+def _gather_reports(message: GcReq, group: Any) -> None:
+    """Replace the reports by those of all tensor-parallel ranks; only the first one can send."""
+    reports: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(reports, message.reports, group=group)
+    message.reports = [report for of_rank in reports for report in of_rank]
 
 
 def step_then_next_batch(

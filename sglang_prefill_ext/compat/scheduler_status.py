@@ -12,6 +12,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.known_answers import Verdict
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.patching import engine
+from sglang_prefill_ext.runtime.startup import STARTUP
 from sglang_prefill_ext.schedulers.placement import Placement
 
 
@@ -40,6 +41,7 @@ def status_of(
         "iterations": {name: asdict(account) for name, account in work.accounts.of.items()},
         "memory": _memory(scheduler),
         "placement": asdict(Placement.of_this_process()),
+        "startup": STARTUP.as_dict(),
         "patches": [state.as_dict() for state in engine.states()],
     }
 

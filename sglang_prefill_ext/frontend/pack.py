@@ -38,7 +38,10 @@ def pack_token_ids(
         check_prompt([], vocab_size, field="items")
     prefix = shared_prefix_len(items, known=len(query))
     inside = prefix - len(query)
-    if inside >= 0:
+    if inside == 0:  # the usual case, in which nothing needs to be copied
+        parts = [query, *items]
+        lens = list(map(len, items))
+    elif inside > 0:
         parts = [query, items[0][:inside], *(item[inside:] for item in items)]
         lens = [len(item) - inside for item in items]
     else:

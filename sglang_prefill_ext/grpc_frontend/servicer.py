@@ -24,6 +24,7 @@ from sglang_prefill_ext.grpc_frontend.auth import BearerAuth
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Settings
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.runtime.collector import Collector
 
 _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 _ATTACH_S = 2.0
@@ -57,7 +58,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         ConfigError: a file of the settings cannot be used, or the port.
     """
     metrics, health_of_engine = FrontendMetrics(), Health()
-    engine = EngineConnection(settings.attach, metrics, health_of_engine.show)
+    collector = Collector("grpc_front_end")
+    engine = EngineConnection(settings.attach, metrics, collector, health_of_engine.show)
     async with engine.running():
         server = _server(settings, PrefillService(engine, metrics), health_of_engine)
         # One that takes the place of another must not refuse what the other's neighbours can serve.

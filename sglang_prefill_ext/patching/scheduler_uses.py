@@ -68,7 +68,7 @@ SCHEDULER_USES = (
         group=Group.SCHEDULER,
         used_by=(
             *"compat.scheduler_status compat.frontend_link compat.runtime_setup".split(),
-            "compat.several_schedulers",
+            *("compat.several_schedulers", "compat.gc_frontend"),
         ),
         why="rank and number of replicas",
         signature="()",

@@ -9,6 +9,7 @@ import io
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 
@@ -42,34 +43,55 @@ def names_in(source: str) -> frozenset[str]:
 
     Empty for text that is not a statement of its own, such as a lambda cut from its line.
     """
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return frozenset()
-    found = (ast.unparse(n) for n in ast.walk(tree) if isinstance(n, (ast.Name, ast.Attribute)))
-    return frozenset(found)
+    nodes = ast.walk(_parsed(source))
+    return frozenset(ast.unparse(n) for n in nodes if isinstance(n, (ast.Name, ast.Attribute)))
 
 
 def missing_members(owner: type, names: Iterable[str]) -> list[str]:
     """The names that neither the class nor a base defines, declares or assigns to ``self``."""
     missing = [name for name in names if not hasattr(owner, name)]
     for base in owner.__mro__:
-        if not missing:  # reading the source of a class is slow
-            break
-        known = inspect.get_annotations(base).keys() | _assigned_to_self(source_of(base))
-        missing = [name for name in missing if name not in known]
+        declared = inspect.get_annotations(base)
+        missing = [n for n in missing if n not in declared and not _assigns(base, n)]
     return missing
+
+
+def _assigns(owner: type, name: str) -> bool:
+    """Whether a method assigns the name to ``self``.
+
+    Reading source is slow, that of a class above all, for which Python parses its whole module;
+    so only the methods whose code mentions the name are read.
+    """
+    methods = (underlying(raw) for raw in vars(owner).values())
+    return any(
+        name in _assigned_to_self(source_of(method))
+        for method in methods
+        if inspect.isfunction(method) and name in _mentioned(method.__code__)
+    )
+
+
+def _mentioned(code: CodeType) -> set[str]:
+    inner = (_mentioned(const) for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _assigned_to_self(source: str) -> set[str]:
     return {
         node.attr
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(_parsed(source))
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     }
+
+
+def _parsed(source: str) -> ast.Module:
+    """The tree of the source; empty for text that is not a statement of its own."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        return ast.Module(body=[], type_ignores=[])
 
 
 def fingerprint(source: str) -> str:

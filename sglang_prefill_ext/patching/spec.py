@@ -23,6 +23,7 @@ class Group(StrEnum):
     FLAGS = "flags"  # always: they add options and change nothing until one is used
     FRONTEND = "frontend"  # with the flag on: tokenizer manager, HTTP, Engine
     SCHEDULER = "scheduler"  # with the flag on: the scheduler of every rank
+    DETOKENIZER = "detokenizer"  # with the flag on: every detokenizer
     DP_CONTROLLER = "dp_controller"  # with the flag on: the data-parallel controller
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
 from sglang_prefill_ext.patching.frontend_patches import FRONTEND_PATCHES
+from sglang_prefill_ext.patching.gc_patches import GC_PATCHES
 from sglang_prefill_ext.patching.lora_patches import LORA_PATCHES
 from sglang_prefill_ext.patching.replica_patches import REPLICA_PATCHES
 from sglang_prefill_ext.patching.scheduler_patches import SCHEDULER_PATCHES
@@ -13,6 +14,7 @@ PATCHES: tuple[Patch, ...] = (
     *FLAG_PATCHES,
     *SCHEDULER_PATCHES,
     *FRONTEND_PATCHES,
+    *GC_PATCHES,
     *REPLICA_PATCHES,
     *LORA_PATCHES,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.architecture_uses import ARCHITECTURE_USES
 from sglang_prefill_ext.patching.embed_uses import EMBED_USES
+from sglang_prefill_ext.patching.gc_uses import GC_USES
 from sglang_prefill_ext.patching.lora_uses import LORA_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
@@ -210,6 +211,7 @@ USES: tuple[Use, ...] = (
     *TOKEN_USES,
     *ARCHITECTURE_USES,
     *OVERRIDE_USES,
+    *GC_USES,
     *REPLICA_USES,
     *LORA_USES,
 )

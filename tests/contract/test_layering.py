@@ -78,6 +78,8 @@ ZONES = {
             "patching.frontend_patches",
             "patching.lora_patches",
             "patching.lora_uses",
+            "patching.gc_patches",
+            "patching.gc_uses",
             "patching.model_uses",
             "patching.order_uses",
             "patching.override_uses",
@@ -96,6 +98,9 @@ ZONES = {
             "patching.uses",
             "schedulers",
             "schedulers.*",
+            "runtime",
+            "runtime.idle",
+            "runtime.pauses",
         ),
         zones=("errors",),
         libraries=(
@@ -104,6 +109,9 @@ ZONES = {
         ),
     ),
     "metrics": Zone(("metrics",), zones=("pure",), libraries=("prometheus_client",)),
+    "runtime": Zone(
+        ("runtime.*",), zones=("errors", "pure", "metrics"), libraries=("msgspec", "psutil")
+    ),
     "frontend": Zone(
         ("frontend", "frontend.*"),
         zones=("errors", "pure", "metrics"),
@@ -116,12 +124,12 @@ ZONES = {
     ),
     "attach": Zone(
         ("attach", "attach.*"),
-        zones=("errors", "pure", "metrics", "frontend", "tokenization"),
+        zones=("errors", "pure", "metrics", "runtime", "frontend", "tokenization"),
         libraries=("msgspec", "zmq"),
     ),
     "grpc": Zone(
         ("grpc_frontend", "grpc_frontend.*"),
-        zones=("errors", "pure", "metrics", "frontend", "attach"),
+        zones=("errors", "pure", "metrics", "runtime", "frontend", "attach"),
         libraries=(
             *("google", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_tools"),
             *("msgspec", "numpy", "typer"),
@@ -148,10 +156,10 @@ ZONES = {
     "border": Zone(
         ("compat", "compat.*"),
         zones=(
-            *("errors", "pure", "metrics", "frontend", "tokenization", "attach", "tensors"),
-            "engine",
+            *("errors", "pure", "metrics", "runtime", "frontend", "tokenization", "attach"),
+            *("tensors", "engine"),
         ),
-        libraries=("sglang", "torch", "numpy", "fastapi", "starlette"),
+        libraries=("sglang", "torch", "numpy", "fastapi", "msgspec", "starlette"),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
     "models": Zone(
@@ -178,6 +186,7 @@ LIGHT = (
     "errors",
     "pure",
     "metrics",
+    "runtime",
     "frontend",
     "tokenization",
     "client",

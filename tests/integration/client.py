@@ -79,6 +79,15 @@ class Client:
             | _flat("scheduler", scheduler["counters"])
         )
 
+    def collect_garbage(self, action: str) -> list[Json]:
+        """Have every process of the server act; return their reports."""
+        response = self.post("/prefill_only/gc", {"action": action})
+        assert response.status_code == 200, response.text
+        answer: Json = response.json()
+        assert (answer["action"], answer["complete"]) == (action, True)
+        reports: list[Json] = answer["processes"]
+        return reports
+
     @contextmanager
     def counting(self) -> Iterator[Counter[str]]:
         """Fill the yielded counter, on leaving, with what moved meanwhile."""

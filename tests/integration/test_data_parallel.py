@@ -115,3 +115,16 @@ def test_aborts_reach_every_replica(client: Client) -> None:
 def test_generation_still_works(client: Client) -> None:
     assert len(client.generate([5, 6, 7], 12)) == 12
     assert client.http.get("/health_generate").status_code == 200
+
+
+def test_every_process_reports_its_garbage_collection(client: Client) -> None:
+    roles = ["detokenizer", "dp_controller", "scheduler", "scheduler", "tokenizer"]
+    before = client.collect_garbage("stats")
+    assert [each["role"] for each in before] == roles
+    # The message goes round once for each replica, and is acted on once.
+    after = client.collect_garbage("collect")
+    counted = [
+        new["collections"][2] - old["collections"][2]
+        for old, new in zip(before, after, strict=True)
+    ]
+    assert counted == [1] * len(roles)

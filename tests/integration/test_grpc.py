@@ -263,6 +263,15 @@ def test_a_call_that_is_late_or_cancelled_leaves_nothing_behind(
     assert stub.Score(request_of(IDS)).usage.path == pb.PATH_PACKED
 
 
+def test_garbage_collection_reaches_attached_front_ends(client: Client, stub: PrefillStub) -> None:
+    assert stub.Score(request_of(IDS)).usage.path == pb.PATH_PACKED
+    reports = client.collect_garbage("stats")
+    attached = {each["pid"] for each in client.status()["attached"]}
+    assert {each["pid"] for each in reports if each["role"] == "grpc_front_end"} == attached
+    assert len(attached) == 2
+    assert all(each["frozen"] > 10_000 for each in reports)
+
+
 # Who is let in
 
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_prefill_ext import __version__
-from tests.integration.client import Client, Json, score_body
+from tests.integration.client import Client, Json, score_body, wait_until
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -153,3 +153,56 @@ def exported(text: str, name: str, label: str) -> dict[str, Any]:
         for sample in family.samples
         if sample.name == full
     }
+
+
+def test_pauses_of_every_process_are_exported(client: Client) -> None:
+    reports = {each["role"]: each for each in client.collect_garbage("collect")}
+    assert set(reports) == {"detokenizer", "scheduler", "tokenizer"}
+    counted = {
+        sample.labels["role"]: sample.value
+        for family in text_string_to_metric_families(client.http.get("/metrics").text)
+        for sample in family.samples
+        if sample.name == "sglang:prefill_only_gc_pause_seconds_count"
+    }
+    for role, report in reports.items():
+        assert 0 < report["pauses"]["count"] <= counted[role]
+
+
+def test_pauses_under_load_are_within_the_statistics(client: Client) -> None:
+    before = {each["pid"]: each["pauses"] for each in client.collect_garbage("freeze")}
+    for seed in range(20):
+        client.score(score_body(seed, 20, [3] * 100))
+    after = client.collect_garbage("collect")
+    for each in after:
+        pauses = each["pauses"]
+        assert pauses["count"] > before[each["pid"]]["count"]
+        assert 0 < pauses["longest_ms"] <= pauses["total_ms"]
+        within = list(pauses["within_ms"].values())
+        assert within == sorted(within)
+        assert within[-1] <= pauses["count"]
+        assert sum(each["objects"]) < each["frozen"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [("[]", "body"), ("{}", "action"), ('{"action": "stop"}', "action")]
+)
+def test_a_wrong_action_is_refused_by_field(client: Client, body: str, param: str) -> None:
+    answer = client.http.post("/prefill_only/gc", content=body)
+    assert (answer.status_code, answer.json()["param"]) == (400, param)
+    assert param in answer.json()["message"]
+
+
+def test_the_start_is_shown_by_stage(client: Client) -> None:
+    # SGLang's warm-up may end a little after the server answers.
+    wait_until(lambda: "freeze" in client.status()["frontend"]["startup"])
+    status = client.status()
+    stages = {"frontend": status["frontend"]["startup"]}
+    stages["scheduler"] = status["schedulers"][0]["startup"]
+    names = ["imports", "patches", "model", "kernels", "calibration", "known_answers", "total"]
+    assert list(stages["scheduler"]) == names
+    front = ["imports", "patches", "tokenizer", "warm_up", "freeze", "total"]
+    assert list(stages["frontend"]) == front
+    for each in stages.values():
+        assert each["total"] == pytest.approx(sum(list(each.values())[:-1]), abs=0.01)
+    # The scheduler had measured and checked its kernels when the server said that it is ready.
+    assert stages["scheduler"]["total"] < stages["frontend"]["total"]

@@ -121,3 +121,10 @@ def test_a_late_request_expires_on_both_ranks(client: Client) -> None:
     assert set(statuses[1::2]) <= {200, 504}
     assert moved["scheduler.requests.expired"] == statuses.count(504) > 0
     assert_paths_agree(client, bodies[0])
+
+
+def test_both_ranks_report_their_garbage_collection(client: Client) -> None:
+    reports = client.collect_garbage("collect")
+    assert [each["role"] for each in reports] == ["detokenizer", *["scheduler"] * 2, "tokenizer"]
+    assert len({each["pid"] for each in reports}) == 4
+    assert all(each["pauses"]["count"] > 0 for each in reports)

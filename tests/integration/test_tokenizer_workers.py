@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.client import Client, Json, score_body, wait_until
-from tests.integration.own_server import serving
+from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answer, assert_tokens_agree
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,11 +19,16 @@ SLOW_IMPORTS = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
 
 
 @pytest.fixture(scope="module")
-def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
+def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--tokenizer-worker-num", "2")
     model = model_dir("micro")
     with serving(model, "tokenizer_workers", *flags, env=SLOW_IMPORTS) as running:
-        yield running.client
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(running: Serving) -> Client:
+    return running.client
 
 
 def on_new_connection(client: Client, body: Json) -> Json:
@@ -95,3 +100,32 @@ def test_log_probs_and_tokens_agree(client: Client) -> None:
         with fresh.http:
             assert_tokens_agree(fresh, seed)
     assert packed_in_all(client) == before + 4 * 2
+
+
+@pytest.mark.patch("P43", "P44", "P45")
+def test_garbage_collection_is_controlled_in_every_process(
+    running: Serving, client: Client
+) -> None:
+    # Each worker freezes after a warm-up of its own.
+    wait_until(lambda: running.server.log_path.read_text().count("ready to roll") == 2)
+    before = client.collect_garbage("stats")
+    roles = ["detokenizer", "scheduler", "tokenizer", "tokenizer", "tokenizer_router"]
+    assert [each["role"] for each in before] == roles
+    assert len({each["pid"] for each in before}) == len(roles)
+    assert all(each["frozen"] > 100_000 for each in before)  # since the warm-up
+
+    unfrozen = client.collect_garbage("unfreeze")
+    assert [each["frozen"] for each in unfrozen] == [0] * len(roles)
+    assert all(sum(each["objects"]) > 100_000 for each in unfrozen)
+
+    collected = client.collect_garbage("collect")
+    for old, new in zip(unfrozen, collected, strict=True):
+        assert new["pid"] == old["pid"]
+        assert new["collections"][2] > old["collections"][2]
+        assert new["pauses"]["count"] > old["pauses"]["count"]
+        assert new["pauses"]["longest_ms"] > 0
+
+    frozen = client.collect_garbage("freeze")
+    assert all(each["frozen"] > 100_000 > sum(each["objects"]) for each in frozen)
+    assert [each["pid"] for each in frozen] == [each["pid"] for each in before]
+    assert all(each["thresholds"] == [10_000, 10, 10] for each in frozen)

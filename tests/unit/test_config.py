@@ -22,7 +22,7 @@ MEASURED = ("launch_tokens", "decode_step_tokens")
 """Numbers that are measured or estimated at start unless given."""
 
 ZERO = (*MEASURED, "scheduler_cores")
-MAY_BE_ZERO = (*ZERO, "gather_ms")
+MAY_BE_ZERO = (*ZERO, "gather_ms", "gc_idle_s")
 
 
 def test_every_knob_has_a_usable_default_and_a_help_text() -> None:

@@ -6,7 +6,7 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_prefill_ext.metrics import FrontendMetrics, SchedulerMetrics
+from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics, SchedulerMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 
 LABELS = {"model_name": "m", "tp_rank": "0"}
@@ -50,7 +50,7 @@ def test_totals_are_counted_one_by_one() -> None:
 def registry(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
     """A registry of its own, since a metric can be registered only once a process."""
     registry = CollectorRegistry()
-    for name in ("Counter", "Gauge"):
+    for name in ("Counter", "Gauge", "Histogram"):
         made = partial(getattr(prometheus_client, name), registry=registry)
         monkeypatch.setattr(prometheus_client, name, made)
     return registry
@@ -136,3 +136,22 @@ def test_a_scheduler_without_labels_shows_nothing(registry: CollectorRegistry) -
     metrics.update(QUEUE, retried_forwards=1)
     assert not metrics.enabled
     assert list(registry.collect()) == []
+
+
+def test_pauses_are_a_histogram_in_seconds(registry: CollectorRegistry) -> None:
+    labels = {"model_name": "m", "role": "scheduler"}
+    metrics = PauseMetrics(labels)
+    metrics.record([0.0004, 0.004])
+    metrics.record([0.019, 3.0])
+    name = "sglang:prefill_only_gc_pause_seconds"
+    assert registry.get_sample_value(f"{name}_count", labels) == 4
+    assert registry.get_sample_value(f"{name}_sum", labels) == pytest.approx(3.0234)
+    bounds = {"0.001": 1, "0.002": 1, "0.005": 2, "0.02": 3, "1.0": 3, "+Inf": 4}
+    for bound, count in bounds.items():
+        assert registry.get_sample_value(f"{name}_bucket", labels | {"le": bound}) == count
+
+
+def test_without_prometheus_pauses_are_not_even_read() -> None:
+    pauses = iter([1.0])
+    PauseMetrics().record(pauses)
+    assert list(pauses) == [1.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from sglang_prefill_ext.attach.messages import Beat, Facts, Stock, StockAnswer, 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
+from sglang_prefill_ext.runtime.pauses import PauseRecorder
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
@@ -48,6 +50,28 @@ def facts(**changes: object) -> Facts:
         "probes": {"a b x": [1, 2, 0]},
     }
     return Facts(**(known | changes))  # type: ignore[arg-type]
+
+
+class StubCollector(Collector):
+    """Reports, and leaves the garbage collection of the tests alone."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[GcAction, bool]] = []
+
+    def perform(
+        self,
+        action: GcAction,
+        rid: str,
+        *,
+        thresholds: Sequence[int] | None = None,
+        busy: bool = False,
+    ) -> GcReport:
+        self.asked.append((action, busy))
+        pauses = PauseRecorder().summary()
+        return GcReport(1, "stub", [0, 0, 0], 0, [0, 0, 0], 0, list(thresholds or []), pauses)
+
+    def show_pauses(self) -> None:
+        pass
 
 
 class StubEngine:
@@ -97,7 +121,7 @@ async def attached(
 ) -> AsyncIterator[tuple[Broker, EngineConnection, FrontendMetrics]]:
     """A broker and a front end that is attached to it, over a real socket."""
     broker, metrics = Broker(engine, path, flag="--attach"), FrontendMetrics()
-    connection = EngineConnection(path, metrics)
+    connection = EngineConnection(path, metrics, StubCollector())
     async with broker.running(), connection.running():
         assert await connection.wait_attached(10)
         yield broker, connection, metrics

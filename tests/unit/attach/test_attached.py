@@ -26,9 +26,10 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.runtime.collector import GcAction
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
-from tests.unit.attach.engines import StubEngine, attached, facts, until
+from tests.unit.attach.engines import StubCollector, StubEngine, attached, facts, until
 from tests.unit.frontend.links import stub_answer
 
 ROWS = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), int_array([4, 5]), NO_INTS)
@@ -108,8 +109,9 @@ async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
     engine = StubEngine()
     engine.fall_silent()
     broker = Broker(engine, path, flag="--attach")
-    async with broker.running(), EngineConnection(path, FrontendMetrics()).running():
-        connection = EngineConnection(path, FrontendMetrics())
+    other = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with broker.running(), other.running():
+        connection = EngineConnection(path, FrontendMetrics(), StubCollector())
         async with connection.running():
             assert await connection.wait_attached(10)
             session = connection.session
@@ -129,7 +131,9 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
     engine = StubEngine()
     engine.fall_silent()
     changes: list[bool] = []
-    connection = EngineConnection(path, FrontendMetrics(), lambda s: changes.append(s is not None))
+    connection = EngineConnection(
+        path, FrontendMetrics(), StubCollector(), lambda s: changes.append(s is not None)
+    )
     async with connection.running():
         with pytest.raises(EngineUnavailableError, match="No engine answers at"):
             _ = connection.session
@@ -174,7 +178,7 @@ async def test_an_engine_that_stands_still_or_dies_ends_its_calls(
     path: Path, number: signal.Signals
 ) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, path, cwd=ROOT)
-    connection = EngineConnection(path, FrontendMetrics())
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
     try:
         async with connection.running():
             assert await connection.wait_attached(60)
@@ -194,7 +198,7 @@ async def test_another_version_is_refused_with_what_to_do(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sglang_prefill_ext.attach.broker.__version__", "0.0.0")
-    connection = EngineConnection(path, FrontendMetrics())
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
     async with Broker(StubEngine(), path, flag="--attach").running(), connection.running():
         await until(lambda: "Install the same" in caplog.text)
         await asyncio.sleep(0.1)
@@ -275,3 +279,20 @@ async def test_bytes_that_are_no_message_harm_nobody(path: Path, parts: list[byt
         await until(lambda: connection._session is None)
         await until(lambda: connection._session is not None)
         assert (await ask(connection.session)).status == "ok"
+
+
+async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(path: Path) -> None:
+    engine = StubEngine()
+    metrics, collector = FrontendMetrics(), StubCollector()
+    broker = Broker(engine, path, flag="--attach")
+    connection = EngineConnection(path, metrics, collector)
+    async with broker.running(), connection.running():
+        assert await connection.wait_attached(5)
+        ((report,),) = await broker.collect_garbage(GcAction.STATS, [9, 9, 9], 5)
+    assert collector.asked == [(GcAction.FREEZE, False), (GcAction.STATS, False)]
+    assert (report.role, report.thresholds) == ("stub", [9, 9, 9])
+
+
+async def test_a_silent_front_end_is_left_out(path: Path) -> None:
+    async with attached(StubEngine(), path) as (broker, _, _):
+        assert await broker.collect_garbage(GcAction.STATS, None, 0.0) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
 from dataclasses import dataclass, field
@@ -34,12 +35,14 @@ class StandIn:
     id_shift: int = 0
     extension_id_shift: int = 0
     declines: bool = False
+    shift_per_request: float = 0.0
     seen: list[dict[str, object]] = field(default_factory=list)
 
     def score(self, body: bytes) -> bytes:
         request = json.loads(body)
         self.seen.append(request)
         self.packed += self.counts_packed
+        self.shift += self.shift_per_request
         query = sum(request["query"])
         first = [(query + sum(item)) % 997 / 997 + self.shift for item in request["items"]]
         answer = {"scores": [[p, 1 - p] for p in first]}
@@ -65,6 +68,8 @@ class StandIn:
     def _body(self, head: bytes, body: bytes) -> bytes:
         if head.startswith(b"POST /v1/score "):
             return self.score(body)
+        if head.startswith(b"POST /prefill_only/gc "):
+            return self._gc_reports()
         assert head.startswith(b"GET /prefill_only/status ")
         counters = {"forwards": self.packed, "requests": {"ok": self.packed}}
         scheduler = {"counters": counters, "busy_s": time.perf_counter() / 4}
@@ -73,6 +78,12 @@ class StandIn:
             "schedulers": [scheduler],
         }
         return json.dumps(status).encode()
+
+    def _gc_reports(self) -> bytes:
+        """Of one process, this one, with a short pause for every packed request."""
+        pauses = {"count": self.packed, "within_ms": {"20": self.packed}}
+        report = {"pid": os.getpid(), "role": "scheduler", "pauses": pauses}
+        return json.dumps({"complete": not self.declines, "processes": [report]}).encode()
 
     async def _stream(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
         """Each event repeats all tokens so far, as SGLang's do."""

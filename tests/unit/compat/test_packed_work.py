@@ -13,6 +13,7 @@ from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.attach.engines import StubCollector
 from tests.unit.oneshot.jobs import IdleExecutor, request
 
 BUDGET = ForwardBudget(1000)
@@ -49,7 +50,7 @@ def answers() -> Answers:
 @pytest.fixture
 def work(answers: Answers) -> PackedWork:
     runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET, launch_tokens=1))
-    return packed_work(scheduler(), runtime, CONFIG)
+    return packed_work(scheduler(), runtime, CONFIG, StubCollector())
 
 
 def submit(work: PackedWork, rid: str, tokens: int, deadline_ms: float | None = None) -> None:
@@ -84,7 +85,7 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
 def test_the_longest_wait_is_a_flag() -> None:
     config = PrefillOnlyConfig(decode_slowdown=1, max_wait_steps=2)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=1))
-    work = packed_work(scheduler(), runtime, config)
+    work = packed_work(scheduler(), runtime, config, StubCollector())
     submit(work, "a", 3)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
 
@@ -97,7 +98,7 @@ def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
 ) -> None:
     config = PrefillOnlyConfig(decode_step_tokens=given)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=100))
-    work = packed_work(scheduler(replays_graphs=replays_graphs), runtime, config)
+    work = packed_work(scheduler(replays_graphs=replays_graphs), runtime, config, StubCollector())
     assert work.policy.share.step_tokens == step_tokens
 
 

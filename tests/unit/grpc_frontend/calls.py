@@ -16,7 +16,7 @@ from sglang_prefill_ext.grpc_frontend import prefill_pb2_grpc
 from sglang_prefill_ext.grpc_frontend.auth import BearerAuth
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.metrics import FrontendMetrics
-from tests.unit.attach.engines import StubEngine
+from tests.unit.attach.engines import StubCollector, StubEngine
 
 
 def int32(values: Sequence[int]) -> bytes:
@@ -62,7 +62,7 @@ async def listening(
 ) -> AsyncIterator[tuple[str, FrontendMetrics]]:
     """The address of a front end that is attached to a stub."""
     metrics = FrontendMetrics()
-    connection = EngineConnection(path, metrics)
+    connection = EngineConnection(path, metrics, StubCollector())
     server = grpc.aio.server(interceptors=[BearerAuth(tokens)] if tokens else [])
     service = PrefillService(connection, metrics)
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)

@@ -1,0 +1,1 @@
+"""Whether a server stays what it was over a long time of steady load."""

@@ -1,0 +1,129 @@
+"""What a long run looks like by windows of time, and whether it ended as it began (pure)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+LONG_PAUSE_MS = 20
+"""A bound of the server's own histogram."""
+MOST_DRIFT = 0.02
+"""Aim: throughput and memory at the end differ from the start by at most so much."""
+
+_ENDS = 5  # the first and the last fifth of the windows are compared
+
+
+@dataclass(frozen=True, slots=True)
+class SoakWindow:
+    """A part of the run.
+
+    Attributes:
+        end_s: after the start of the load.
+        requests_per_s: answered in it.
+        p50_ms, p99_ms: latency from the scheduled arrival, of what was answered in it.
+        memory_mib: resident memory at its end, by process.
+    """
+
+    end_s: float
+    requests_per_s: float
+    p50_ms: float
+    p99_ms: float
+    memory_mib: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the end of a run differs from its start.
+
+    Attributes:
+        throughput_drift: of the last fifth to the first one, as a share; negative is slower.
+        memory_drift: likewise, of the process whose memory has changed most.
+        pauses: for garbage collection meanwhile, in all processes.
+        long_pauses: of these, how many took more than `LONG_PAUSE_MS`.
+    """
+
+    throughput_drift: float
+    memory_drift: float
+    pauses: int
+    long_pauses: int
+
+    @property
+    def passed(self) -> bool:
+        drifts = (self.throughput_drift, self.memory_drift)
+        return not self.long_pauses and all(abs(each) <= MOST_DRIFT for each in drifts)
+
+
+def windows_of(
+    ended_s: Sequence[float],
+    latencies_s: Sequence[float],
+    samples: Sequence[tuple[float, dict[str, float]]],
+) -> list[SoakWindow]:
+    """Cut a run at the times at which memory was sampled.
+
+    Args:
+        ended_s: when each answer was complete, after the start of the load.
+        latencies_s: of the same answers.
+        samples: time after the start, ascending, and memory in MiB by process.
+
+    Returns:
+        A window for each sample; latencies are NaN where nothing was answered.
+    """
+    ends, latencies = np.array(ended_s), np.array(latencies_s)
+    windows, begin_s = [], 0.0
+    for end_s, memory_mib in samples:
+        inside = latencies[(ends > begin_s) & (ends <= end_s)] * 1e3
+        p50, p99 = np.percentile(inside, [50, 99]) if len(inside) else (np.nan, np.nan)
+        rate = len(inside) / (end_s - begin_s)
+        windows.append(SoakWindow(end_s, rate, float(p50), float(p99), memory_mib))
+        begin_s = end_s
+    return windows
+
+
+def verdict_of(
+    windows: Sequence[SoakWindow],
+    before: Sequence[Mapping[str, Any]],
+    after: Sequence[Mapping[str, Any]],
+) -> Verdict:
+    """Compare the ends of a run.
+
+    Args:
+        windows: in order; at least one.
+        before, after: what the processes reported of their garbage collection.
+    """
+    part = max(1, len(windows) // _ENDS)
+    first, last = windows[:part], windows[-part:]
+    (pauses, long_pauses), (old, old_long) = _pauses(after), _pauses(before)
+    return Verdict(
+        throughput_drift=_drift(
+            [window.requests_per_s for window in first], [window.requests_per_s for window in last]
+        ),
+        memory_drift=max(_memory_drifts(first, last), key=abs, default=0.0),
+        pauses=pauses - old,
+        long_pauses=long_pauses - old_long,
+    )
+
+
+def _memory_drifts(first: Sequence[SoakWindow], last: Sequence[SoakWindow]) -> list[float]:
+    """Of each process."""
+    return [
+        _drift(
+            [window.memory_mib[process] for window in first],
+            [window.memory_mib[process] for window in last],
+        )
+        for process in first[0].memory_mib
+    ]
+
+
+def _drift(first: Sequence[float], last: Sequence[float]) -> float:
+    return statistics.mean(last) / statistics.mean(first) - 1.0
+
+
+def _pauses(reports: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """All pauses of all processes, and the long ones."""
+    pauses = [report["pauses"] for report in reports]
+    count = sum(each["count"] for each in pauses)
+    return count, count - sum(each["within_ms"][str(LONG_PAUSE_MS)] for each in pauses)

@@ -1,0 +1,91 @@
+"""What control of garbage collection uses of SGLang; a part of `uses.USES`."""
+
+from __future__ import annotations
+
+from sglang_prefill_ext.patching.spec import Group, Use
+
+_MANAGERS = "sglang.srt.managers"
+_CONTEXT = "sglang.srt.runtime_context"
+
+GC_USES = (
+    Use(
+        id="U270",
+        target=f"{_MANAGERS}.io_struct.FreezeGCReq",
+        group=Group.FRONTEND,
+        used_by=("compat.messages", "compat.gc_frontend", "compat.gc_control"),
+        why="a message that reaches every detokenizer",
+        members=("gc_threshold", "rid", "http_worker_ipc"),
+    ),
+    Use(
+        id="U271",
+        target=f"{_MANAGERS}.multi_tokenizer_mixin.SocketMapping",
+        group=Group.FRONTEND,
+        used_by=("compat.gc_frontend", "compat.gc_control"),
+        why="from one tokenizer worker to another",
+        members=("send_output",),
+    ),
+    Use(
+        id="U272",
+        target=f"{_MANAGERS}.multi_tokenizer_mixin.MultiTokenizerRouter",
+        group=Group.FRONTEND,
+        used_by=("compat.gc_control",),
+        why="which tokenizer workers there are",
+        members=("all_worker_ipcs", "socket_mapping"),
+    ),
+    Use(
+        id="U273",
+        target=f"{_CONTEXT}.get_serving",
+        group=Group.FRONTEND,
+        used_by=("compat.gc_control", "compat.gc_frontend", "compat.scheduler_hooks"),
+        why="how many processes there are, and the model's name",
+        signature="()",
+    ),
+    Use(
+        id="U274",
+        target=f"{_CONTEXT}.get_device",
+        group=Group.FRONTEND,
+        used_by=("compat.gc_frontend",),
+        why="thresholds of garbage collection",
+        signature="()",
+    ),
+    Use(
+        id="U275",
+        target=f"{_CONTEXT}.get_observability",
+        group=Group.FRONTEND,
+        used_by=("compat.gc_control",),
+        why="whether there are metrics",
+        signature="()",
+    ),
+    Use(
+        id="U276",
+        target=f"{_MANAGERS}.detokenizer_manager.DetokenizerManager",
+        group=Group.DETOKENIZER,
+        used_by=("compat.gc_control",),
+        why="handles our message, and sends it on",
+        members=("_request_dispatcher",),
+    ),
+    Use(
+        id="U277",
+        target=f"{_MANAGERS}.data_parallel_controller.DataParallelController.send_control_message",
+        group=Group.DP_CONTROLLER,
+        used_by=("compat.dp_hooks",),
+        why="a message to all replicas",
+        signature="(self, obj)",
+    ),
+    Use(
+        id="U278",
+        target="sglang.srt.utils.auth.auth_level",
+        group=Group.FRONTEND,
+        used_by=("compat.gc_route",),
+        why="our administrative route is protected like SGLang's",
+        signature="(level)",
+    ),
+    Use(
+        id="U279",
+        target="sglang.srt.utils.auth.AuthLevel",
+        group=Group.FRONTEND,
+        used_by=("compat.gc_route",),
+        why="likewise",
+        members=("ADMIN_OPTIONAL",),
+    ),
+)

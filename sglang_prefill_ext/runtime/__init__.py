@@ -1,0 +1,1 @@
+"""What a process does beside its requests: garbage collection, and how it started."""

@@ -1,0 +1,47 @@
+"""How long each stage of a process's start took."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import psutil
+
+logger = logging.getLogger(__name__)
+
+
+class Startup:
+    """The stages of one process's start, each from the end of the one before.
+
+    Args:
+        begun_s: when the process began, in Unix time.
+        clock: returns the Unix time.
+    """
+
+    def __init__(self, begun_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._begun_s = self._last_s = begun_s
+        self._stages: dict[str, float] = {}
+
+    def mark(self, stage: str) -> None:
+        """Note that a stage has ended now; one that comes again counts its first time only."""
+        if stage in self._stages:
+            return
+        now_s = self._clock()
+        self._stages[stage] = max(now_s - self._last_s, 0.0)
+        self._last_s = now_s
+
+    def as_dict(self) -> dict[str, float]:
+        """Seconds by stage, in order, and their sum as ``total``."""
+        seconds = {**self._stages, "total": self._last_s - self._begun_s}
+        return {stage: round(value, 3) for stage, value in seconds.items()}
+
+    def log(self, role: str) -> None:
+        """Write the stages to the log."""
+        stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in self.as_dict().items())
+        logger.info("Prefill-only serving: start of the %s: %s", role, stages)
+
+
+STARTUP = Startup(psutil.Process().create_time())
+"""Of this process."""

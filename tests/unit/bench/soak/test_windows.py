@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.soak.windows import SoakWindow, Verdict, verdict_of, windows_of
+
+
+def test_a_run_is_cut_at_the_samples() -> None:
+    windows = windows_of(
+        [0.5, 1.0, 1.5, 3.5],
+        [0.1, 0.3, 0.2, 0.4],
+        [(1.0, {"a": 5.0}), (3.0, {"a": 6.0}), (4.0, {})],
+    )
+    assert [window.requests_per_s for window in windows] == [2.0, 0.5, 1.0]
+    assert [window.p50_ms for window in windows] == pytest.approx([200, 200, 400])
+    assert windows[0].p99_ms == pytest.approx(298)
+    assert [window.memory_mib for window in windows] == [{"a": 5.0}, {"a": 6.0}, {}]
+
+
+def test_a_window_without_answers_has_no_latency() -> None:
+    (window,) = windows_of([], [], [(2.0, {})])
+    assert window.requests_per_s == 0
+    assert math.isnan(window.p50_ms)
+
+
+@given(st.lists(st.floats(0.01, 9.9), min_size=1), st.lists(st.floats(0.1, 9.9), unique=True))
+def test_every_answer_is_in_one_window(ended_s: list[float], cuts: list[float]) -> None:
+    samples = [(at, dict[str, float]()) for at in (*sorted(cuts), 10.0)]
+    windows = windows_of(ended_s, ended_s, samples)
+    begins = [0.0, *(window.end_s for window in windows)]
+    counted = [
+        window.requests_per_s * (window.end_s - begin_s)
+        for window, begin_s in zip(windows, begins, strict=False)
+    ]
+    assert sum(counted) == pytest.approx(len(ended_s))
+
+
+def _windows(rates: list[float], memory: list[float]) -> list[SoakWindow]:
+    return [
+        SoakWindow(float(at), rate, 1.0, 2.0, {"steady": 50.0, "other": mib})
+        for at, (rate, mib) in enumerate(zip(rates, memory, strict=True), start=1)
+    ]
+
+
+def _report(count: int, short: int) -> dict[str, object]:
+    return {"pauses": {"count": count, "within_ms": {"20": short}}}
+
+
+def test_the_last_fifth_is_compared_with_the_first() -> None:
+    rates = [100.0] * 2 + [7.0] * 6 + [98.0, 99.0]
+    memory = [200.0] * 2 + [900.0] * 6 + [205.0, 207.0]
+    verdict = verdict_of(_windows(rates, memory), [_report(5, 4)], [_report(9, 8), _report(3, 2)])
+    assert verdict.throughput_drift == pytest.approx(-0.015)
+    assert verdict.memory_drift == pytest.approx(0.03)
+    assert (verdict.pauses, verdict.long_pauses) == (7, 1)
+
+
+def test_a_single_window_has_no_drift() -> None:
+    verdict = verdict_of(_windows([5.0], [6.0]), [_report(1, 1)], [_report(2, 2)])
+    assert verdict == Verdict(0.0, 0.0, pauses=1, long_pauses=0)
+    assert verdict.passed
+
+
+@pytest.mark.parametrize(
+    ("verdict", "passed"),
+    [
+        (Verdict(0.02, -0.02, 100, 0), True),
+        (Verdict(-0.021, 0.0, 0, 0), False),
+        (Verdict(0.0, 0.021, 0, 0), False),
+        (Verdict(0.0, 0.0, 1, 1), False),
+    ],
+)
+def test_all_aims_must_be_met(verdict: Verdict, passed: bool) -> None:
+    assert verdict.passed == passed

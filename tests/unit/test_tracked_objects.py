@@ -1,0 +1,129 @@
+"""A packed request leaves the garbage collector next to nothing to look at, however many rows.
+
+Every object that the collector tracks brings its next run nearer and makes it longer.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.attach.messages import (
+    Rows,
+    RowsAnswer,
+    decode_from_engine,
+    decode_from_frontend,
+    encode,
+)
+from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.scores import scores_from_values
+from sglang_prefill_ext.oneshot.admission import QueueLimits
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
+from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.wire.packed import Float32Array, int_array
+from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.row_bytes import RowBytes
+
+VOCAB = 1000
+POLICY = SchedulingPolicy(
+    budget=ForwardBudget(1 << 20),
+    order=Order.SRPT,
+    ageing=2,
+    launch_tokens=100,
+    limits=QueueLimits(tokens=1 << 20, rows=1 << 20, bytes=1 << 30),
+)
+
+
+class Completion:
+    def __init__(self, values: Float32Array) -> None:
+        self._values = values
+
+    def wait(self) -> Float32Array:
+        return self._values
+
+
+class Executor:
+    asynchronous = False
+
+    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
+        return Completion(np.zeros(len(plan.label_ids), dtype=np.float32))
+
+
+class Tracked:
+    """Counts tracked objects that are alive at the same time, at most, while inside."""
+
+    def __enter__(self) -> Tracked:
+        gc.collect()
+        gc.disable()
+        self.most = 0
+        self._before = gc.get_count()[0]
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        self._look()
+        gc.enable()
+
+    def _look(self, *_: object) -> None:
+        self.most = max(self.most, gc.get_count()[0] - self._before)
+
+
+def tracked_by_stage(num_rows: int) -> dict[str, int]:
+    """Serve a scoring request of so many rows; return the tracked objects of each stage."""
+    rng = random.Random(1)
+    query = [rng.randrange(VOCAB) for _ in range(50)]
+    items = [[rng.randrange(VOCAB) for _ in range(5)] for _ in range(num_rows)]
+    labels = int_array([5, 9]), int_array([])
+    results: list[PackedResult] = []
+    runtime = PackedRuntime(Executor(), lambda _job, result: results.append(result), POLICY)
+    with Tracked() as packing:
+        rows = pack_token_ids(query, items, False, labels, VOCAB)
+    with Tracked() as sending:
+        message = encode(Rows("1", RowBytes.of(rows), RequestOptions()))
+        arrived = decode_from_frontend(message)
+    assert isinstance(arrived, Rows)
+    with Tracked() as serving:
+        runtime.submit("1", arrived.row_bytes.rows(), None)
+        while not results:
+            runtime.step()
+    with Tracked() as answering:
+        answer = decode_from_engine(encode(RowsAnswer("1", results[0])))
+    assert isinstance(answer, RowsAnswer)
+    with Tracked() as reading:
+        values = answer.result.row_values()
+        scores = scores_from_values(values, rows, apply_softmax=True, temperature=1.0)
+    assert len(scores) == num_rows
+    stages = {"packing": packing, "sending": sending, "serving": serving}
+    stages |= {"answering": answering, "reading": reading}
+    return {name: stage.most for name, stage in stages.items()}
+
+
+def test_rows_add_no_tracked_objects_but_the_lists_of_the_answer() -> None:
+    few, many = tracked_by_stage(10), tracked_by_stage(1010)
+    added = {name: (many[name] - few[name]) / 1000 for name in many}
+    assert added == {
+        "packing": pytest.approx(0, abs=0.01),
+        "sending": pytest.approx(0, abs=0.01),
+        "serving": pytest.approx(0, abs=0.01),
+        "answering": pytest.approx(0, abs=0.01),
+        "reading": pytest.approx(1, abs=0.01),
+    }
+    assert sum(few.values()) < 250
+
+
+def test_the_count_sees_objects() -> None:
+    with Tracked() as tracked:
+        kept = [[] for _ in range(100)]  # type: ignore[var-annotated]
+    assert 100 <= tracked.most <= 110
+    assert len(kept) == 100
