@@ -48,10 +48,10 @@ class KnownAnswers(StrEnum):
 class TokenizerChoice(StrEnum):
     """Which library encodes texts; one that differs from Hugging Face's anywhere never does."""
 
-    AUTO = "auto"  # the fastest of those that are installed
+    AUTO = "auto"  # fastokens if it is installed and faster
     HUGGINGFACE = "huggingface"
     FASTOKENS = "fastokens"
-    GIGATOKEN = "gigatoken"
+    GIGATOKEN = "gigatoken"  # its memory grows with every new word
 
 
 class PrefixSplice(StrEnum):
@@ -149,7 +149,8 @@ class PrefillOnlyConfig:
         default=TokenizerChoice.AUTO,
         metadata={
             "help": "Which library encodes texts, once its ids have equalled Hugging Face's on "
-            "100,000 texts: auto (the fastest installed), huggingface, fastokens, or gigatoken."
+            "100,000 texts: auto (fastokens if installed and faster), huggingface, fastokens, or "
+            "gigatoken (its memory grows with every new word)."
         },
     )
     prefix_splice: PrefixSplice = field(

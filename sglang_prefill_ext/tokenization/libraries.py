@@ -15,6 +15,10 @@ from sglang_prefill_ext.tokenization.encoder import Encoder, flat
 
 LIBRARIES = (TokenizerChoice.FASTOKENS, TokenizerChoice.GIGATOKEN)
 
+_BOUNDED = (TokenizerChoice.FASTOKENS,)
+"""Those whose memory has a bound. gigatoken 0.10.0 remembers every word that it has met, for ever,
+so a server that anybody may send texts to uses it only where its operator says so."""
+
 
 class FastokensEncoder:
     """A tokenizer in `fastokens`.
@@ -71,8 +75,8 @@ def load(library: TokenizerChoice, json: str) -> Encoder:
 
 
 def candidates(choice: TokenizerChoice) -> list[TokenizerChoice]:
-    """Return the installed libraries among which a choice lies; none for `huggingface`."""
-    wanted = LIBRARIES if choice == TokenizerChoice.AUTO else (choice,)
+    """Return the installed libraries that a choice allows; none for `huggingface`."""
+    wanted = _BOUNDED if choice == TokenizerChoice.AUTO else (choice,)
     return [each for each in LIBRARIES if each in wanted and find_spec(each) is not None]
 
 

@@ -28,21 +28,33 @@ def chosen(kind: str, directory: Path, wanted: TokenizerChoice = TokenizerChoice
 
 @pytest.mark.parametrize("kind", PROVEN)
 def test_only_what_equals_hugging_face_is_ever_chosen(kind: str, tmp_path: Path) -> None:
-    made = chosen(kind, tmp_path)
-    assert made.verdicts.keys() == {"fastokens", "gigatoken"}
-    assert made.best.name == min(made.speeds, key=made.speeds.__getitem__)
-    passed = {name for name, verdict in made.verdicts.items() if verdict.passed}
-    assert made.speeds.keys() == {"huggingface", *passed}
     texts = ["one", "Two words, 漢字!", " <s>x</s> "]
-    assert lists(made.best.rows(texts)) == TokenizerCopy(json_of(kind)).encode(
-        texts, continued=True
-    )
+    wanted = TokenizerCopy(json_of(kind)).encode(texts, continued=True)
+    for wish in TokenizerChoice:
+        made = chosen(kind, tmp_path, wish)
+        passed = {name for name, verdict in made.verdicts.items() if verdict.passed}
+        assert made.best.name in {"huggingface", *passed}
+        assert made.speeds.keys() == {"huggingface", *passed}
+        assert lists(made.best.rows(texts)) == wanted
+
+
+def test_the_faster_one_is_chosen_of_those_whose_memory_has_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for us, best in (
+        ({"huggingface": 2.0, "fastokens": 1.0}, "fastokens"),
+        ({"huggingface": 1.0, "fastokens": 2.0}, "huggingface"),
+    ):
+        monkeypatch.setattr(choice, "us_per_text", lambda encoder, us=us: us[encoder.name])
+        made = chosen("gpt2", tmp_path)
+        assert (made.verdicts.keys(), made.best.name) == ({"fastokens"}, best)
 
 
 def test_both_libraries_equal_hugging_face_on_byte_level_tokenizers(tmp_path: Path) -> None:
     for kind in ("gpt2", "llama3", "qwen"):
-        for name, verdict in chosen(kind, tmp_path).verdicts.items():
-            assert (kind, name, verdict.difference) == (kind, name, "")
+        for library in libraries.LIBRARIES:
+            (verdict,) = chosen(kind, tmp_path, library).verdicts.values()
+            assert (kind, library, verdict.difference) == (kind, library, "")
             assert verdict.texts == TEXTS
 
 

@@ -198,7 +198,7 @@ def test_libraries_are_judged_beside_the_serving(
     monkeypatch.setattr(
         choice,
         "us_per_text",
-        lambda encoder: {"huggingface": 3.0, "fastokens": 1.0, "gigatoken": 2.0}[encoder.name],
+        lambda encoder: {"huggingface": 3.0, "fastokens": 1.0}[encoder.name],
     )
     source = json_of("llama3")
     plain = TokenizerCopy(source)
@@ -209,7 +209,7 @@ def test_libraries_are_judged_beside_the_serving(
     assert encoder.wait_until_ready(60)
     status = encoder.status()
     assert (status["ready"], status["encoder"]) == (True, "fastokens")
-    assert status["libraries"]["gigatoken"]["texts"] == 500
+    assert status["libraries"]["fastokens"]["texts"] == 500
     assert encoder.encode(["one two"]) == plain.encode(["one two"])
 
 
