@@ -13,6 +13,7 @@ _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 
 _MESSAGES = ("0003-plugin-message-types.patch",)
+_WATCHED = ("0022-watch-data-parallel-replicas.patch",)
 _EMBEDDING = ("0016-embedding-fast-path.patch",)
 _SCORE = ("0005-score-fast-path.patch",)
 _TOKENS = ("0018-offer-tokenized-requests.patch",)
@@ -22,6 +23,7 @@ _PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-id
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
 _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
+_HAS_WATCHED = (f"{_MANAGERS}.data_parallel_controller.DataParallelController.watch_replicas",)
 _HAS_EMBEDDING = (f"{_TOKENIZER_MANAGER}.execute_embedding",)
 _HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
 _HAS_TOKENS = (f"{_TOKENIZER_MANAGER}.take_tokenized_request",)
@@ -152,11 +154,12 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_HOOKS}.dp_hooks:route_packed",
         group=Group.DP_CONTROLLER,
-        why="Messages of unknown type go to every replica: each would do the same packed work.",
+        why="Messages of unknown type go to every replica: each would do the same packed work. Nor "
+        "would anyone notice a replica that is killed, and its callers would wait.",
         signature="(self)",
         relies_on=("self._request_dispatcher", "TypeBasedDispatcher", "self.send_control_message"),
         fingerprints={"0.5.23": "ded2b688c2b4edf97a91aa309ff0de0e208e950e0ecf5bb95cf10b7815f1bdda"},
-        diffs=_MESSAGES,
-        remove_when=_HAS_MESSAGES,
+        diffs=(*_MESSAGES, *_WATCHED),
+        remove_when=(*_HAS_MESSAGES, *_HAS_WATCHED),
     ),
 )
