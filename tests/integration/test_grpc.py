@@ -103,15 +103,20 @@ def assert_answers(answer: pb.ScoreResponse, wanted: Json) -> None:
 
 
 def test_front_ends_encode_shared_text_once(client: Client, stub: PrefillStub) -> None:
-    before = client.counters()["frontend.spliced"]
+    before = client.counters()
+    sent: list[pb.ScoreResponse] = []
+
+    def moved(name: str) -> int:
+        return client.counters()[name] - before[name]
 
     def spliced() -> bool:  # not before a front end is ready, and not by every call
-        stub.Score(request_of(TEXTS))
-        return client.counters()["frontend.spliced"] > before
+        sent.append(stub.Score(request_of(TEXTS)))
+        return moved("frontend.spliced") > 0
 
     wait_until(spliced)
-    assert client.counters()["frontend.encoding_mismatches"] == 0
     wait_until(lambda: {each["encoder"] for each in client.status()["attached"]} == {"fastokens"})
+    wait_until(lambda: moved("frontend.requests.packed") == len(sent))  # the rest comes later
+    assert moved("frontend.encoding_mismatches") == 0
 
 
 @pytest.mark.parametrize("body", [IDS, TEXTS, OWN_LABELS], ids=["ids", "texts", "own labels"])
