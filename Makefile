@@ -30,7 +30,7 @@ check: setup
 	$(BIN)/python -m pytest -q tests/contract
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(SHARE) tests --ignore tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 $(SHARE) tests --ignore tests/kernels
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q $(SHARE) tests/kernels
 
 # On a machine with a Hopper GPU: the kernels compiled, then their speed. Needs torch and triton only.
