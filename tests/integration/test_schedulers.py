@@ -57,6 +57,12 @@ def stock_tokens(client: Client) -> list[int]:
     return [sum(each["stock_tokens"] for each in one["iterations"].values()) for one in found]
 
 
+def stock_load(client: Client) -> list[int]:
+    """Tokens of SGLang's own requests, as each scheduler last published them."""
+    loads = client.http.get("/v1/loads", params={"include": "core"}).json()["loads"]
+    return [load["num_used_tokens"] + load["num_waiting_uncached_tokens"] for load in loads]
+
+
 def pid_of(client: Client, rank: int) -> int:
     pid: int = client.status()["schedulers"][rank]["placement"]["pid"]
     return pid
@@ -66,6 +72,7 @@ def pid_of(client: Client, rank: int) -> int:
 def long_request_waits(client: Client) -> Iterator[Future[Json]]:
     """The first scheduler stands still with a long request, so whatever runs, others run."""
     client.wait_idle()
+    wait_until(lambda: not any(stock_load(client)))  # else one might stop with a load still shown
     with ThreadPoolExecutor(1) as pool, stopped(pid_of(client, 0)):
         answer = pool.submit(client.score, LONG)
         wait_until(lambda: client.status()["frontend"]["in_flight"] == 1)
