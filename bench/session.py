@@ -18,9 +18,9 @@ from bench.load import (
 )
 from bench.plan import PATHS, STOCK, Case, Plan, make_cases
 from bench.record import Result
+from bench.server import MeasuredServer
 from bench.status import status_page
 from bench.workloads import ClosedLoop, Load, Shape
-from sglang_prefill_ext.local_server import LocalServer
 
 _MIN_REQUESTS = 20
 
@@ -61,7 +61,7 @@ class ModelRun:
                 self.tell(f"{self.preset}: start {repeat + 1} of {path}")
                 log = self.model.parent / f"{self.preset}-{path}.log"
                 args = self.plan.server_args(path)
-                with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+                with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
                     self._check_before_timing(path, server.port, cases)
                     for case in cases:
                         for load in self.plan.ordered_loads():

@@ -10,8 +10,8 @@ import psutil
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, EXTENSION
+from bench.server import MeasuredServer
 from bench.status import packed_counters
-from sglang_prefill_ext.local_server import LocalServer
 
 _ARGS = ("--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning", *BEST_STOCK_ARGS)
 _ENV = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": "1"}
@@ -38,11 +38,11 @@ def measure(model: Path, path: str, pools: list[list[bytes]], seconds: float) ->
     """Start a server and send it the bodies of each pool, one request at a time."""
     flags = [*_ARGS, "--enable-prefill-only"] if path == EXTENSION else [*_ARGS]
     log = model.parent / f"{path}.log"
-    with LocalServer(model, flags, env=_ENV, log_path=log) as server:
+    with MeasuredServer(model, flags, env=_ENV, log_path=log) as server:
         return [_cost(server, path, pool, seconds) for pool in pools]
 
 
-def _cost(server: LocalServer, path: str, bodies: list[bytes], seconds: float) -> Cost:
+def _cost(server: MeasuredServer, path: str, bodies: list[bytes], seconds: float) -> Cost:
     pool = [post_bytes("/v1/score", body) for body in bodies]
     run_loop(closed_loop(server.port, pool, 1, _WARM_UP))
     counts = path == EXTENSION
@@ -58,7 +58,7 @@ def _cost(server: LocalServer, path: str, bodies: list[bytes], seconds: float) -
     return Cost(seen.percentile_ms(50) * 1e3, cpu, forward)
 
 
-def _cpu_s(server: LocalServer) -> dict[str, float]:
+def _cpu_s(server: MeasuredServer) -> dict[str, float]:
     """CPU seconds of the server's processes so far, by role."""
     spent: dict[str, float] = {}
     for pid in server.pids:

@@ -15,9 +15,9 @@ from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, STOCK
 from bench.record import Result
+from bench.server import MeasuredServer
 from bench.session import packed_requests, result_of
 from bench.workloads import ClosedLoop
-from sglang_prefill_ext.local_server import LocalServer
 
 _QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 """Of both servers: idle loops and a log line a request take the cores from what is measured."""
@@ -94,7 +94,7 @@ class DecisionRun:
         flags += ["--enable-prefill-only"] if path == EXTENSION else []
         env = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": str(self.threads)}
         log = self.model.parent / f"{path}.log"
-        with LocalServer(self.model, flags, env=env, log_path=log) as server:
+        with MeasuredServer(self.model, flags, env=env, log_path=log) as server:
             for count in self.clients:
                 packed_before = packed_requests(server.port)
                 window = Window(self.seconds, 2 * count)

@@ -16,8 +16,8 @@ from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, closed_loop, open_loop, poisson_arrivals, run_loop
 from bench.plan import EXTENSION, PATHS, STOCK
 from bench.score_gate import ScoreGate
+from bench.server import MeasuredServer
 from bench.workloads import Shape, draw_requests, generate_body, score_body
-from sglang_prefill_ext.local_server import LocalServer
 
 _PROMPTS = 16
 _POOL_REQUESTS = 64
@@ -89,7 +89,7 @@ class DecodeRun:
                 args = self.plan.server_args(path)
                 env = KEEP_ALIVE_ENV | SINGLE_THREADED
                 with (
-                    LocalServer(self.model, args, env=env, log_path=log) as server,
+                    MeasuredServer(self.model, args, env=env, log_path=log) as server,
                     scheduler_apart(server.pids),
                 ):
                     self._check_before_timing(path, server.port, case)

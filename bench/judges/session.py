@@ -11,7 +11,7 @@ import httpx
 
 from bench.judges.opinion import Opinion, Verdict, compare
 from bench.plan import EXTENSION, PATHS
-from sglang_prefill_ext.local_server import LocalServer
+from bench.server import MeasuredServer
 
 _ARGS = ("--disable-radix-cache", "--sleep-on-idle", "--log-level-http", "warning")
 _STATUS_PATH = "/prefill_only/status"
@@ -50,7 +50,7 @@ def judge_both(judge: Judge, model: Path, tell: Callable[[str], None]) -> Verdic
         tell(f"{judge.name}: {path}")
         flags = [*_ARGS, *judge.flags, *(["--enable-prefill-only"] if path == EXTENSION else [])]
         log = model.parent / f"{path}.log"
-        with LocalServer(model, flags, log_path=log) as server:
+        with MeasuredServer(model, flags, log_path=log) as server:
             before = _requests_by_path(server.base_url) if path == EXTENSION else Counter()
             opinions[path] = judge.ask(server.base_url, model, model.parent / path)
             if path == EXTENSION:

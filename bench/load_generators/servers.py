@@ -14,22 +14,23 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.http_client import KEEP_ALIVE_ENV, LoadError
-from sglang_prefill_ext.local_server import LocalServer, free_port, server_env
+from bench.server import MeasuredServer
+from sglang_prefill_ext.local_server import free_port, server_env
 
 _START_S = 60.0
 
 
 @contextmanager
-def engine(model: Path, flags: Sequence[str], log: Path) -> Iterator[LocalServer]:
+def engine(model: Path, flags: Sequence[str], log: Path) -> Iterator[MeasuredServer]:
     """Run a server."""
-    with LocalServer(model, flags, env=KEEP_ALIVE_ENV, log_path=log) as server:
+    with MeasuredServer(model, flags, env=KEEP_ALIVE_ENV, log_path=log) as server:
         yield server
 
 
 @contextmanager
 def attachable_engine(
     model: Path, flags: Sequence[str], log: Path, front_ends: int
-) -> Iterator[tuple[LocalServer, int]]:
+) -> Iterator[tuple[MeasuredServer, int]]:
     """Run a server and gRPC front ends that are attached to it.
 
     Yields:

@@ -21,9 +21,9 @@ from bench.mixed.mix import Mix, MixResult, draw_mix, slowdowns
 from bench.mixed.plan import EXTENSION_ARGS, SATURATED_BY, MixPlan
 from bench.plan import STOCK
 from bench.score_gate import ScoreGate
+from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ScoreRequest, Shape, draw_requests, score_body
-from sglang_prefill_ext.local_server import LocalServer
 
 _GATE_PER_LENGTH = 4
 _IDLE_TURNS, _IDLE_PER_TURN = 5, 30  # several turns, so that no moment decides
@@ -67,7 +67,7 @@ class MixRun:
             self.tell(f"{self.preset}: start of {variant}")
             log = self.model.parent / f"{self.preset}-mixed.log"
             args = self.plan.server_args(variant)
-            with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+            with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
                 self._check_before_timing(variant, server.port)
                 idle_ms = self._idle_ms(variant, server.port)
                 if variant in SATURATED_BY:

@@ -13,9 +13,10 @@ from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, Plan, make_cases
 from bench.schedulers.model import Costs, Machine, bound
+from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ClosedLoop, Shape
-from sglang_prefill_ext.local_server import LocalServer, has_accelerator
+from sglang_prefill_ext.local_server import has_accelerator
 from sglang_prefill_ext.schedulers.placement import usable_cores
 
 STOCK = 0
@@ -92,7 +93,7 @@ class SchedulersRun:
             self.tell(f"{self.model.name}: {name_of(schedulers)}")
             log = self.model.parent / f"schedulers-{schedulers}.log"
             args = ["--dtype", plan.dtype, *BEST_STOCK_ARGS, *_QUIET_ARGS, *flags_of(schedulers)]
-            with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+            with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
                 self._measure(schedulers, server.port, server.pids, case.pool)
 
     def _measure(self, schedulers: int, port: int, pids: list[int], pool: list[bytes]) -> None:

@@ -17,10 +17,10 @@ from bench.floor import ModelShape
 from bench.http_client import KEEP_ALIVE_ENV, LoadError, connect, post_bytes
 from bench.load import Measurement, Window, closed_loop, open_loop, run_loop
 from bench.score_gate import ScoreGate
+from bench.server import MeasuredServer
 from bench.soak.windows import SoakWindow, Verdict, verdict_of, windows_of
 from bench.status import packed_counters
 from bench.workloads import Shape, draw_requests, score_body
-from sglang_prefill_ext.local_server import LocalServer
 
 _POOL = 64
 _STOCK = "x-prefill-only: off"
@@ -94,7 +94,7 @@ class SoakRun:
         args = ["--dtype", plan.dtype, "--enable-prefill-only", *plan.extension_args]
         log = self.model.parent / f"{self.preset}-soak.log"
         self.tell(f"{self.preset}: start")
-        with LocalServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+        with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
             pool = self._gated_pool(server.port)
             self.rate_per_s = plan.load * self._capacity(server.port, pool)
             self.tell(f"{self.preset}: {plan.seconds:g} s at {plan.load:.0%}")

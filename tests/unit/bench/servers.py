@@ -1,4 +1,4 @@
-"""What takes the place of `LocalServer`: the stand-in, behaving by the server's flags."""
+"""What takes the place of `MeasuredServer`: the stand-in, behaving by the server's flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.bench.stand_in import StandIn
 
 
 class Servers:
-    """Call it as `LocalServer`; `started` keeps the flags of every server."""
+    """Call it as `MeasuredServer`; `started` keeps the flags of every server."""
 
     def __init__(self, stand_in: StandIn) -> None:
         self.started: list[list[str]] = []

@@ -44,7 +44,7 @@ class Server(LocalServer):
         pid_file.with_suffix(".new").write_text(str(self.pid))
         pid_file.with_suffix(".new").rename(pid_file)
 
-session.LocalServer = Server
+session.MeasuredServer = Server
 session.make_cases = lambda model, plan: []
 command.make_model = lambda preset, directory: directory
 typer.run(command.main)

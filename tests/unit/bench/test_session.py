@@ -50,7 +50,7 @@ def run(
         ) -> None:
             pass
 
-    monkeypatch.setattr(session, "LocalServer", Server)
+    monkeypatch.setattr(session, "MeasuredServer", Server)
     monkeypatch.setattr(session, "_MIN_REQUESTS", 6)
     model = tmp_path / "model"
     model.mkdir()

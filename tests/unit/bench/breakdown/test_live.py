@@ -18,7 +18,7 @@ def test_a_running_server_is_asked_and_its_processes_are_looked_at(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     servers = Servers(stand_in)
-    monkeypatch.setattr(live, "LocalServer", servers)
+    monkeypatch.setattr(live, "MeasuredServer", servers)
     monkeypatch.setattr(Running, "pids", [os.getpid()])
     requests = draw_requests(Shape.parse("5+2x3"), 1000, 4, seed=0)
     pool = http_bodies(Wire.IDS, requests, str)

@@ -35,7 +35,7 @@ PLAN = DecodePlan(
 @pytest.fixture
 def servers(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Servers:
     servers = Servers(stand_in)
-    monkeypatch.setattr(decode_session, "LocalServer", servers)
+    monkeypatch.setattr(decode_session, "MeasuredServer", servers)
     for module in (beside, decode_session):
         monkeypatch.setattr(module, "WARM_UP_S", 0.05)
     monkeypatch.setattr(decode_session, "SCORING_MARGIN_S", 0.05)

@@ -32,7 +32,7 @@ def python_loop(
 @pytest.fixture
 def run(stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GeneratorRun:
     monkeypatch.setattr(session.wrk, "closed_loop", python_loop)
-    monkeypatch.setattr(servers, "LocalServer", Servers(stand_in))
+    monkeypatch.setattr(servers, "MeasuredServer", Servers(stand_in))
     model = make_model("micro", tmp_path / "micro")
     return GeneratorRun(model, [Shape.parse("5+2x3")], [Wire.IDS], [2], 0.05, front_ends=1)
 

@@ -26,7 +26,7 @@ PLAN = MixPlan((3, 9), 0.5, 0.05, 0.05, 2, extension_args=("--prefill-only-max-i
 @pytest.fixture
 def servers(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Servers:
     servers = Servers(stand_in)
-    monkeypatch.setattr(mix_session, "LocalServer", servers)
+    monkeypatch.setattr(mix_session, "MeasuredServer", servers)
     monkeypatch.setattr(mix_session, "_MIN_PER_LENGTH", 8)
     monkeypatch.setattr(mix_session, "_IDLE_PER_TURN", 4)
     return servers

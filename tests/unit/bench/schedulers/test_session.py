@@ -28,7 +28,7 @@ from tests.unit.bench.test_plan import CONFIG
 @pytest.fixture
 def servers(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Servers:
     servers = Servers(stand_in)
-    monkeypatch.setattr(session, "LocalServer", servers)
+    monkeypatch.setattr(session, "MeasuredServer", servers)
     monkeypatch.setattr(session, "has_accelerator", lambda: False)
     return servers
 

@@ -26,7 +26,7 @@ PLAN = SoakPlan(0.3, 0.5, Shape(3, 2, 4), 2, 0.1, 0.1, extension_args=FLAGS)
 @pytest.fixture
 def servers(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Servers:
     servers = Servers(stand_in)
-    monkeypatch.setattr(session, "LocalServer", servers)
+    monkeypatch.setattr(session, "MeasuredServer", servers)
     return servers
 
 
