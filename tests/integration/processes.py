@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Semaphore
 
 import httpx
+import psutil
 
 from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.client import Client, Json, wait_until
@@ -37,10 +38,25 @@ def threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
+def stop(pid: int) -> None:
+    """Let a process stand still, but not while it holds a lock.
+
+    SGLang's schedulers lock a file whenever they publish their load; whoever reads it would stand
+    still, too, until that process goes on.
+    """
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+        if not any(str(pid) in fields for fields in locks):
+            return
+        os.kill(pid, signal.SIGCONT)
+
+
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """A process that stands still meanwhile, with its messages waiting for it."""
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
     finally:

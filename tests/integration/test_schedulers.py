@@ -17,7 +17,7 @@ from sglang_prefill_ext.local_server import CPU_ARGS
 from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answer, assert_tokens_agree
-from tests.integration.processes import stopped
+from tests.integration.processes import stop, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -175,7 +175,7 @@ def test_when_one_scheduler_dies_callers_get_an_error_and_the_server_ends(
     small = [score_body(seed, 30, [4] * 5) for seed in range(5)]
     victim = pid_of(client, 0)
     with ThreadPoolExecutor(8) as pool:
-        os.kill(victim, signal.SIGSTOP)
+        stop(victim)
         lost = pool.submit(client.score, LONG)
         wait_until(lambda: client.status()["frontend"]["in_flight"] == 1)
         assert client.score(small[0])["scores"]
