@@ -7,7 +7,9 @@ own; this is the one place that knows how such a process is started, watched and
 from __future__ import annotations
 
 import contextlib
+import http
 import http.client
+import json
 import os
 import signal
 import socket
@@ -181,6 +183,20 @@ class LocalServer:
                 on_tick(waited)
             time.sleep(_POLL_S)
 
+    def wait_settled(self, timeout_s: float = 300.0) -> None:
+        """Wait until the extension has decided how it encodes texts; SGLang alone never has to.
+
+        It serves meanwhile, but slower, and is busy with the decision: whoever measures waits.
+
+        Raises:
+            ServerStartError: it has not decided in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not _is_settled(self.port):
+            if time.monotonic() > deadline:
+                raise self._start_error(f"had no tokenizer decided upon within {timeout_s:g} s")
+            time.sleep(_POLL_S)
+
     def stop(self, grace_s: float = 20.0) -> None:
         """End every process of the server; harmless when none runs.
 
@@ -220,12 +236,26 @@ def _temporary_log() -> Path:
 
 
 def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_TIMEOUT_S)
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+        status, _ = _get(port, "/health")
     except (OSError, http.client.HTTPException):
         return False
+    return status == http.HTTPStatus.OK
+
+
+def _is_settled(port: int) -> bool:
+    status, page = _get(port, "/prefill_only/status")
+    if status == http.HTTPStatus.NOT_FOUND:
+        return True
+    return status == http.HTTPStatus.OK and bool(json.loads(page)["frontend"]["tokenizer"]["ready"])
+
+
+def _get(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()
 

@@ -42,6 +42,8 @@ def run_demo(directory: Path, num_items: int, console: Console) -> None:
         server.start()
         try:
             server.wait_ready(on_tick=lambda s: status.update(f"Starting SGLang ... {s:.0f} s"))
+            status.update("Looking for the fastest way to encode texts ...")
+            server.wait_settled()
         except BaseException:
             server.stop()
             raise

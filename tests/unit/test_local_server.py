@@ -6,7 +6,9 @@ import http.client
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if Handler.calls > 2 else 503)
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+# Has a status page by which it settles on the third question, or none at all.
+STATUS_PAGE = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    calls = 0
+    def do_GET(self):
+        Handler.calls += 1
+        self.send_response({status})
+        self.end_headers()
+        ready = Handler.calls > {undecided}
+        self.wfile.write(json.dumps({{"frontend": {{"tokenizer": {{"ready": ready}}}}}}).encode())
+server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+print("listening", flush=True)
+server.serve_forever()
 """
 
 
@@ -112,6 +130,35 @@ def test_a_server_that_is_never_ready_fails_after_the_time_limit(tmp_path: Path)
             server.wait_ready(0.3)
     finally:
         server.stop(grace_s=0.0)
+
+
+@contextmanager
+def listening(tmp_path: Path, status: int, undecided: int) -> Iterator[LocalServer]:
+    code = STATUS_PAGE.format(status=status, undecided=undecided)
+    server = stand_in(tmp_path / "server.log", code)
+    server.start()
+    try:
+        deadline = time.monotonic() + 30
+        while "listening" not in server.log_tail() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield server
+    finally:
+        server.stop(grace_s=0.0)
+
+
+@pytest.mark.parametrize(("status", "asked"), [(200, 3), (404, 1)], ids=["extension", "stock"])
+def test_waits_until_the_extension_has_decided(tmp_path: Path, status: int, asked: int) -> None:
+    with listening(tmp_path, status, undecided=2) as server:
+        server.wait_settled(30.0)
+        assert server.log_tail().count("GET /prefill_only/status") == asked
+
+
+def test_a_server_that_never_decides_fails_after_the_time_limit(tmp_path: Path) -> None:
+    with (
+        listening(tmp_path, 200, undecided=10_000) as server,
+        pytest.raises(ServerStartError, match=r"no tokenizer decided upon within 0\.2 s"),
+    ):
+        server.wait_settled(0.2)
 
 
 def test_wrong_order_of_calls_is_an_error(server: LocalServer) -> None:
