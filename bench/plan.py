@@ -28,6 +28,9 @@ PATHS = (STOCK, EXTENSION)
 BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", "--disable-radix-cache")
 """Stock at its best for distinct prompts: one tokenizer call a request, no cache upkeep."""
 
+QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
+"""Of both servers: idle loops and a log line a request take the cores from what is measured."""
+
 _ENDPOINT = "/v1/score"
 _POOL_REQUESTS = 64
 _GATE_REQUESTS = 4

@@ -9,11 +9,11 @@ import psutil
 
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, closed_loop, run_loop
-from bench.plan import BEST_STOCK_ARGS, EXTENSION
+from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS
 from bench.server import MeasuredServer
 from bench.status import packed_counters
 
-_ARGS = ("--dtype", "float32", "--sleep-on-idle", "--log-level-http", "warning", *BEST_STOCK_ARGS)
+_ARGS = ("--dtype", "float32", *QUIET_ARGS, *BEST_STOCK_ARGS)
 _ENV = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": "1"}
 _WARM_UP = Window(seconds=0.5, min_requests=20)
 _ROLES = ("scheduler", "detokenizer")

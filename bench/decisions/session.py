@@ -13,14 +13,11 @@ from bench.decisions.kinds import Kind, Prompts, numbers_of
 from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Measurement, Window, closed_loop, run_loop
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, STOCK
+from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
 from bench.record import Result
 from bench.server import MeasuredServer
 from bench.session import packed_requests, result_of
 from bench.workloads import ClosedLoop
-
-_QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
-"""Of both servers: idle loops and a log line a request take the cores from what is measured."""
 
 
 @dataclass(slots=True)
@@ -90,7 +87,7 @@ class DecisionRun:
             GateError: they disagree; no figure may be shown then.
         """
         pool = [self._request(prompts) for prompts in requests]
-        flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *_QUIET_ARGS]
+        flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *QUIET_ARGS]
         flags += ["--enable-prefill-only"] if path == EXTENSION else []
         env = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": str(self.threads)}
         log = self.model.parent / f"{path}.log"

@@ -10,10 +10,10 @@ from typing import Protocol
 import httpx
 
 from bench.judges.opinion import Opinion, Verdict, compare
-from bench.plan import EXTENSION, PATHS
+from bench.plan import EXTENSION, PATHS, QUIET_ARGS
 from bench.server import MeasuredServer
 
-_ARGS = ("--disable-radix-cache", "--sleep-on-idle", "--log-level-http", "warning")
+_ARGS = ("--disable-radix-cache", *QUIET_ARGS)
 _STATUS_PATH = "/prefill_only/status"
 
 

@@ -22,7 +22,7 @@ from bench.load_generators.wires import (
     grpc_messages,
     http_bodies,
 )
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, STOCK
+from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
 from bench.record import Result
 from bench.score_gate import ScoreGate
 from bench.session import result_of
@@ -31,8 +31,6 @@ from bench.workloads import LABEL_IDS, ClosedLoop, ScoreRequest, Shape, draw_req
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 
 _ENDPOINT = "/v1/score"
-_QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
-"""Of both servers: idle loops and a log line a request take the cores from what is measured."""
 _POOL = 64
 _CHECK_CLIENTS = 4
 
@@ -88,7 +86,7 @@ class GeneratorRun:
             GateError: stock and extension disagree; no figure may be shown then.
             LoadError: a server failed under load, or did not pack what it should have.
         """
-        flags = ["--dtype", "float32", *BEST_STOCK_ARGS, *_QUIET_ARGS]
+        flags = ["--dtype", "float32", *BEST_STOCK_ARGS, *QUIET_ARGS]
         log = self.model.parent / f"{path}.log"
         if path == STOCK:
             with engine(self.model, flags, log) as server:

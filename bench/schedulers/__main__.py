@@ -44,8 +44,9 @@ def main(
         console.print(measured_table(run.results))
         for line in off_by(run.results):
             console.print(line, highlight=False)
-        console.print(f"gate green: {run.agreement}", highlight=False)
-        gate = None if run.agreement is None else asdict(run.agreement)
+        for what, agreement in run.gate.agreement.items():
+            console.print(f"gate green: {what}: {agreement}", highlight=False)
+        gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
         append(RESULTS / f"{name}.jsonl", run.results, {"gate": gate, **context})
         title = f"{context['machine']['cpu']}, commit {context['commit']}"
         save_schedulers_plot(RESULTS / f"{name}.png", run.results, title)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 
-from bench.gate import TOLERANCE, Agreement, compare
 from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import Measurement, Window, closed_loop, run_loop
-from bench.plan import BEST_STOCK_ARGS, Plan, make_cases
+from bench.plan import BEST_STOCK_ARGS, QUIET_ARGS, Plan, make_cases
 from bench.schedulers.model import Costs, Machine, bound
+from bench.score_gate import ScoreGate
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ClosedLoop, Shape
@@ -23,7 +23,6 @@ STOCK = 0
 """In the place of a number of schedulers: SGLang without the extension."""
 
 _MIN_REQUESTS = 20
-_QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
 _SCHEDULER = "sglang::scheduler"  # SGLang names its processes after their roles
 _NOTHING = PackedCounters(0, 0, 0.0)
 
@@ -68,7 +67,7 @@ class SchedulersRun:
         model: its directory, named after the preset.
         seconds: least length of each loop.
         tell: told what happens, in a few words.
-        agreement: of the extension's answers with stock's; None before there are any.
+        gate: of the extension's answers with stock's, by number of schedulers.
     """
 
     model: Path
@@ -77,8 +76,7 @@ class SchedulersRun:
     seconds: float
     tell: Callable[[str], None]
     results: list[SchedulersResult] = field(default_factory=list)
-    agreement: Agreement | None = None
-    _stock_answers: dict[int, bytes] = field(default_factory=dict)
+    gate: ScoreGate = field(default_factory=lambda: ScoreGate("float32"))
     _costs_of_one: Costs | None = None
 
     def run(self, numbers: Iterable[int]) -> None:
@@ -92,7 +90,7 @@ class SchedulersRun:
         for schedulers in (STOCK, 1, *sorted(set(numbers) - {STOCK, 1})):
             self.tell(f"{self.model.name}: {name_of(schedulers)}")
             log = self.model.parent / f"schedulers-{schedulers}.log"
-            args = ["--dtype", plan.dtype, *BEST_STOCK_ARGS, *_QUIET_ARGS, *flags_of(schedulers)]
+            args = ["--dtype", plan.dtype, *BEST_STOCK_ARGS, *QUIET_ARGS, *flags_of(schedulers)]
             with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
                 self._measure(schedulers, server.port, server.pids, case.pool)
 
@@ -111,12 +109,9 @@ class SchedulersRun:
 
     def _compare(self, schedulers: int, answers: Mapping[int, bytes]) -> None:
         if schedulers == STOCK:
-            self._stock_answers.update(answers)
-            return
-        agreement = compare(self._stock_answers, answers, TOLERANCE["float32"])
-        agreement.require(f"{name_of(schedulers)}, {self.shape}")
-        known = self.agreement
-        self.agreement = agreement if known is None else known.merged_with(agreement)
+            self.gate.keep(str(self.shape), answers)
+        else:
+            self.gate.check(name_of(schedulers), str(self.shape), answers)
 
     def _result(
         self, schedulers: int, seen: Measurement, counted: PackedCounters, costs: Costs

@@ -55,8 +55,8 @@ def test_stock_one_and_several_in_turn(run: SchedulersRun, servers: Servers) -> 
         assert 0 < each.p50_ms <= each.p99_ms
     assert run.results[0].requests_per_forward is None
     assert run.results[1].requests_per_forward == pytest.approx(1.0)
-    assert run.agreement is not None
-    assert run.agreement.holds
+    assert list(run.gate.agreement) == ["1 scheduler", "2 schedulers", "3 schedulers"]
+    assert all(each.holds for each in run.gate.agreement.values())
 
 
 def test_the_model_predicts_from_the_costs_of_one(run: SchedulersRun) -> None:
