@@ -25,6 +25,8 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 GRPC_SCHEMES = ("grpc://", "grpcs://")
 
 _CONNECT_S = 10.0
+# SGLang drops connections that were idle for 5 s; a request sent at that moment is lost.
+_KEEP_IDLE_S = 3.0
 _SLACK_S = 2.0  # The server's own 504 says more than a connection that we drop.
 _NO_CONNECTION = (
     httpx.ConnectTimeout,
@@ -49,7 +51,7 @@ def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
     # How much goes on at a time is the caller's affair; waiting for a place would eat its timeout.
-    limits = httpx.Limits(max_connections=None)
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
     return {"base_url": base_url, "headers": headers, "limits": limits}
 
 

@@ -36,7 +36,9 @@ class ScoringClient:
     """Scores items for a query; one connection, not to be shared between threads."""
 
     def __init__(self, base_url: str, label_ids: Sequence[int]) -> None:
-        self._http = httpx.Client(base_url=base_url, timeout=120.0)
+        # The server drops connections that were idle for 5 s: ours are gone before.
+        limits = httpx.Limits(keepalive_expiry=3.0)
+        self._http = httpx.Client(base_url=base_url, timeout=120.0, limits=limits)
         self._label_ids = list(label_ids)
 
     def __enter__(self) -> ScoringClient:

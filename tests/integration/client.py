@@ -36,7 +36,8 @@ class Client:
     """Talks to one server; may be shared by threads."""
 
     def __init__(self, base_url: str, timeout_s: float = 180.0) -> None:
-        limits = httpx.Limits(max_connections=None)
+        # The server drops connections that were idle for 5 s: one used just then fails its test.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=3.0)
         self.http = httpx.Client(base_url=base_url, timeout=timeout_s, limits=limits)
 
     def post(self, path: str, body: Any, *, stock: bool = False) -> httpx.Response:
