@@ -74,7 +74,9 @@ class BatchExchange:
             pack: divides items into groups, each item into one.
         """
         groups = pack(items)
-        found = await asyncio.gather(*(self._ask_one(g, items, options, pack) for g in groups))
+        asked = [self._ask_one(group, items, options, pack) for group in groups]
+        # A lone call has one group, which needs no task of its own.
+        found = await asyncio.gather(*asked) if len(asked) > 1 else [await asked[0]]
         answers: dict[int, ReadOut | Exception] = {}
         for group, read_outs in zip(groups, found, strict=True):
             answers.update(zip(group.members, read_outs, strict=True))

@@ -22,12 +22,10 @@ async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
     Raises:
         RequestAbortedError: the client left first.
     """
-    is_disconnected = getattr(request, "is_disconnected", _never)
+    is_disconnected = getattr(request, "is_disconnected", None)
+    if is_disconnected is None:
+        return await asyncio.shield(future)
     while not (await asyncio.wait((future,), timeout=_DISCONNECT_POLL_S))[0]:
         if await is_disconnected():
             raise RequestAbortedError("The client disconnected before the answer was ready.")
     return future.result()
-
-
-async def _never() -> bool:
-    return False
