@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import claim, owner_only
+from sglang_prefill_ext.attach.mailbox import Mailbox
 from sglang_prefill_ext.attach.messages import (
     Abort,
     Beat,
@@ -95,11 +95,10 @@ class Broker:
         self, action: GcAction, thresholds: list[int] | None, timeout_s: float
     ) -> list[list[GcReport]]:
         """Have every front end act on its garbage collection; the silent are left out."""
-        sending: list[asyncio.Task[None]] = []
 
         def call(rid: str) -> None:
-            message = GcCall(rid, action, thresholds)
-            sending.extend(asyncio.ensure_future(self._send(name, message)) for name in self._peers)
+            for name in self._peers:
+                self._send(name, GcCall(rid, action, thresholds))
 
         return await self._gc_calls.ask(call, len(self._peers), timeout_s)
 
@@ -112,38 +111,38 @@ class Broker:
         """
         claim(self._path, flag=self._flag)
         # The context of the process is never ended, which could wait for ever.
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.SocketType.ROUTER)
-        self._socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
-        self._socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        socket = context.socket(zmq.SocketType.ROUTER)
+        socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
+        socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
         with owner_only():
-            self._socket.bind(f"ipc://{self._path}")
-        loops = [asyncio.ensure_future(each) for each in (self._receive(), self._forget_silent())]
+            socket.bind(f"ipc://{self._path}")
+        self._mailbox = Mailbox(socket, self._receive)
+        forgetting = asyncio.ensure_future(self._forget_silent())
         try:
             yield
         finally:
-            for loop in loops:
-                loop.cancel()
+            forgetting.cancel()
             for name in list(self._peers):
-                await self._send(name, Farewell())
+                self._send(name, Farewell())
                 self._forget(name)
-            self._socket.close(linger=_LINGER_MS)
+            self._mailbox.close(_LINGER_MS)
             self._path.unlink(missing_ok=True)
 
-    async def _receive(self) -> None:
-        while True:
-            name, *parts = await self._socket.recv_multipart()
-            try:
-                await self._take(name, messages.decode_from_frontend(b"".join(parts)))
-            except msgspec.DecodeError as error:
-                logger.warning("A front end sent what cannot be read: %s", error)
-                await self._send(name, Refusal("The engine cannot read what this front end sends."))
+    def _receive(self, parts: list[bytes]) -> None:
+        name, *body = parts
+        try:
+            self._take(name, messages.decode_from_frontend(b"".join(body)))
+        except msgspec.DecodeError as error:
+            logger.warning("A front end sent what cannot be read: %s", error)
+            self._send(name, Refusal("The engine cannot read what this front end sends."))
 
-    async def _take(self, name: bytes, message: FromFrontend) -> None:
+    def _take(self, name: bytes, message: FromFrontend) -> None:
         if isinstance(message, Hello):
-            await self._welcome(name, message)
+            self._welcome(name, message)
         elif (peer := self._peers.get(name)) is None:
             # Forgotten after a long silence, or never welcome: it has to say hello.
-            await self._send(name, Farewell())
+            self._send(name, Farewell())
         else:
             peer.heard_s = time.monotonic()
             self._take_of(peer, name, message)
@@ -167,19 +166,19 @@ class Broker:
         task = peer.tasks[rid] = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: peer.tasks.pop(rid, None))
 
-    async def _welcome(self, name: bytes, hello: Hello) -> None:
+    def _welcome(self, name: bytes, hello: Hello) -> None:
         if (hello.protocol, hello.version) != (messages.PROTOCOL, __version__):
             message = (
                 f"This front end is version {hello.version} (protocol {hello.protocol}), the "
                 f"engine is version {__version__} (protocol {messages.PROTOCOL}). Install the same."
             )
             logger.warning("Front end %d was refused: %s", hello.pid, message)
-            await self._send(name, Refusal(message))
+            self._send(name, Refusal(message))
             return
         if name in self._peers:
             self._forget(name)
         self._peers[name] = _Peer(hello.pid, time.monotonic())
-        await self._send(name, self._engine.facts())
+        self._send(name, self._engine.facts())
 
     async def _serve_rows(self, name: bytes, message: Rows) -> None:
         try:
@@ -191,13 +190,13 @@ class Broker:
             result = PackedResult("expired", str(error))
         except PackingError as error:
             result = PackedResult("failed", str(error))
-        await self._send(name, RowsAnswer(message.rid, result))
+        self._send(name, RowsAnswer(message.rid, result))
 
     async def _serve_stock(self, name: bytes, call: Stock) -> None:
-        await self._send(name, await self._engine.serve_stock(call))
+        self._send(name, await self._engine.serve_stock(call))
 
-    async def _send(self, name: bytes, message: FromEngine) -> None:
-        await self._socket.send_multipart([name, messages.encode(message)])
+    def _send(self, name: bytes, message: FromEngine) -> None:
+        self._mailbox.send(name, messages.encode(message))
 
     async def _forget_silent(self) -> None:
         while True:

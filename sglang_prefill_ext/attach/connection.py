@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from sglang_prefill_ext.attach import messages
+from sglang_prefill_ext.attach.mailbox import Mailbox
 from sglang_prefill_ext.attach.messages import (
     Beat,
     Facts,
@@ -86,52 +86,46 @@ class EngineConnection:
     async def running(self) -> AsyncIterator[None]:
         """Stay attached, in the event loop of the caller."""
         # The context of the process is never ended, which could wait for ever.
-        self._socket = _dealer(zmq.asyncio.Context.instance())
-        monitor = self._socket.get_monitor_socket(
-            zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
-        )
-        self._socket.connect(f"ipc://{self._path}")
-        work = (self._watch(monitor), self._receive(), self._beat())
-        loops = [asyncio.ensure_future(each) for each in work]
+        socket = _dealer(zmq.Context.instance())
+        events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+        monitor = Mailbox(socket.get_monitor_socket(events), self._watch)
+        self._mailbox = Mailbox(socket, self._receive)
+        socket.connect(f"ipc://{self._path}")
+        beating = asyncio.ensure_future(self._beat())
         try:
             yield
         finally:
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            beating.cancel()
             self._close("This front end is going down. Try again elsewhere.")
-            self._socket.disable_monitor()
-            monitor.close(linger=0)
-            self._socket.close(linger=0)
+            socket.disable_monitor()
+            monitor.close(linger_ms=0)
+            self._mailbox.close(linger_ms=0)
 
-    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
-        while True:
-            event = parse_monitor_message(await monitor.recv_multipart())["event"]
-            self._connected = event == zmq.Event.HANDSHAKE_SUCCEEDED
-            if self._connected:
-                self._send(Hello(pid=os.getpid()))
-            else:
-                self._close("The engine has gone. Try again when it is back.")
+    def _watch(self, parts: list[bytes]) -> None:
+        event = parse_monitor_message(parts)["event"]
+        self._connected = event == zmq.Event.HANDSHAKE_SUCCEEDED
+        if self._connected:
+            self._send(Hello(pid=os.getpid()))
+        else:
+            self._close("The engine has gone. Try again when it is back.")
 
-    async def _receive(self) -> None:
-        while True:
-            body = await self._socket.recv()
-            try:
-                message = messages.decode_from_engine(body)
-            except msgspec.DecodeError as error:
-                self._close(f"The engine sends what cannot be read ({error}). Install one version.")
-                continue
-            match message:
-                case Facts():
-                    self._open(message)
-                case Refusal():
-                    self._close(message.message)
-                case Farewell():
-                    self._close("The engine is going down. Try again when it is back.")
-                case GcCall():
-                    self._send(GcAnswer(message.rid, self._collect_garbage(message)))
-                case _ if self._session is not None:
-                    self._session.deliver(message)
+    def _receive(self, parts: list[bytes]) -> None:
+        try:
+            message = messages.decode_from_engine(b"".join(parts))
+        except msgspec.DecodeError as error:
+            self._close(f"The engine sends what cannot be read ({error}). Install one version.")
+            return
+        match message:
+            case Facts():
+                self._open(message)
+            case Refusal():
+                self._close(message.message)
+            case Farewell():
+                self._close("The engine is going down. Try again when it is back.")
+            case GcCall():
+                self._send(GcAnswer(message.rid, self._collect_garbage(message)))
+            case _ if self._session is not None:
+                self._session.deliver(message)
 
     async def _beat(self) -> None:
         """Show that this front end lives; say hello again where the engine forgot it."""
@@ -143,8 +137,7 @@ class EngineConnection:
                 self._send(Hello(pid=os.getpid()))
 
     def _send(self, message: FromFrontend) -> None:
-        # Without a limit on what is queued a message is taken at once; who waits is on record.
-        self._socket.send(messages.encode(message))
+        self._mailbox.send(messages.encode(message))
 
     def _collect_garbage(self, call: GcCall) -> GcReport:
         busy = self._session is not None and self._session.in_flight > 0
@@ -169,11 +162,10 @@ class EngineConnection:
             self._on_change(None)
 
 
-def _dealer(context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
-    socket: zmq.asyncio.Socket = context.socket(zmq.SocketType.DEALER)
-    socket.setsockopt(
-        zmq.SocketOption.IMMEDIATE, 1
-    )  # nothing waits for an engine that is not there
+def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.SocketType.DEALER)
+    # Nothing waits for an engine that is not there.
+    socket.setsockopt(zmq.SocketOption.IMMEDIATE, 1)
     socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
     socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
     socket.setsockopt(zmq.SocketOption.RECONNECT_IVL, _RECONNECT_MS[0])

@@ -13,6 +13,7 @@ import signal
 import sys
 
 import grpc
+import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -114,7 +115,7 @@ async def _run(settings: Settings) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s front end %(process)d: %(message)s")
     try:
-        asyncio.run(_run(Settings.from_json(sys.argv[1])))
+        uvloop.run(_run(Settings.from_json(sys.argv[1])))
     except ConfigError as error:
         raise SystemExit(str(error)) from error
 

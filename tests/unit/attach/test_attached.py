@@ -275,7 +275,7 @@ async def test_an_engine_that_packs_nothing_says_so(path: Path) -> None:
 @pytest.mark.parametrize("parts", [[b"\xc1"], [b""], [b"three", b"parts", b"of"]])
 async def test_bytes_that_are_no_message_harm_nobody(path: Path, parts: list[bytes]) -> None:
     async with attached(StubEngine(), path) as (_, connection, _):
-        connection._socket.send_multipart(parts)
+        connection._mailbox.send(*parts)
         await until(lambda: connection._session is None)
         await until(lambda: connection._session is not None)
         assert (await ask(connection.session)).status == "ok"
