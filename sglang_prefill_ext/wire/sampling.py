@@ -93,6 +93,8 @@ class Sampling:
         Raises:
             PackingError: they are torn, or contradict each other.
         """
+        if not draws and not biases:
+            return NO_SAMPLING
         if len(draws) % _DRAW.itemsize or len(biases) % _BIAS.itemsize:
             raise PackingError(f"draws of {len(draws)} and biases of {len(biases)} bytes are torn")
         return cls(np.frombuffer(draws, dtype=_DRAW), np.frombuffer(biases, dtype=_BIAS))
