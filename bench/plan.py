@@ -28,7 +28,10 @@ PATHS = (STOCK, EXTENSION)
 BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", "--disable-radix-cache")
 """Stock at its best for distinct prompts: one tokenizer call a request, no cache upkeep."""
 
-QUIET_ARGS = ("--sleep-on-idle", "--log-level-http", "warning")
+SPIN_ARGS = ("--log-level-http", "warning")
+"""Of both servers: idle schedulers look for work all the time, as SGLang's do by default."""
+
+QUIET_ARGS = ("--sleep-on-idle", *SPIN_ARGS)
 """Of both servers: idle loops and a log line a request take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"

@@ -34,6 +34,9 @@ def main(
         int, typer.Option(min=1, help="Starts of each server, in turn: A B A B.")
     ] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Of a forward, in both servers.")] = 1,
+    spin: Annotated[
+        bool, typer.Option("--spin", help="Idle schedulers do not sleep, in both servers.")
+    ] = False,
     seed: Annotated[int, typer.Option()] = 0,
     name: Annotated[str | None, typer.Option(help="File name in bench/results.")] = None,
 ) -> None:
@@ -44,7 +47,9 @@ def main(
     prompts = replace(KINDS[kind].prompts, **given)
     with measured_model(console, preset) as (model, status):
         requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
-        run = DecisionRun(model, KINDS[kind], prompts, clients or [1, 8, 32], seconds, threads)
+        run = DecisionRun(
+            model, KINDS[kind], prompts, clients or [1, 8, 32], seconds, threads, spin
+        )
         for repeat in range(alternations):
             for path in PATHS:
                 status.update(f"{kind} on {preset}: start {repeat + 1} of {path}")

@@ -13,7 +13,7 @@ from bench.decisions.kinds import Kind, Prompts, numbers_of
 from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Measurement, Window, closed_loop, run_loop
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
+from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, SPIN_ARGS, STOCK
 from bench.record import Result
 from bench.server import MeasuredServer
 from bench.session import packed_requests, result_of
@@ -65,6 +65,8 @@ class DecisionRun:
         clients: of the closed loops.
         seconds: least length of each.
         threads: of one forward on a CPU.
+        spin: idle schedulers look for work all the time: a lone request is answered sooner, many
+            clients have a core less.
     """
 
     model: Path
@@ -73,6 +75,7 @@ class DecisionRun:
     clients: list[int]
     seconds: float
     threads: int
+    spin: bool
     gate: AnswerGate = field(init=False)
     results: list[Result] = field(default_factory=list)
     _stock_answers: dict[int, bytes] = field(default_factory=dict)
@@ -87,7 +90,8 @@ class DecisionRun:
             GateError: they disagree; no figure may be shown then.
         """
         pool = [self._request(prompts) for prompts in requests]
-        flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *QUIET_ARGS]
+        idle = SPIN_ARGS if self.spin else QUIET_ARGS
+        flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *idle]
         flags += ["--enable-prefill-only"] if path == EXTENSION else []
         env = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": str(self.threads)}
         log = self.model.parent / f"{path}.log"
