@@ -39,14 +39,17 @@ class Inbox:
 
     def __init__(self) -> None:
         self.messages: list[Parts] = []
+        self._came = asyncio.Event()
 
     def __call__(self, parts: Parts) -> None:
         self.messages.append(parts)
+        self._came.set()
 
     async def wait_for(self, count: int) -> list[Parts]:
         async with asyncio.timeout(10):
             while len(self.messages) < count:
-                await asyncio.sleep(0.001)
+                self._came.clear()
+                await self._came.wait()
         return self.messages
 
 
@@ -125,11 +128,13 @@ async def test_a_closed_one_takes_nothing_more(
         inbox(parts)
         router.close(linger_ms=0)
 
-    with mailbox(zmq.SocketType.DEALER, lambda _: None, path) as sender:
-        with mailbox(zmq.SocketType.ROUTER, take, path) as router:
-            sender.send(b"first")
-            sender.send(b"second")
-            await inbox.wait_for(1)
-            await asyncio.sleep(0.05)
+    with (
+        mailbox(zmq.SocketType.DEALER, lambda _: None, path) as sender,
+        mailbox(zmq.SocketType.ROUTER, take, path) as router,
+    ):
+        sender.send(b"first")
+        sender.send(b"second")
+        await inbox.wait_for(1)
+        await asyncio.sleep(0.05)
     assert len(inbox.messages) == 1
     assert not caplog.records
