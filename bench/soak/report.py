@@ -30,7 +30,8 @@ def soak_table(windows: Sequence[SoakWindow], verdict: Verdict) -> Table:
     memory = _judged(f"{verdict.memory_drift:+.1%}", abs(verdict.memory_drift) <= MOST_DRIFT)
     table.add_row("drift", throughput, "", "", memory)
     long = _judged(f"{verdict.long_pauses} over {LONG_PAUSE_MS} ms", not verdict.long_pauses)
-    table.add_row(f"{verdict.pauses} pauses", long, "", "", "")
+    waits = f"{verdict.long_waits} by the wall clock"
+    table.add_row(f"{verdict.pauses} pauses", long, waits, "", "")
     return table
 
 

@@ -43,13 +43,15 @@ class Verdict:
         throughput_drift: of the last fifth to the first one, as a share; negative is slower.
         memory_drift: likewise, of the process whose memory has changed most.
         pauses: for garbage collection meanwhile, in all processes.
-        long_pauses: of these, how many took more than `LONG_PAUSE_MS`.
+        long_pauses: of these, how many took more than `LONG_PAUSE_MS` of the processor.
+        long_waits: how many were over after that time only, since other processes ran meanwhile.
     """
 
     throughput_drift: float
     memory_drift: float
     pauses: int
     long_pauses: int
+    long_waits: int = 0
 
     @property
     def passed(self) -> bool:
@@ -96,14 +98,17 @@ def verdict_of(
     """
     part = max(1, len(windows) // _ENDS)
     first, last = windows[:part], windows[-part:]
-    (pauses, long_pauses), (old, old_long) = _pauses(after), _pauses(before)
+    (pauses, long_wall, long_cpu) = (
+        now - then for now, then in zip(_pauses(after), _pauses(before), strict=True)
+    )
     return Verdict(
         throughput_drift=_drift(
             [window.requests_per_s for window in first], [window.requests_per_s for window in last]
         ),
         memory_drift=max(_memory_drifts(first, last), key=abs, default=0.0),
-        pauses=pauses - old,
-        long_pauses=long_pauses - old_long,
+        pauses=pauses,
+        long_pauses=long_cpu,
+        long_waits=long_wall - long_cpu,
     )
 
 
@@ -122,8 +127,12 @@ def _drift(first: Sequence[float], last: Sequence[float]) -> float:
     return statistics.mean(last) / statistics.mean(first) - 1.0
 
 
-def _pauses(reports: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """All pauses of all processes, and the long ones."""
+def _pauses(reports: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
+    """All pauses of all processes, and those long by the clock on the wall, by the processor's."""
     pauses = [report["pauses"] for report in reports]
     count = sum(each["count"] for each in pauses)
-    return count, count - sum(each["within_ms"][str(LONG_PAUSE_MS)] for each in pauses)
+    wall, cpu = (
+        count - sum(each[kind][str(LONG_PAUSE_MS)] for each in pauses)
+        for kind in ("within_ms", "cpu_within_ms")
+    )
+    return count, wall, cpu

@@ -22,16 +22,44 @@ _MOST_NEW = 4096
 class Pauses(msgspec.Struct, frozen=True):
     """The pauses of one process since its start.
 
+    By the clock on the wall they are what requests feel; they hold the time for which the
+    operating system ran something else, too, which the processor's time leaves out.
+
     Attributes:
         count: how many.
         total_ms, longest_ms: in all, and the longest one.
         within_ms: how many took at most so many ms, by the bounds of `BOUNDS_MS`.
+        cpu_longest_ms, cpu_within_ms: likewise, in the processor's time.
     """
 
     count: int
     total_ms: float
     longest_ms: float
     within_ms: dict[str, int]
+    cpu_longest_ms: float
+    cpu_within_ms: dict[str, int]
+
+
+class _Histogram:
+    """Durations by the bounds of `BOUNDS_MS`."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self.total_s = 0.0
+        self.longest_s = 0.0
+
+    def add(self, duration_s: float) -> None:
+        self._counts[bisect_left(BOUNDS_MS, duration_s * 1e3)] += 1
+        self.total_s += duration_s
+        self.longest_s = max(self.longest_s, duration_s)
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def within_ms(self) -> dict[str, int]:
+        reached = accumulate(self._counts)
+        return {str(bound): next(reached) for bound in BOUNDS_MS}
 
 
 class PauseRecorder:
@@ -42,10 +70,8 @@ class PauseRecorder:
     """
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS_MS) + 1)
-        self._total_s = 0.0
-        self._longest_s = 0.0
-        self._begin_s: float | None = None
+        self._wall, self._cpu = _Histogram(), _Histogram()
+        self._begin_s: tuple[float, float] | None = None
         self._new: deque[float] = deque(maxlen=_MOST_NEW)
 
     def install(self) -> None:
@@ -60,24 +86,26 @@ class PauseRecorder:
         return [self._new.popleft() for _ in range(len(self._new))]
 
     def summary(self) -> Pauses:
-        reached = accumulate(self._counts)
+        wall, cpu = self._wall, self._cpu
         return Pauses(
-            count=sum(self._counts),
-            total_ms=self._total_s * 1e3,
-            longest_ms=self._longest_s * 1e3,
-            within_ms={str(bound): next(reached) for bound in BOUNDS_MS},
+            count=wall.count,
+            total_ms=wall.total_s * 1e3,
+            longest_ms=wall.longest_s * 1e3,
+            within_ms=wall.within_ms(),
+            cpu_longest_ms=cpu.longest_s * 1e3,
+            cpu_within_ms=cpu.within_ms(),
         )
 
     def _on_collection(self, phase: str, _info: Mapping[str, Any]) -> None:
+        now_s = (time.perf_counter(), time.thread_time())
         if phase == "start":
-            self._begin_s = time.perf_counter()
+            self._begin_s = now_s
         elif self._begin_s is not None:  # else it began before this was installed
-            self.add(time.perf_counter() - self._begin_s)
+            self.add(now_s[0] - self._begin_s[0], now_s[1] - self._begin_s[1])
             self._begin_s = None
 
-    def add(self, pause_s: float) -> None:
-        """Record one pause."""
-        self._counts[bisect_left(BOUNDS_MS, pause_s * 1e3)] += 1
-        self._total_s += pause_s
-        self._longest_s = max(self._longest_s, pause_s)
+    def add(self, pause_s: float, cpu_s: float) -> None:
+        """Record one pause, and what it took of the processor."""
+        self._wall.add(pause_s)
+        self._cpu.add(cpu_s)
         self._new.append(pause_s)

@@ -81,7 +81,8 @@ class StandIn:
 
     def _gc_reports(self) -> bytes:
         """Of one process, this one, with a short pause for every packed request."""
-        pauses = {"count": self.packed, "within_ms": {"20": self.packed}}
+        within = {"20": self.packed}
+        pauses = {"count": self.packed, "within_ms": within, "cpu_within_ms": within}
         report = {"pid": os.getpid(), "role": "scheduler", "pauses": pauses}
         return json.dumps({"complete": not self.declines, "processes": [report]}).encode()
 

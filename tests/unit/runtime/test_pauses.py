@@ -18,19 +18,26 @@ def recorder() -> Iterator[PauseRecorder]:
     recorder.uninstall()
 
 
-@given(st.lists(st.floats(0, 5)))
-def test_every_pause_is_in_the_buckets_that_are_wide_enough(pauses_s: list[float]) -> None:
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5))))
+def test_every_pause_is_in_the_buckets_that_are_wide_enough(
+    pauses_s: list[tuple[float, float]],
+) -> None:
     recorder = PauseRecorder()
-    for pause_s in pauses_s:
-        recorder.add(pause_s)
+    for pause_s, cpu_s in pauses_s:
+        recorder.add(pause_s, cpu_s)
     summary = recorder.summary()
+    wall = [pause_s for pause_s, _ in pauses_s]
+    cpu = [cpu_s for _, cpu_s in pauses_s]
     assert summary.count == len(pauses_s)
-    assert summary.total_ms == pytest.approx(1e3 * sum(pauses_s))
-    assert summary.longest_ms == 1e3 * max(pauses_s, default=0)
-    for bound in BOUNDS_MS:
-        within = sum(pause_s * 1e3 <= bound for pause_s in pauses_s)
-        assert summary.within_ms[str(bound)] == within
-    assert recorder.take() == pauses_s
+    assert summary.total_ms == pytest.approx(1e3 * sum(wall))
+    for times, longest_ms, within_ms in (
+        (wall, summary.longest_ms, summary.within_ms),
+        (cpu, summary.cpu_longest_ms, summary.cpu_within_ms),
+    ):
+        assert longest_ms == 1e3 * max(times, default=0)
+        for bound in BOUNDS_MS:
+            assert within_ms[str(bound)] == sum(time_s * 1e3 <= bound for time_s in times)
+    assert recorder.take() == wall
     assert recorder.take() == []
 
 
@@ -41,6 +48,7 @@ def test_collections_are_timed_while_installed(recorder: PauseRecorder) -> None:
     assert after.count > before.count
     assert after.longest_ms > 0
     assert after.total_ms >= after.longest_ms
+    assert after.cpu_longest_ms > 0
 
 
 def test_a_collection_that_began_before_is_not_counted() -> None:

@@ -46,22 +46,24 @@ def _windows(rates: list[float], memory: list[float]) -> list[SoakWindow]:
     ]
 
 
-def _report(count: int, short: int) -> dict[str, object]:
-    return {"pauses": {"count": count, "within_ms": {"20": short}}}
+def _report(count: int, soon_over: int, short: int) -> dict[str, object]:
+    within = {"within_ms": {"20": soon_over}, "cpu_within_ms": {"20": short}}
+    return {"pauses": {"count": count, **within}}
 
 
 def test_the_last_fifth_is_compared_with_the_first() -> None:
     rates = [100.0] * 2 + [7.0] * 6 + [98.0, 99.0]
     memory = [200.0] * 2 + [900.0] * 6 + [205.0, 207.0]
-    verdict = verdict_of(_windows(rates, memory), [_report(5, 4)], [_report(9, 8), _report(3, 2)])
+    before, after = [_report(5, 3, 4)], [_report(9, 5, 8), _report(3, 1, 2)]
+    verdict = verdict_of(_windows(rates, memory), before, after)
     assert verdict.throughput_drift == pytest.approx(-0.015)
     assert verdict.memory_drift == pytest.approx(0.03)
-    assert (verdict.pauses, verdict.long_pauses) == (7, 1)
+    assert (verdict.pauses, verdict.long_pauses, verdict.long_waits) == (7, 1, 3)
 
 
 def test_a_single_window_has_no_drift() -> None:
-    verdict = verdict_of(_windows([5.0], [6.0]), [_report(1, 1)], [_report(2, 2)])
-    assert verdict == Verdict(0.0, 0.0, pauses=1, long_pauses=0)
+    verdict = verdict_of(_windows([5.0], [6.0]), [_report(1, 1, 1)], [_report(2, 2, 2)])
+    assert verdict == Verdict(0.0, 0.0, pauses=1, long_pauses=0, long_waits=0)
     assert verdict.passed
 
 
@@ -69,6 +71,7 @@ def test_a_single_window_has_no_drift() -> None:
     ("verdict", "passed"),
     [
         (Verdict(0.02, -0.02, 100, 0), True),
+        (Verdict(0.02, -0.02, 100, 0, 3), True),
         (Verdict(-0.021, 0.0, 0, 0), False),
         (Verdict(0.0, 0.021, 0, 0), False),
         (Verdict(0.0, 0.0, 1, 1), False),
