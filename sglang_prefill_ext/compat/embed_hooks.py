@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from sglang_prefill_ext.compat.capability import reads_places
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
-from sglang_prefill_ext.compat.override_hooks import positional_arrays
+from sglang_prefill_ext.compat.override_hooks import vector_arrays
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
@@ -37,6 +38,7 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
         hidden_size=manager.model_config.hidden_size,
         has_tokenizer=manager.tokenizer is not None,
         caching=not manager.server_args.disable_radix_cache,
+        reads_places=reads_places(manager.model_config.hf_config.architectures or []),
     )
     setattr(manager, _ATTRIBUTE, frontend)
     return frontend
@@ -70,7 +72,7 @@ async def embed(
     frontend: EmbedFrontend = getattr(manager, _ATTRIBUTE)
     begin_s = time.perf_counter()
     try:
-        call = positional_arrays(frontend.call_of(obj))
+        call = vector_arrays(frontend.call_of(obj))
         obj.normalize_batch_and_arguments()
         async with _acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)

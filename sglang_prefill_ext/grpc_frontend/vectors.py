@@ -32,6 +32,7 @@ class Vectors:
             hidden_size=session.facts.hidden_size,
             has_tokenizer=session.has_tokenizer,
             caching=session.facts.caching,
+            reads_places=False,  # calls here name none
         )
 
     async def vectors(
@@ -81,7 +82,7 @@ class Vectors:
     async def _token_ids(self, prompts: list[str] | FlatRows) -> list[Int32Array]:
         if isinstance(prompts, list):
             call = EmbedCall(prompts, is_single=False, dimensions=None)
-            return await self._frontend.token_ids(call, None)
+            return await self._frontend.encoder.token_ids(call, None)
         vocab_size = self._session.facts.vocab_size
         if not prompts.counts.all():
             check_prompt([], vocab_size, field="prompts")

@@ -41,7 +41,8 @@ EMBED_USES = (
         members=(
             *"rid text input_ids input_embeds dimensions contains_mm_input".split(),
             *"image_data video_data audio_data is_cross_encoder_request".split(),
-            *"embed_overrides positional_embed_overrides token_indices_to_pool".split(),
+            *"embed_overrides embed_override_token_id positional_embed_overrides".split(),
+            "token_indices_to_pool",
             *"multi_item_delimiter_indices decision_layout".split(),
             *"return_pooled_hidden_states return_prompt_token_ids lora_path lora_id".split(),
         ),
