@@ -33,9 +33,8 @@ EMBED_USES = (
         target=_REQUEST,
         group=Group.FRONTEND,
         used_by=(
-            *"compat.attached compat.embed_hooks compat.frontend_hooks".split(),
-            "compat.override_hooks",
-            "frontend.embed_call",
+            *"compat.attached compat.adapter_lease compat.embed_hooks".split(),
+            *"compat.frontend_hooks compat.override_hooks frontend.embed_call".split(),
         ),
         why="what a vector is wanted of, and whether it can be packed",
         members=(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from openai import OpenAI
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from sglang_prefill_ext.client import PrefillClient
+from sglang_prefill_ext.client import Options, PrefillClient
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from tests.integration.adapters import Adapter, make_adapter, unload, wait_until_unlisted
@@ -574,6 +574,46 @@ def test_embeddings_over_grpc_are_those_of_http(embedder: Serving, attach: Path)
         with pytest.raises(grpc.RpcError, match="matryoshka") as caught:
             stub.Embed(pb.EmbedRequest(prompts=asked, dimensions=8))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        embed_with_an_adapter(embedder, running.address, stub)
+
+
+def embed_with_an_adapter(embedder: Serving, address: str, stub: Any) -> None:
+    """The typed client gets stock's vectors on both wires, and the adapter can be unloaded."""
+    body = {"model": f"m:{ADAPTER}", "input": PROMPTS}
+    wanted = vectors(embedder.client.post("/v1/embeddings", body, stock=True))
+    prompts = pb.Prompts(ids=int32_rows(PROMPTS))
+    for stock, path in ((False, pb.PATH_PACKED), (True, pb.PATH_ENGINE)):
+        options = pb.Options(stock=stock)
+        found = stub.Embed(pb.EmbedRequest(prompts=prompts, adapter=ADAPTER, options=options))
+        assert found.usage.path == path
+        table = np.frombuffer(found.vectors, "<f4").reshape(-1, found.width)
+        np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
+        with pytest.raises(grpc.RpcError, match=r"adapter: .*never been loaded") as caught:
+            stub.Embed(pb.EmbedRequest(prompts=prompts, adapter="x", options=options))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for url in (f"grpc://{address}", embedder.server.base_url):
+        with PrefillClient(url) as client, embedder.client.counting() as moved:
+            found = client.embed(PROMPTS, adapter=ADAPTER)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+        assert moved["scheduler.requests.ok"] >= 1
+        assert not any(count for name, count in moved.items() if "fallbacks" in name)
+    asked = pb.EmbedRequest(prompts=prompts, adapter=ADAPTER)
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(scheduler_pid(embedder.server)):
+            leaving, staying = stub.Embed.future(asked), stub.Embed.future(asked)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Embed(asked, timeout=1)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            leaving.cancel()
+            unloading = pool.submit(unload, embedder.client, ADAPTER)
+            wait_until_unlisted(embedder.client, ADAPTER)
+            assert not unloading.done()
+        assert staying.result().usage.path == pb.PATH_PACKED
+        assert unloading.result().json()["success"]
+    # SGLang loads it again for whoever names it.
+    found = stub.Embed(asked)
+    table = np.frombuffer(found.vectors, "<f4").reshape(-1, found.width)
+    np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_classes_over_grpc_are_those_of_http(classifier: Serving, attach: Path) -> None:
@@ -582,6 +622,11 @@ def test_classes_over_grpc_are_those_of_http(classifier: Serving, attach: Path) 
         connected(running.address) as stub,
     ):
         found = stub.Classify(pb.ClassifyRequest(prompts=pb.Prompts(ids=int32_rows(PROMPTS))))
+        with PrefillClient(f"grpc://{running.address}") as client:
+            adapted = client.classify(PROMPTS, adapter=ADAPTER)
+    with PrefillClient(classifier.server.base_url) as client:
+        stock = client.classify(PROMPTS, adapter=ADAPTER, options=Options(stock=True))
+    np.testing.assert_allclose(adapted, stock, rtol=0, atol=TOLERANCE)
     response = classifier.client.post("/classify", {"input_ids": PROMPTS})
     wanted = [each["embedding"] for each in response.json()]
     table = np.frombuffer(found.values, "<f4").reshape(-1, found.width)
