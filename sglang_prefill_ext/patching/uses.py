@@ -87,7 +87,7 @@ _FRONTEND_USES = (
         group=Group.FRONTEND,
         used_by=(
             *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
-            *("compat.embed_hooks", "compat.rerank_hooks"),
+            *("compat.adapter_lease", "compat.embed_hooks", "compat.rerank_hooks"),
         ),
         why="limits, tokenizer, pauses, weight updates",
         members=(
