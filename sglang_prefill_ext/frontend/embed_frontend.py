@@ -131,11 +131,11 @@ class EmbedFrontend:
             args = (call, prompts, self._hidden_size)
             prompts, table = await self._worker.run(place_of_vectors, *args)
         width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
-        rest = (prompts, width, options, request)
-        if call.places is not None:
-            tables = await self._vectors_at(call, call.places, *rest, table)
+        asked = (prompts, width, options, request, table, call.adapter)
+        if call.places is None:
+            tables = await self.vectors(*asked)
         else:
-            tables = await self.vectors(*rest, table, call.adapter)
+            tables = await self._vectors_at(call.places, *asked)
         states = None
         # Without a head that made vectors there are no states.
         if call.with_states and tables[0].shape[-1] > self._hidden_size:
@@ -145,19 +145,20 @@ class EmbedFrontend:
 
     async def _vectors_at(
         self,
-        call: EmbedCall,
         places: list[list[int]],
         prompts: list[Int32Array],
         width: int,
         options: RequestOptions,
         request: Any,
-        table: OverrideArray,
+        overrides: OverrideArray,
+        adapter: str,
     ) -> list[Float32Array]:
         """Return the vectors at places of each prompt, float32 ``[places, width]``.
 
-        Such a call is a scoring request, large enough to go alone.
+        Such a call is a scoring request, large enough to go alone. Arguments and errors are those
+        of `vectors`.
         """
-        args = (prompts, places, width, table, call.adapter)
+        args = (prompts, places, width, overrides, adapter)
         async with self._exchange.admitted(options):
             rows = await self._worker.run(pack_read_places, *args)
             answer = await self._exchange.ask(rows, options, request)
