@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,8 +36,8 @@ from sglang_prefill_ext.attach.messages import (
     StockAnswer,
     StockError,
 )
-from sglang_prefill_ext.errors import DeadlineExceededError, PackingError
-from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.errors import DeadlineExceededError, PackingError, RequestError
+from sglang_prefill_ext.frontend.exchange import UNKNOWN_ADAPTER, PackedExchange
 from sglang_prefill_ext.frontend.roll_call import RollCall
 from sglang_prefill_ext.runtime.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.result import PackedResult
@@ -55,6 +55,14 @@ class Engine(Protocol):
     def exchange(self) -> PackedExchange: ...
 
     def facts(self) -> Facts: ...
+
+    def adapter(self, name: str) -> AbstractAsyncContextManager[str]:
+        """The id of a LoRA adapter that is not unloaded inside; empty for none.
+
+        Raises:
+            RequestError: there is no adapter of that name.
+        """
+        ...
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
         """Serve a call as if it had come by HTTP; never raises for what a caller can cause."""
@@ -182,10 +190,16 @@ class Broker:
 
     async def _serve_rows(self, name: bytes, message: Rows) -> None:
         try:
-            async with self._engine.exchange.admitted(message.options):
+            rows = message.row_bytes.rows()
+            async with (
+                self._engine.adapter(rows.adapter) as adapter,
+                self._engine.exchange.admitted(message.options),
+            ):
                 result = await self._engine.exchange.round_trip(
-                    message.row_bytes.rows(), message.options, None
+                    replace(rows, adapter=adapter), message.options, None
                 )
+        except RequestError as error:
+            result = PackedResult(UNKNOWN_ADAPTER, str(error))
         except DeadlineExceededError as error:
             result = PackedResult("expired", str(error))
         except PackingError as error:

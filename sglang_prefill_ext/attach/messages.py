@@ -82,7 +82,7 @@ class Refusal(msgspec.Struct, tag=True, frozen=True):
 
 
 class Rows(msgspec.Struct, tag=True, frozen=True):
-    """A packed request."""
+    """A packed request; its adapter is a name, in the place of which the engine puts its id."""
 
     rid: str
     row_bytes: RowBytes
@@ -110,6 +110,7 @@ class StockVectors(msgspec.Struct, tag=True, frozen=True):
     rid: str
     prompts: list[Any]
     dimensions: int | None
+    adapter: str
     headers: dict[str, str]
 
 
@@ -123,12 +124,18 @@ class StockAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class StockError(msgspec.Struct, tag=True, frozen=True):
-    """The engine refused a call or failed at it; `status` is that of HTTP."""
+    """The engine refused a call or failed at it.
+
+    Attributes:
+        status: that of HTTP.
+        field: of the call, that is wrong; empty if none is named.
+    """
 
     rid: str
     status: int
     message: str
     retry_after_s: float = 0.0
+    field: str = ""
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):

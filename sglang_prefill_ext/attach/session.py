@@ -153,10 +153,15 @@ class Session:
         return await self._ask(StockScore(uuid.uuid4().hex, arguments, dict(headers)))
 
     async def stock_vectors(
-        self, prompts: list[Any], dimensions: int | None, headers: Mapping[str, str]
+        self, prompts: list[Any], dimensions: int | None, adapter: str, headers: Mapping[str, str]
     ) -> StockAnswer:
-        """Have the engine serve a call for vectors; see `stock_scores`."""
-        return await self._ask(StockVectors(uuid.uuid4().hex, prompts, dimensions, dict(headers)))
+        """Have the engine serve a call for vectors; see `stock_scores`.
+
+        Args:
+            adapter: name of a LoRA adapter; empty for none.
+        """
+        rid = uuid.uuid4().hex
+        return await self._ask(StockVectors(rid, prompts, dimensions, adapter, dict(headers)))
 
     async def _ask(self, call: Stock) -> StockAnswer:
         self._require_open()
@@ -179,6 +184,8 @@ def _error(answer: StockError) -> PrefillExtError:
     error = _ERRORS.get(answer.status, PackedForwardError)(answer.message)
     if isinstance(error, ServerBusyError):
         error.retry_after_s = answer.retry_after_s
+    elif isinstance(error, RequestError):
+        error.field = answer.field
     return error
 
 

@@ -118,17 +118,25 @@ class AsyncPrefillClient:
         prompts: Prompts,
         *,
         dimensions: int | None = None,
+        adapter: str | None = None,
         options: Options = DEFAULT_OPTIONS,
     ) -> NDArray[np.float32]:
-        """Embed prompts, ``[prompts, dim]``; `dimensions` shortens Matryoshka embeddings."""
-        plan = plan_embed(prompts, max_items=self._max_items, dimensions=dimensions)
+        """Embed prompts, as `PrefillClient.embed` does."""
+        plan = plan_embed(
+            prompts, max_items=self._max_items, dimensions=dimensions, adapter=adapter
+        )
         return await self._run(plan, options)
 
     async def classify(
-        self, prompts: Prompts, *, options: Options = DEFAULT_OPTIONS
+        self,
+        prompts: Prompts,
+        *,
+        adapter: str | None = None,
+        options: Options = DEFAULT_OPTIONS,
     ) -> NDArray[np.float32]:
         """Return the class logits (or the rewards) of prompts, ``[prompts, classes]``."""
-        return await self._run(plan_classify(prompts, max_items=self._max_items), options)
+        plan = plan_classify(prompts, max_items=self._max_items, adapter=adapter)
+        return await self._run(plan, options)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -118,12 +118,16 @@ def _score_message(body: dict[str, Any]) -> pb.ScoreRequest:
 
 def _embed_message(body: dict[str, Any]) -> pb.EmbedRequest:
     dimensions = body.get("dimensions", 0)
-    return pb.EmbedRequest(prompts=_prompts(body["input"]), dimensions=dimensions)
+    return pb.EmbedRequest(
+        prompts=_prompts(body["input"]),
+        dimensions=dimensions,
+        adapter=body.get("lora_path", ""),
+    )
 
 
 def _classify_message(body: dict[str, Any]) -> pb.ClassifyRequest:
-    (prompts,) = body.values()
-    return pb.ClassifyRequest(prompts=_prompts(prompts))
+    prompts = body["text"] if "text" in body else body["input_ids"]
+    return pb.ClassifyRequest(prompts=_prompts(prompts), adapter=body.get("lora_path", ""))
 
 
 def _prompts(prompts: list[Any]) -> pb.Prompts:

@@ -109,9 +109,11 @@ def plan_score(
     return Plan(tuple(requests), join_scores)
 
 
-def plan_embed(prompts: Prompts, *, max_items: int, dimensions: int | None) -> Plan[Vectors]:
+def plan_embed(
+    prompts: Prompts, *, max_items: int, dimensions: int | None, adapter: str | None = None
+) -> Plan[Vectors]:
     """Plan the embedding of prompts; raises as `plan_score` does."""
-    shared: dict[str, Any] = {"encoding_format": "base64"}
+    shared: dict[str, Any] = {"encoding_format": "base64"} | _adapter(adapter)
     if dimensions is not None:
         shared["dimensions"] = int(dimensions)
     listed = _listed("prompts", prompts)
@@ -122,13 +124,20 @@ def plan_embed(prompts: Prompts, *, max_items: int, dimensions: int | None) -> P
     return Plan(tuple(requests), np.concatenate)
 
 
-def plan_classify(prompts: Prompts, *, max_items: int) -> Plan[Vectors]:
+def plan_classify(prompts: Prompts, *, max_items: int, adapter: str | None = None) -> Plan[Vectors]:
     """Plan the classification of prompts; raises as `plan_score` does."""
     listed = _listed("prompts", prompts)
     field = "text" if isinstance(listed[0], str) else "input_ids"
     chunks = (listed[part] for part in _parts(len(listed), max_items))
-    requests = (Request("/classify", {field: chunk}, len(chunk), read_classes) for chunk in chunks)
+    requests = (
+        Request("/classify", {field: chunk} | _adapter(adapter), len(chunk), read_classes)
+        for chunk in chunks
+    )
     return Plan(tuple(requests), np.concatenate)
+
+
+def _adapter(name: str | None) -> dict[str, str]:
+    return {"lora_path": name} if name else {}
 
 
 def _parts(count: int, most: int) -> Iterator[slice]:

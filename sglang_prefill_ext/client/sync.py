@@ -141,17 +141,34 @@ class PrefillClient:
         prompts: Prompts,
         *,
         dimensions: int | None = None,
+        adapter: str | None = None,
         options: Options = DEFAULT_OPTIONS,
     ) -> NDArray[np.float32]:
-        """Embed prompts, ``[prompts, dim]``; `dimensions` shortens Matryoshka embeddings."""
-        plan = plan_embed(prompts, max_items=self._max_items, dimensions=dimensions)
+        """Embed prompts, ``[prompts, dim]``.
+
+        Args:
+            dimensions: shortens Matryoshka embeddings.
+            adapter: name of a LoRA adapter of the server; None for the model as it is.
+        """
+        plan = plan_embed(
+            prompts, max_items=self._max_items, dimensions=dimensions, adapter=adapter
+        )
         return self._run(plan, options)
 
     def classify(
-        self, prompts: Prompts, *, options: Options = DEFAULT_OPTIONS
+        self,
+        prompts: Prompts,
+        *,
+        adapter: str | None = None,
+        options: Options = DEFAULT_OPTIONS,
     ) -> NDArray[np.float32]:
-        """Return the class logits (or the rewards) of prompts, ``[prompts, classes]``."""
-        return self._run(plan_classify(prompts, max_items=self._max_items), options)
+        """Return the class logits (or the rewards) of prompts, ``[prompts, classes]``.
+
+        Args:
+            adapter: see `embed`.
+        """
+        plan = plan_classify(prompts, max_items=self._max_items, adapter=adapter)
+        return self._run(plan, options)
 
     def close(self) -> None:
         """Close all connections."""

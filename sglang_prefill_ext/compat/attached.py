@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -24,11 +24,13 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
+from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.flat import wrong
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.tokenization.huggingface import PROBES
 
@@ -100,6 +102,21 @@ class AttachableEngine:
     def count(self, beat: Beat) -> None:
         self._frontend.metrics.add(beat.requests, beat.totals)
 
+    @asynccontextmanager
+    async def adapter(self, name: str) -> AsyncIterator[str]:
+        """The id of an adapter that is not unloaded inside; empty for none.
+
+        Raises:
+            RequestError: SGLang knows no such adapter.
+        """
+        async with AsyncExitStack() as lease:
+            request = EmbeddingReqInput(lora_path=name or None)
+            try:
+                found = await lease.enter_async_context(acquired_adapter(self._manager, request))
+            except ValueError as error:
+                raise wrong("adapter", str(error)) from error
+            yield found
+
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
         """Serve a call by SGLang's own entrance, which packs it if it can and counts it."""
         caller = _Caller(call.headers)
@@ -126,8 +143,12 @@ class AttachableEngine:
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
     async def _vectors(self, call: StockVectors, caller: _Caller) -> StockAnswer:
+        async with self.adapter(call.adapter):
+            pass  # SGLang finds it itself, but does not name the field of one that there is not
         field = "text" if isinstance(call.prompts[0], str) else "input_ids"
-        request = EmbeddingReqInput(**{field: call.prompts}, dimensions=call.dimensions)
+        request = EmbeddingReqInput(
+            **{field: call.prompts}, dimensions=call.dimensions, lora_path=call.adapter or None
+        )
         answers = await anext(aiter(self._manager.generate_request(request, caller)))
         tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
         return StockAnswer(call.rid, [answer["embedding"] for answer in answers], tokens)
@@ -162,7 +183,7 @@ def _stock_error(rid: str, error: Exception) -> StockError:
         wait_s = float((error.headers or {}).get("Retry-After", 0))
         return StockError(rid, error.status_code, str(error.detail), wait_s)
     if isinstance(error, ValueError):
-        return StockError(rid, 400, str(error))
+        return StockError(rid, 400, str(error), field=getattr(error, "field", ""))
     logger.error("A call of an attached front end failed", exc_info=error)
     return StockError(rid, 500, f"{type(error).__name__}: {error}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sglang.srt.layers.pooler import Pooler, PoolingType
@@ -59,6 +59,16 @@ VECTOR_ARCHITECTURES = frozenset(
 """Model classes that make a vector of every prompt: embeddings, classes, rewards. Their numbers,
 and those of all above that are read with labels, are compared with stock and Hugging Face by the
 tests."""
+
+
+_POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
+"""Model classes whose heads SGLang lets read any token of a prompt (`score_and_pool`). It counts
+that of Llama among them, which reads the last one whatever it is asked for."""
+
+
+def reads_places(architectures: Collection[str]) -> bool:
+    """Return whether a model of these names makes vectors of any token of a prompt."""
+    return bool(architectures) and _POOLED_AT_PLACES.issuperset(architectures)
 
 
 def declined_reason(scheduler: Any) -> str:

@@ -51,9 +51,9 @@ def _least_loaded(controller: Any) -> Callable[[PackedRowsReq], None]:
     caches_prefixes = not controller.server_args.disable_radix_cache
 
     def send(message: PackedRowsReq) -> None:
-        tokens, prefix_len = message.input_ids, message.row_bytes.prefix_len
-        prefix = tokens[:prefix_len].tobytes() if caches_prefixes else b""
-        rank = loads.place(len(tokens), prefix, prefix_len)
+        tokens, rows = message.input_ids, message.row_bytes
+        prefix = tokens[: rows.prefix_len].tobytes() if caches_prefixes else b""
+        rank = loads.place(len(tokens), prefix, rows.prefix_len, adapter=rows.adapter)
         sock_send(controller.workers[rank], message)
 
     return send

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
+from sglang_prefill_ext.compat.capability import reads_places
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
-from sglang_prefill_ext.compat.override_hooks import positional_arrays
+from sglang_prefill_ext.compat.override_hooks import vector_arrays
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
@@ -37,6 +37,7 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
         hidden_size=manager.model_config.hidden_size,
         has_tokenizer=manager.tokenizer is not None,
         caching=not manager.server_args.disable_radix_cache,
+        reads_places=reads_places(manager.model_config.hf_config.architectures or []),
     )
     setattr(manager, _ATTRIBUTE, frontend)
     return frontend
@@ -70,9 +71,9 @@ async def embed(
     frontend: EmbedFrontend = getattr(manager, _ATTRIBUTE)
     begin_s = time.perf_counter()
     try:
-        call = positional_arrays(frontend.call_of(obj))
+        call = vector_arrays(frontend.call_of(obj))
         obj.normalize_batch_and_arguments()
-        async with _acquired_adapter(manager, obj) as adapter:
+        async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
             embedded = await packed_vectors(manager, call, request, frontend)
     except StockPathTaken as stock:
@@ -81,24 +82,6 @@ async def embed(
             yield answer
         return
     yield _answer(manager, obj, call, embedded, time.perf_counter() - begin_s)
-
-
-@asynccontextmanager
-async def _acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
-    """The id of the one adapter that a request names, empty without one; not unloaded inside.
-
-    Raises:
-        ValueError: SGLang knows no such adapter.
-    """
-    if not obj.lora_path:
-        yield ""
-        return
-    await manager._validate_and_resolve_lora(obj)
-    ids = obj.lora_id if isinstance(obj.lora_id, list) else [obj.lora_id]
-    try:
-        yield ids[0] or ""
-    finally:  # a client that leaves must not keep the adapter from being unloaded
-        await asyncio.shield(manager.lora_registry.release(obj.lora_id))
 
 
 def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds: float) -> Any:

@@ -67,14 +67,17 @@ class SglangModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        read_at: Tensor | None,
+        read_at: Tensor,
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
         adapter: str = "",
+        *,
+        shortened: bool,
     ) -> Tensor:
         batch = _forward_batch(token_ids, positions, row_lens)
-        batch.attend, batch.read_at = attend, read_at
+        batch.attend = attend
+        batch.read_at = read_at if shortened and self.last_layer is not None else None
         batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
         self._adapters.load(adapter)
         batch.adapt(len(token_ids))
@@ -83,9 +86,7 @@ class SglangModel:
             forward_context(self._context, forward_batch=batch),
             self._overridden(overrides),
         ):
-            states = self._run(batch)
-        whole = self.last_layer is None and read_at is not None
-        return states[read_at] if whole else states
+            return self._run(batch, read_at)
 
     @contextmanager
     def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
@@ -103,9 +104,9 @@ class SglangModel:
         finally:
             handle.remove()
 
-    def _run(self, batch: PackedForwardBatch) -> Tensor:
+    def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch)
-        return hidden
+        return hidden[read_at] if batch.read_at is None else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """All-gathered over tensor-parallel ranks, scaled and capped as the model demands."""
@@ -133,8 +134,9 @@ class SglangModel:
 class SglangVectorModel(SglangModel):
     """A model that makes a vector of every row: an embedding, class logits, a reward.
 
-    SGLang's own pooling and heads run on the read positions, each of which is to them the last
-    token of a row of one.
+    SGLang's own pooling and heads run on the read positions. Each of them is the last token of a
+    row of one to them where only these are left; else they are positions that SGLang's setwise
+    scoring names, in the only prompt that there is to it.
     """
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
@@ -144,14 +146,20 @@ class SglangVectorModel(SglangModel):
         self._has_states = False
         self.vector_width, self.state_width = self._measured_widths()
 
-    def _run(self, batch: PackedForwardBatch) -> Tensor:
-        ones = torch.ones_like(batch.read_at, dtype=torch.int32)
-        batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
+    def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         batch.return_pooled_hidden_states = True
+        is_whole = batch.read_at is None
+        if is_whole:
+            batch.extend_seq_lens_cpu = [len(batch.input_ids)]
+            batch.token_indices_to_pool = [read_at]
+        else:
+            ones = torch.ones_like(read_at, dtype=torch.int32)
+            batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
         output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
-        states = output.pooled_hidden_states
+        vectors, states = output.embeddings, output.pooled_hidden_states
+        if is_whole:
+            (vectors,), (states,) = vectors, states
         self._has_states = states is not None
-        vectors: Tensor = output.embeddings
         return vectors if states is None else torch.cat((vectors, states), dim=1)
 
     def _measured_widths(self) -> tuple[int, int]:
@@ -164,7 +172,7 @@ class SglangVectorModel(SglangModel):
 
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         with torch.inference_mode(), self.stream():
-            vectors = self.hidden_states(zero, zero, zero, [1], attend_to_itself)
+            vectors = self.hidden_states(zero, zero, zero, [1], attend_to_itself, shortened=True)
         states = self._hidden_size if self._has_states else 0
         return int(vectors.shape[1]) - states, states
 

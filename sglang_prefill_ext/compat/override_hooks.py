@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from sglang.srt.managers.embed_types import PositionalEmbeds
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,7 +17,7 @@ from sglang_prefill_ext.compat.http_errors import error_response
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.array_body import with_lists
 from sglang_prefill_ext.frontend.call import ScoreCall
-from sglang_prefill_ext.frontend.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.override_body import (
     BodyOverrides,
     read_decision_overrides,
@@ -57,15 +56,13 @@ def with_tensors(call: ScoreCall) -> ScoreCall:
     return _converted(call, np.ndarray, _tensor) if call.has_overrides else call
 
 
-def positional_arrays(call: EmbedCall) -> EmbedCall:
+def vector_arrays(call: EmbedCall) -> EmbedCall:
     """Return a call whose embeddings are numpy arrays."""
-    if call.positional is None:
-        return call
-    arrays = [
-        None if one is None else PositionalEmbeds(_array(one.embeds), one.positions)
+    arrays = call.positional and [
+        None if one is None else Positional(_array(one.embeds), one.positions)
         for one in call.positional
     ]
-    return replace(call, positional=arrays)
+    return replace(call, positional=arrays, embeds=_each(call.embeds, torch.Tensor, _array))
 
 
 def check_overrides(obj: Any, hidden_size: int) -> None:

@@ -34,12 +34,17 @@ class RowsForm(msgspec.Struct, forbid_unknown_fields=True):
 _Form = TypeVar("_Form", IdsForm, RowsForm)
 
 
-def arrays_of(query: IdsForm | None, items: RowsForm) -> tuple[Int32Array, FlatRows]:
-    """Return the ids of query and items, without copying.
+def arrays_of(query: object, items: object) -> tuple[Int32Array, FlatRows] | None:
+    """Return the ids of query and items, without copying; None if neither is in this form.
 
     Raises:
-        RequestError: the bytes are no whole numbers, or do not fit together.
+        RequestError: one of the two is in another form, or the bytes are no whole numbers, or do
+            not fit together.
     """
+    if not isinstance(query, IdsForm) and not isinstance(items, RowsForm):
+        return None
+    if not isinstance(items, RowsForm) or not isinstance(query, IdsForm | None):
+        raise wrong("query, items", "an array beside something else. Send both as arrays.")
     ids = NO_INTS if query is None else int32_array(query.values, field="query.values")
     return ids, flat_rows(items.values, items.counts, field="items")
 
@@ -53,16 +58,14 @@ def with_lists(body: bytes) -> bytes:
         RequestError: the arrays are wrong; the message names the field.
     """
     fields = _fields(body)
-    query, items = fields.get("query"), fields.get("items")
-    if not (_is_form(query) or _is_form(items)):
+    query, items = _form(fields, "query", IdsForm), _form(fields, "items", RowsForm)
+    arrays = arrays_of(query, items)
+    if arrays is None:
         return body
-    if not _is_form(items) or not (query is None or _is_form(query)):
-        raise wrong("query, items", "an array beside something else. Send both as arrays.")
-    ids = None if query is None else _form("query", query, IdsForm)
-    found, rows = arrays_of(ids, _form("items", items, RowsForm))
+    ids, rows = arrays
     fields["items"] = [row.tolist() for row in rows.rows()]
     if query is not None:
-        fields["query"] = found.tolist()
+        fields["query"] = ids.tolist()
     return msgspec.json.encode(fields)
 
 
@@ -76,11 +79,11 @@ def _fields(body: bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _is_form(value: Any) -> bool:
-    return isinstance(value, dict) and "values" in value
-
-
-def _form(field: str, value: Any, kind: type[_Form]) -> _Form:
+def _form(fields: dict[str, Any], field: str, kind: type[_Form]) -> Any:
+    """The value of a field, read if it is an array."""
+    value = fields.get(field)
+    if not isinstance(value, dict) or "values" not in value:
+        return value
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -74,12 +74,12 @@ def ineligible_reason(call: ScoreCall) -> str | None:
     for argument, reason in _UNPACKED_ARGUMENTS.items():
         if getattr(call, argument) is not None:
             return reason
-    if call.score_extraction_token_id is not None and not _is_plain_setwise(call):
-        return "score_extraction"
     if call.return_pooled_hidden_states:
         return "pooled_hidden_states"
     if not call.items:
         return "no_items"
+    if call.score_extraction_token_id is not None and not _is_plain_setwise(call):
+        return "unusual_input"
     if not _is_plain_temperature(call) or not (_is_text(call) or _is_token_ids(call)):
         return "unusual_input"
     if call.has_overrides and not _has_plain_overrides(call):
@@ -101,9 +101,9 @@ def _is_plain_temperature(call: ScoreCall) -> bool:
 
 
 def _is_plain_setwise(call: ScoreCall) -> bool:
-    """Whether scores alone are read at extraction tokens, of items behind the query."""
-    besides = call.item_first or call.return_token_logprobs or call.has_overrides
-    return type(call.score_extraction_token_id) is int and not besides
+    """Whether extraction tokens are searched for in lists of items behind the query."""
+    is_plain = type(call.score_extraction_token_id) is int and not call.item_first
+    return is_plain and not isinstance(call.items, FlatRows)
 
 
 def _has_plain_overrides(call: ScoreCall) -> bool:

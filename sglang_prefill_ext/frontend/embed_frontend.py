@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.embed_call import (
     EmbedCall,
@@ -19,9 +20,9 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.overrides import place_at
-from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
-from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
+from sglang_prefill_ext.frontend.override_pack import place_of_vectors
+from sglang_prefill_ext.frontend.prompt_batch import pack_prompts, pack_read_places
+from sglang_prefill_ext.frontend.prompt_encoder import PromptEncoder
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
@@ -38,13 +39,13 @@ class Embedded:
     """The result of a packed call.
 
     Attributes:
-        vectors: one a prompt.
+        vectors: one a prompt; a list of them, where places were asked for.
         prompt_tokens: of every prompt.
-        states: the hidden state of every prompt, float32 ``[hidden]``; None where they were not
-            asked for, or the model shows none.
+        states: the hidden state behind every vector, float32 ``[hidden]`` or ``[places, hidden]``;
+            None where they were not asked for, or the model shows none.
     """
 
-    vectors: list[list[float]]
+    vectors: list[Any]
     prompt_tokens: list[int]
     states: list[Float32Array] | None = None
 
@@ -73,6 +74,7 @@ class EmbedFrontend:
         vocab_size: rows of the embedding table; prompt ids must lie below.
         hidden_size: numbers of an embedding.
         caching: SGLang keeps a prefix cache.
+        reads_places: see `ineligible_embed_reason`.
     """
 
     def __init__(
@@ -86,18 +88,19 @@ class EmbedFrontend:
         hidden_size: int,
         has_tokenizer: bool,
         caching: bool,
+        reads_places: bool,
     ) -> None:
-        self._link = link
         self._exchange = exchange
         self.metrics = metrics
-        self._vocab_size = vocab_size
         self._hidden_size = hidden_size
-        self._has_tokenizer = has_tokenizer
         self._caching = caching
+        self._reads_places = reads_places
         self._worker = Worker("prefill-only-embed")
+        self.encoder = PromptEncoder(
+            link, config, self._worker, vocab_size=vocab_size, has_tokenizer=has_tokenizer
+        )
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
-        self._texts = Gatherer(self._encode, max_items=most, max_wait_s=wait_s)
         self._prompts = Gatherer(self._ask, max_items=most, max_wait_s=wait_s)
 
     def call_of(self, request: Any) -> EmbedCall:
@@ -106,7 +109,7 @@ class EmbedFrontend:
         Raises:
             StockPathTaken: it is not eligible.
         """
-        reason = ineligible_embed_reason(request)
+        reason = ineligible_embed_reason(request, reads_places=self._reads_places)
         if reason is not None:
             raise StockPathTaken(reason)
         return embed_call_of(request)
@@ -123,19 +126,46 @@ class EmbedFrontend:
         """
         if self._exchange.declined_reason:
             raise StockPathTaken(self._exchange.declined_reason)
-        prompts = await self.token_ids(call, request)
-        overridden = None
-        if call.positional is not None:
-            args = (prompts, call.positional, self._hidden_size)
-            prompts, table = await self._worker.run(place_at, *args)
-            overridden = _Overridden(table)
+        prompts, table = await self.encoder.token_ids(call, request), NO_OVERRIDES
+        if call.has_overrides:
+            args = (call, prompts, self._hidden_size)
+            prompts, table = await self._worker.run(place_of_vectors, *args)
         width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
-        tables = await self.vectors(prompts, width, options, request, overridden, call.adapter)
+        asked = (prompts, width, options, request, table, call.adapter)
+        if call.places is None:
+            tables = await self.vectors(*asked)
+        else:
+            tables = await self._vectors_at(call.places, *asked)
         states = None
-        if call.with_states and len(tables[0]) > self._hidden_size:  # else no head made vectors
-            states = [table[-self._hidden_size :] for table in tables]
-            tables = [table[: -self._hidden_size] for table in tables]
+        # Without a head that made vectors there are no states.
+        if call.with_states and tables[0].shape[-1] > self._hidden_size:
+            states = [table[..., -self._hidden_size :] for table in tables]
+            tables = [table[..., : -self._hidden_size] for table in tables]
         return Embedded([table.tolist() for table in tables], list(map(len, prompts)), states)
+
+    async def _vectors_at(
+        self,
+        places: list[list[int]],
+        prompts: list[Int32Array],
+        width: int,
+        options: RequestOptions,
+        request: Any,
+        overrides: OverrideArray,
+        adapter: str,
+    ) -> list[Float32Array]:
+        """Return the vectors at places of each prompt, float32 ``[places, width]``.
+
+        Such a call is a scoring request, large enough to go alone. Arguments and errors are those
+        of `vectors`.
+        """
+        args = (prompts, places, width, overrides, adapter)
+        async with self._exchange.admitted(options):
+            rows = await self._worker.run(pack_read_places, *args)
+            answer = await self._exchange.ask(rows, options, request)
+        self.metrics.record_packed()
+        self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+        ends = np.cumsum(list(map(len, places)))
+        return np.split(answer.row_values().reshape(int(ends[-1]), -1), ends[:-1])
 
     async def vectors(
         self,
@@ -143,62 +173,22 @@ class EmbedFrontend:
         width: int,
         options: RequestOptions,
         request: Any,
-        overridden: _Overridden | None = None,
+        overrides: OverrideArray = NO_OVERRIDES,
         adapter: str = "",
     ) -> list[Float32Array]:
         """Return a vector of each prompt, float32 ``[width]``; the errors are those of `embed`.
 
         Args:
-            prompts: none is empty, all ids lie in the vocabulary, or name one of `overridden`.
+            prompts: none is empty, all ids lie in the vocabulary, or name one of `overrides`.
             width: leading numbers of each vector, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
             adapter: see `PackedRows`.
         """
         self._exchange.require_fitting(max(map(len, prompts)))
+        overridden = _Overridden(overrides) if len(overrides) else None
         kind = _Kind(options, width, overridden, adapter)
         read_outs = await self._prompts.ask(kind, prompts, request)
         self.metrics.record_packed()
         return [each.table for each in read_outs]
-
-    async def token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
-        """Return the checked ids of the prompts of a call.
-
-        Raises:
-            RequestError: a prompt is empty, or an id lies outside the vocabulary.
-            StockPathTaken: there is no tokenizer.
-        """
-        if call.is_text:
-            if not self._has_tokenizer:
-                raise StockPathTaken("no_tokenizer")
-            # Texts and pairs of texts are not mixed in one call of the tokenizer.
-            pairs = isinstance(call.prompts[0], tuple)
-            return await self._texts.ask(pairs, call.prompts, request)
-        tokens = sum(map(len, call.prompts))
-        return await self._worker.run_if_large(tokens, self._checked, call.prompts, "input_ids")
-
-    async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Int32Array | Exception]:
-        """Encode the texts of several calls in one call of the tokenizer, off the event loop."""
-        return await self._worker.run(self._encode_now, texts)
-
-    def _encode_now(self, texts: list[Any]) -> list[Int32Array | Exception]:
-        try:
-            encoded = self._link.encode(texts)
-        except Exception as error:  # whatever a tokenizer raises of a text that it cannot read
-            if len(texts) == 1:
-                return [error]
-            return [outcome for text in texts for outcome in self._encode_now([text])]
-        return [self._or_error(ids) for ids in encoded]
-
-    def _or_error(self, ids: list[int]) -> Int32Array | Exception:
-        try:
-            (checked,) = self._checked([ids], "text")
-        except RequestError as error:
-            return error
-        return checked
-
-    def _checked(self, prompts: Sequence[list[int]], field: str) -> list[Int32Array]:
-        if not all(prompts):
-            check_prompt([], self._vocab_size, field=field)
-        return [flatten_ids([prompt], self._vocab_size, field=field) for prompt in prompts]
 
     async def _ask(self, kind: _Kind, prompts: list[Int32Array]) -> Sequence[ReadOut | Exception]:
         """Ask the scheduler for the vectors of several calls."""

@@ -16,6 +16,7 @@ from sglang_prefill_ext.errors import (
     PackedForwardError,
     PrefillExtError,
     RequestAbortedError,
+    RequestError,
     ServerBusyError,
 )
 from sglang_prefill_ext.frontend.connection import outcome_while_connected
@@ -26,6 +27,9 @@ from sglang_prefill_ext.wire.result import PackedResult
 
 UNREACHABLE = "unreachable"
 """Status of the answer that a link gives for a scheduler that has gone."""
+
+UNKNOWN_ADAPTER = "unknown_adapter"
+"""Likewise, for a scheduler that has no adapter of the name that the rows came with."""
 
 
 class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
@@ -96,6 +100,7 @@ class PackedExchange:
             ServerBusyError: too much waits already.
             DeadlineExceededError: the deadline of `options` could not be met.
             EngineUnavailableError: the engine of a front end in another process has gone.
+            RequestError: that engine has no adapter of the name.
         """
         self.require_fitting(_longest_row(rows), prefix_tokens=rows.prefix_len)
         answer = await self.round_trip(rows, options, request)
@@ -167,6 +172,10 @@ def _unhappy_end(answer: PackedResult) -> PrefillExtError:
         return RequestAbortedError(answer.message)
     if answer.status == UNREACHABLE:
         return EngineUnavailableError(answer.message)
+    if answer.status == UNKNOWN_ADAPTER:
+        unknown = RequestError(answer.message)
+        unknown.field = "adapter"
+        return unknown
     if answer.status == "expired":
         return DeadlineExceededError(answer.message)
     if answer.status == "rejected":

@@ -1,14 +1,19 @@
-"""Build the packed request of a scoring call with embeddings of the user's own."""
+"""Pack calls with embeddings of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from sglang_prefill_ext.frontend.call import ScoreCall, prompts_of
+from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.overrides import place_overrides
+from sglang_prefill_ext.frontend.overrides import at_placeholders, place_at, place_overrides
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.prompts import flatten_ids
+from sglang_prefill_ext.frontend.read_places import places_of
+from sglang_prefill_ext.frontend.setwise import pack_setwise
+from sglang_prefill_ext.wire.overrides import OverrideArray
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 
 
@@ -25,7 +30,8 @@ def pack_overridden(
         encode: of `SchedulerLink`.
 
     Raises:
-        StockPathTaken: a prompt has not as many placeholders as embeddings, which SGLang refuses.
+        StockPathTaken: a prompt has not as many placeholders as embeddings, or is to be read at
+            tokens that an item has not, or the query has, all of which SGLang refuses.
         RequestError: a prompt is empty, an id lies outside the vocabulary, or an embedding is of
             another width or kind than the model's, or not finite.
     """
@@ -37,4 +43,32 @@ def pack_overridden(
     placed = place_overrides(call, query, items, hidden_size)
     if placed is None:
         raise StockPathTaken("unusual_input")
-    return pack_token_ids(placed.query, placed.items, False, labels, vocab_size, placed.overrides)
+    rest = (labels, vocab_size, placed.overrides)
+    anchor = call.score_extraction_token_id
+    if anchor is None:
+        return pack_token_ids(placed.query, placed.items, False, *rest)
+    # Where the anchor is a placeholder, it is one no more.
+    anchors = places_of([query + item for item in items], anchor)
+    if anchor in query or not all(anchors):
+        raise StockPathTaken("unusual_input")
+    return pack_setwise([placed.query + item for item in placed.items], anchors, *rest)
+
+
+def place_of_vectors(
+    call: EmbedCall, prompts: list[Int32Array], hidden_size: int
+) -> tuple[list[Int32Array], OverrideArray]:
+    """Put the embeddings of a call for vectors into its prompts; see `place_at`.
+
+    Args:
+        call: has embeddings, which are arrays.
+
+    Raises:
+        StockPathTaken: a prompt has not as many placeholders as embeddings, which SGLang refuses.
+        RequestError: an embedding is of another width or kind than the model's, or not finite.
+    """
+    positional: Sequence[Any] | None = call.positional
+    if call.placeholder is not None and call.embeds is not None:
+        positional = at_placeholders(prompts, call.placeholder, call.embeds)
+    if positional is None:
+        raise StockPathTaken("unusual_input")
+    return place_at(prompts, positional, hidden_size)

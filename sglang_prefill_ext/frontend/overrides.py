@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.embed_call import Positional
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray, distinct_overrides
 from sglang_prefill_ext.wire.packed import Int32Array
 
@@ -68,7 +69,7 @@ def place_at(
     """Put embeddings into prompts of token ids at positions that are given.
 
     Args:
-        positional: see `EmbedCall`; `embeds` are arrays, as many as positions.
+        positional: see `EmbedCall`; its embeddings are arrays.
 
     Returns:
         The prompts, and the table that their negative ids name rows of.
@@ -88,6 +89,29 @@ def place_at(
             changed[each.positions] = own
         placed.append(changed)
     return placed, table
+
+
+def at_placeholders(
+    prompts: Sequence[Int32Array], token: int, embeds: Sequence[list[Any] | None]
+) -> list[Positional | None] | None:
+    """Say where embeddings stand that come for the placeholders of encoded prompts.
+
+    Args:
+        embeds: see `EmbedCall`.
+
+    Returns:
+        None where a prompt has not as many placeholders as embeddings, which SGLang refuses.
+    """
+    found: list[Positional | None] = []
+    for prompt, own in zip(prompts, embeds, strict=True):
+        if own is None:
+            found.append(None)
+            continue
+        positions = np.flatnonzero(prompt == token).tolist()
+        if len(positions) != len(own):
+            return None
+        found.append(Positional(own, positions))
+    return found
 
 
 def checked_overrides(field: str, value: Any, hidden_size: int) -> OverrideArray:

@@ -59,12 +59,14 @@ def pack_rows(
     *,
     longest_prefix: int | None = None,
     read_lens: Int32Array = NO_INTS,
+    overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
     """Pack whole prompts, given as token ids.
 
     Args:
         longest_prefix: tokens that rows may share at most; None for all that are equal.
         read_lens: see `PackedRows`.
+        overrides: embeddings that negative ids name.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
@@ -76,6 +78,6 @@ def pack_rows(
     if longest_prefix is not None:
         prefix = min(prefix, longest_prefix)
     parts: list[Any] = [rows[0][:prefix], *(row[prefix:] for row in rows)]
-    tokens = flatten_ids(parts, vocab_size, field=_FIELD)
+    tokens = flatten_ids(parts, vocab_size, field=_FIELD, overrides=len(overrides))
     lens = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)) - np.int32(prefix)
-    return PackedRows(tokens, prefix, lens, *labels, read_lens=read_lens)
+    return PackedRows(tokens, prefix, lens, *labels, read_lens=read_lens, overrides=overrides)

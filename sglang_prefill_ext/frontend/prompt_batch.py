@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_prefill_ext.frontend.read_places import ReadPlaces
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows
 
@@ -69,6 +70,30 @@ def pack_prompts(
         )
         groups.append(PromptGroup(members, rows))
     return groups
+
+
+def pack_read_places(
+    prompts: Sequence[Int32Array],
+    places: Sequence[Sequence[int]],
+    vector_width: int,
+    overrides: OverrideArray,
+    adapter: str,
+) -> PackedRows:
+    """Pack prompts into one request for vectors at given places; see `ReadPlaces`."""
+    reads = ReadPlaces.of(list(map(len, prompts)), places)
+    prefix = min(_shared_prefix_len(prompts), reads.first)
+    tokens, lens = flat_tokens(prompts, prefix)
+    return PackedRows(
+        tokens,
+        prefix,
+        lens,
+        label_ids=NO_INTS,
+        label_lens=reads.wanted.astype(np.int32),
+        vector_width=vector_width,
+        read_lens=reads.lens,
+        overrides=overrides,
+        adapter=adapter,
+    )
 
 
 def shared_beginnings(

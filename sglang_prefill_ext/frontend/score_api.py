@@ -40,7 +40,8 @@ def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
     """
     try:
         read = _DECODER.decode(body)
-        query, items = _prompts(read)
+        # Broken arrays are refused elsewhere.
+        query, items = arrays_of(read.query, read.items) or (read.query, read.items)
     except (msgspec.DecodeError, UnicodeDecodeError, RequestError):
         return None
     call = ScoreCall(
@@ -54,16 +55,6 @@ def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
         return_token_logprobs=read.return_token_logprobs,
     )
     return call, read.model
-
-
-def _prompts(read: _Body) -> tuple[Any, Any]:
-    """Query and items as `ScoreCall` takes them; broken arrays are refused elsewhere."""
-    query, items = read.query, read.items
-    if isinstance(items, RowsForm) and (query is None or isinstance(query, IdsForm)):
-        return arrays_of(query, items)
-    if isinstance(items, RowsForm) or isinstance(query, IdsForm):
-        raise RequestError("query, items: an array beside something else")
-    return query, items
 
 
 def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:

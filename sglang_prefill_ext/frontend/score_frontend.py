@@ -14,6 +14,7 @@ from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.read_places import places_of
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.text_pack import pack_texts
@@ -144,12 +145,10 @@ class ScoreFrontend:
             query = self._link.encode([query])[0] if query else []
             prompts = self._link.encode(prompts)
         anchor = call.score_extraction_token_id
-        rows = None
-        if anchor not in query:  # where SGLang refuses it
-            rows = pack_setwise(prompts, anchor, labels, self._vocab_size)
-        if rows is None:
+        anchors = places_of(prompts, anchor)
+        if anchor in query or not all(anchors):  # which SGLang refuses
             raise StockPathTaken("unusual_input")
-        return rows
+        return pack_setwise(prompts, anchors, labels, self._vocab_size)
 
 
 def _needs_vocabulary(call: ScoreCall) -> bool:
@@ -162,5 +161,7 @@ def _scored(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
     setwise = call.score_extraction_token_id is not None
     scores_of = setwise_scores if setwise else scores_from_values
     scores = scores_of(values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature)
-    token_logprobs = logprob_rows(values, rows) if call.return_token_logprobs else None
+    token_logprobs = None
+    if call.return_token_logprobs:  # of which SGLang shows none for extraction tokens
+        token_logprobs = [] if setwise else logprob_rows(values, rows)
     return Scored(scores, rows.num_prompt_tokens, token_logprobs, rows, answer)

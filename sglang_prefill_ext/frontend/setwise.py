@@ -7,45 +7,43 @@ from collections.abc import Sequence
 import numpy as np
 
 from sglang_prefill_ext.frontend.pack import pack_rows
+from sglang_prefill_ext.frontend.read_places import ReadPlaces
 from sglang_prefill_ext.frontend.scores import Matrix, scores_of_reads
-from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
 
 
 def pack_setwise(
     prompts: Sequence[list[int]],
-    anchor: int,
+    anchors: Sequence[Sequence[int]],
     labels: tuple[Int32Array, Int32Array],
     vocab_size: int,
-) -> PackedRows | None:
-    """Pack whole prompts whose labels are read at every `anchor` token.
+    overrides: OverrideArray = NO_OVERRIDES,
+) -> PackedRows:
+    """Pack whole prompts whose labels are read at every anchor.
 
-    Each row is read from its first anchor on; reads in between have no labels.
-
-    Returns:
-        None where a prompt has no anchor, which SGLang refuses.
+    Args:
+        anchors: places in each prompt, see `ReadPlaces`.
+        overrides: embeddings that negative ids name.
 
     Raises:
-        RequestError: a prompt is empty, or an id lies outside the vocabulary.
+        RequestError: an id lies outside the vocabulary.
         TypeError: an element is not an integer.
     """
-    if not all(anchor in prompt for prompt in prompts):
-        return None
-    firsts = [prompt.index(anchor) for prompt in prompts]
-    read_lens = [len(prompt) - first for prompt, first in zip(prompts, firsts, strict=True)]
-    anchors = [prompt.count(anchor) for prompt in prompts]
+    reads = ReadPlaces.of(list(map(len, prompts)), anchors)
+    counts = list(map(len, anchors))
     ids, lens = labels
     lens = lens if len(lens) else np.full(len(prompts), len(ids), dtype=np.int32)
     own = np.split(ids, np.cumsum(lens)[:-1]) if len(labels[1]) else [ids] * len(prompts)
-    label_ids = np.concatenate([np.tile(each, n) for each, n in zip(own, anchors, strict=True)])
-    read = [prompt[first:] for prompt, first in zip(prompts, firsts, strict=True)]
-    is_anchor = np.concatenate([np.array(each) == anchor for each in read])
-    label_lens = (np.repeat(lens, read_lens) * is_anchor).astype(np.int32)
+    label_ids = np.concatenate([np.tile(each, n) for each, n in zip(own, counts, strict=True)])
+    label_lens = (np.repeat(lens, reads.lens) * reads.wanted).astype(np.int32)
     return pack_rows(
         list(prompts),
         (label_ids, label_lens),
         vocab_size,
-        longest_prefix=min(firsts),
-        read_lens=int_array(read_lens),
+        longest_prefix=reads.first,
+        read_lens=reads.lens,
+        overrides=overrides,
     )
 
 

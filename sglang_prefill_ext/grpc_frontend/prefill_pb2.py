@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.sglang_prefill_ext/grpc_frontend/prefill.proto\x12\x0eprefill_ext.v1\"\x16\n\x05Texts\x12\r\n\x05texts\x18\x01 \x03(\t\"+\n\tInt32Rows\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\"?\n\x07Options\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x13\n\x0bkeep_prefix\x18\x02 \x01(\x08\x12\r\n\x05stock\x18\x03 \x01(\x08\"s\n\x0e\x45mbedOverrides\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\x05\x12\r\n\x05query\x18\x04 \x01(\x0c\x12\r\n\x05items\x18\x05 \x01(\x0c\x12\x13\n\x0bitem_counts\x18\x06 \x01(\x0c\"\xa9\x03\n\x0cScoreRequest\x12\x14\n\nquery_text\x18\x01 \x01(\tH\x00\x12\x13\n\tquery_ids\x18\x02 \x01(\x0cH\x00\x12+\n\nitem_texts\x18\x03 \x01(\x0b\x32\x15.prefill_ext.v1.TextsH\x01\x12-\n\x08item_ids\x18\x04 \x01(\x0b\x32\x19.prefill_ext.v1.Int32RowsH\x01\x12)\n\x06labels\x18\x05 \x01(\x0b\x32\x19.prefill_ext.v1.Int32Rows\x12\x15\n\rapply_softmax\x18\x06 \x01(\x08\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\nitem_first\x18\x08 \x01(\x08\x12\x1d\n\x15return_token_logprobs\x18\t \x01(\x08\x12(\n\x07options\x18\n \x01(\x0b\x32\x17.prefill_ext.v1.Options\x12\x37\n\x0f\x65mbed_overrides\x18\x0b \x01(\x0b\x32\x1e.prefill_ext.v1.EmbedOverridesB\x07\n\x05queryB\x07\n\x05itemsB\x0e\n\x0c_temperature\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x03\x12\x15\n\rcached_tokens\x18\x03 \x01(\x03\x12\"\n\x04path\x18\x04 \x01(\x0e\x32\x14.prefill_ext.v1.Path\x12\x0e\n\x06reason\x18\x05 \x01(\t\"m\n\rScoreResponse\x12\x0e\n\x06scores\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\x12\x16\n\x0etoken_logprobs\x18\x03 \x01(\x0c\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.prefill_ext.v1.Usage\"f\n\x07Prompts\x12&\n\x05texts\x18\x01 \x01(\x0b\x32\x15.prefill_ext.v1.TextsH\x00\x12(\n\x03ids\x18\x02 \x01(\x0b\x32\x19.prefill_ext.v1.Int32RowsH\x00\x42\t\n\x07prompts\"v\n\x0c\x45mbedRequest\x12(\n\x07prompts\x18\x01 \x01(\x0b\x32\x17.prefill_ext.v1.Prompts\x12\x12\n\ndimensions\x18\x02 \x01(\x05\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.prefill_ext.v1.Options\"U\n\rEmbedResponse\x12\x0f\n\x07vectors\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\x05\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.prefill_ext.v1.Usage\"e\n\x0f\x43lassifyRequest\x12(\n\x07prompts\x18\x01 \x01(\x0b\x32\x17.prefill_ext.v1.Prompts\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.prefill_ext.v1.Options\"l\n\x10\x43lassifyResponse\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x13\n\x0b\x63lass_names\x18\x03 \x03(\t\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.prefill_ext.v1.Usage*>\n\x04Path\x12\x14\n\x10PATH_UNSPECIFIED\x10\x00\x12\x0f\n\x0bPATH_PACKED\x10\x01\x12\x0f\n\x0bPATH_ENGINE\x10\x02\x32\xb4\x02\n\x07Prefill\x12\x44\n\x05Score\x12\x1c.prefill_ext.v1.ScoreRequest\x1a\x1d.prefill_ext.v1.ScoreResponse\x12N\n\x0bScoreStream\x12\x1c.prefill_ext.v1.ScoreRequest\x1a\x1d.prefill_ext.v1.ScoreResponse(\x01\x30\x01\x12\x44\n\x05\x45mbed\x12\x1c.prefill_ext.v1.EmbedRequest\x1a\x1d.prefill_ext.v1.EmbedResponse\x12M\n\x08\x43lassify\x12\x1f.prefill_ext.v1.ClassifyRequest\x1a .prefill_ext.v1.ClassifyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.sglang_prefill_ext/grpc_frontend/prefill.proto\x12\x0eprefill_ext.v1\"\x16\n\x05Texts\x12\r\n\x05texts\x18\x01 \x03(\t\"+\n\tInt32Rows\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\"?\n\x07Options\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x13\n\x0bkeep_prefix\x18\x02 \x01(\x08\x12\r\n\x05stock\x18\x03 \x01(\x08\"s\n\x0e\x45mbedOverrides\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\x05\x12\r\n\x05query\x18\x04 \x01(\x0c\x12\r\n\x05items\x18\x05 \x01(\x0c\x12\x13\n\x0bitem_counts\x18\x06 \x01(\x0c\"\xa9\x03\n\x0cScoreRequest\x12\x14\n\nquery_text\x18\x01 \x01(\tH\x00\x12\x13\n\tquery_ids\x18\x02 \x01(\x0cH\x00\x12+\n\nitem_texts\x18\x03 \x01(\x0b\x32\x15.prefill_ext.v1.TextsH\x01\x12-\n\x08item_ids\x18\x04 \x01(\x0b\x32\x19.prefill_ext.v1.Int32RowsH\x01\x12)\n\x06labels\x18\x05 \x01(\x0b\x32\x19.prefill_ext.v1.Int32Rows\x12\x15\n\rapply_softmax\x18\x06 \x01(\x08\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\nitem_first\x18\x08 \x01(\x08\x12\x1d\n\x15return_token_logprobs\x18\t \x01(\x08\x12(\n\x07options\x18\n \x01(\x0b\x32\x17.prefill_ext.v1.Options\x12\x37\n\x0f\x65mbed_overrides\x18\x0b \x01(\x0b\x32\x1e.prefill_ext.v1.EmbedOverridesB\x07\n\x05queryB\x07\n\x05itemsB\x0e\n\x0c_temperature\"\x82\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x03\x12\x15\n\rcached_tokens\x18\x03 \x01(\x03\x12\"\n\x04path\x18\x04 \x01(\x0e\x32\x14.prefill_ext.v1.Path\x12\x0e\n\x06reason\x18\x05 \x01(\t\"m\n\rScoreResponse\x12\x0e\n\x06scores\x18\x01 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x02 \x01(\x0c\x12\x16\n\x0etoken_logprobs\x18\x03 \x01(\x0c\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.prefill_ext.v1.Usage\"f\n\x07Prompts\x12&\n\x05texts\x18\x01 \x01(\x0b\x32\x15.prefill_ext.v1.TextsH\x00\x12(\n\x03ids\x18\x02 \x01(\x0b\x32\x19.prefill_ext.v1.Int32RowsH\x00\x42\t\n\x07prompts\"\x87\x01\n\x0c\x45mbedRequest\x12(\n\x07prompts\x18\x01 \x01(\x0b\x32\x17.prefill_ext.v1.Prompts\x12\x12\n\ndimensions\x18\x02 \x01(\x05\x12(\n\x07options\x18\x03 \x01(\x0b\x32\x17.prefill_ext.v1.Options\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\"U\n\rEmbedResponse\x12\x0f\n\x07vectors\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\x05\x12$\n\x05usage\x18\x03 \x01(\x0b\x32\x15.prefill_ext.v1.Usage\"v\n\x0f\x43lassifyRequest\x12(\n\x07prompts\x18\x01 \x01(\x0b\x32\x17.prefill_ext.v1.Prompts\x12(\n\x07options\x18\x02 \x01(\x0b\x32\x17.prefill_ext.v1.Options\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\"l\n\x10\x43lassifyResponse\x12\x0e\n\x06values\x18\x01 \x01(\x0c\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x13\n\x0b\x63lass_names\x18\x03 \x03(\t\x12$\n\x05usage\x18\x04 \x01(\x0b\x32\x15.prefill_ext.v1.Usage*>\n\x04Path\x12\x14\n\x10PATH_UNSPECIFIED\x10\x00\x12\x0f\n\x0bPATH_PACKED\x10\x01\x12\x0f\n\x0bPATH_ENGINE\x10\x02\x32\xb4\x02\n\x07Prefill\x12\x44\n\x05Score\x12\x1c.prefill_ext.v1.ScoreRequest\x1a\x1d.prefill_ext.v1.ScoreResponse\x12N\n\x0bScoreStream\x12\x1c.prefill_ext.v1.ScoreRequest\x1a\x1d.prefill_ext.v1.ScoreResponse(\x01\x30\x01\x12\x44\n\x05\x45mbed\x12\x1c.prefill_ext.v1.EmbedRequest\x1a\x1d.prefill_ext.v1.EmbedResponse\x12M\n\x08\x43lassify\x12\x1f.prefill_ext.v1.ClassifyRequest\x1a .prefill_ext.v1.ClassifyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sglang_prefill_ext.grpc_frontend.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PATH']._serialized_start=1513
-  _globals['_PATH']._serialized_end=1575
+  _globals['_PATH']._serialized_start=1548
+  _globals['_PATH']._serialized_end=1610
   _globals['_TEXTS']._serialized_start=66
   _globals['_TEXTS']._serialized_end=88
   _globals['_INT32ROWS']._serialized_start=90
@@ -49,14 +49,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORERESPONSE']._serialized_end=987
   _globals['_PROMPTS']._serialized_start=989
   _globals['_PROMPTS']._serialized_end=1091
-  _globals['_EMBEDREQUEST']._serialized_start=1093
-  _globals['_EMBEDREQUEST']._serialized_end=1211
-  _globals['_EMBEDRESPONSE']._serialized_start=1213
-  _globals['_EMBEDRESPONSE']._serialized_end=1298
-  _globals['_CLASSIFYREQUEST']._serialized_start=1300
-  _globals['_CLASSIFYREQUEST']._serialized_end=1401
-  _globals['_CLASSIFYRESPONSE']._serialized_start=1403
-  _globals['_CLASSIFYRESPONSE']._serialized_end=1511
-  _globals['_PREFILL']._serialized_start=1578
-  _globals['_PREFILL']._serialized_end=1886
+  _globals['_EMBEDREQUEST']._serialized_start=1094
+  _globals['_EMBEDREQUEST']._serialized_end=1229
+  _globals['_EMBEDRESPONSE']._serialized_start=1231
+  _globals['_EMBEDRESPONSE']._serialized_end=1316
+  _globals['_CLASSIFYREQUEST']._serialized_start=1318
+  _globals['_CLASSIFYREQUEST']._serialized_end=1436
+  _globals['_CLASSIFYRESPONSE']._serialized_start=1438
+  _globals['_CLASSIFYRESPONSE']._serialized_end=1546
+  _globals['_PREFILL']._serialized_start=1613
+  _globals['_PREFILL']._serialized_end=1921
 # @@protoc_insertion_point(module_scope)

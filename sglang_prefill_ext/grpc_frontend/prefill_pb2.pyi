@@ -117,14 +117,16 @@ class Prompts(_message.Message):
     def __init__(self, texts: _Optional[_Union[Texts, _Mapping]] = ..., ids: _Optional[_Union[Int32Rows, _Mapping]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("prompts", "dimensions", "options")
+    __slots__ = ("prompts", "dimensions", "options", "adapter")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     prompts: Prompts
     dimensions: int
     options: Options
-    def __init__(self, prompts: _Optional[_Union[Prompts, _Mapping]] = ..., dimensions: _Optional[int] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    adapter: str
+    def __init__(self, prompts: _Optional[_Union[Prompts, _Mapping]] = ..., dimensions: _Optional[int] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("vectors", "width", "usage")
@@ -137,12 +139,14 @@ class EmbedResponse(_message.Message):
     def __init__(self, vectors: _Optional[bytes] = ..., width: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("prompts", "options")
+    __slots__ = ("prompts", "options", "adapter")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     prompts: Prompts
     options: Options
-    def __init__(self, prompts: _Optional[_Union[Prompts, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ...) -> None: ...
+    adapter: str
+    def __init__(self, prompts: _Optional[_Union[Prompts, _Mapping]] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class ClassifyResponse(_message.Message):
     __slots__ = ("values", "width", "class_names", "usage")

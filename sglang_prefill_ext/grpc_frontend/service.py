@@ -74,14 +74,17 @@ class PrefillService:
 
     async def _embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
         vectors, usage = await self._served().vectors.vectors(
-            prompts_of(request.prompts), request.dimensions, _options(request.options, context)
+            prompts_of(request.prompts),
+            request.dimensions,
+            _options(request.options, context),
+            request.adapter,
         )
         return pb.EmbedResponse(vectors=vectors.tobytes(), width=vectors.shape[1], usage=usage)
 
     async def _classify(self, request: pb.ClassifyRequest, context: Any) -> pb.ClassifyResponse:
         served = self._served()
         values, usage = await served.vectors.vectors(
-            prompts_of(request.prompts), 0, _options(request.options, context)
+            prompts_of(request.prompts), 0, _options(request.options, context), request.adapter
         )
         return pb.ClassifyResponse(
             values=values.tobytes(),

@@ -32,40 +32,52 @@ class Vectors:
             hidden_size=session.facts.hidden_size,
             has_tokenizer=session.has_tokenizer,
             caching=session.facts.caching,
+            reads_places=False,  # calls here name none
         )
 
     async def vectors(
-        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions
+        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions, adapter: str
     ) -> tuple[NDArray[np.float32], pb.Usage]:
         """Return the vectors of prompts, float32 ``[prompts, width]``.
 
         Args:
             dimensions: leading numbers of each vector; 0 for all.
+            adapter: name of a LoRA adapter, in the place of which the engine puts its id; empty
+                for none.
 
         Raises:
             PrefillExtError: the call is wrong, or ended badly.
         """
         try:
             with counted(self._frontend.metrics):
-                return await self._packed(prompts, dimensions, options)
+                return await self._packed(prompts, dimensions, options, adapter)
         except StockPathTaken as stock:
-            return await self._by_engine(prompts, dimensions, options, stock.reason)
+            return await self._by_engine(prompts, dimensions, options, adapter, stock.reason)
 
     async def _packed(
-        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions
+        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions, adapter: str
     ) -> tuple[NDArray[np.float32], pb.Usage]:
         if reason := self._declined(dimensions, options):
             raise StockPathTaken(reason)
         ids = await self._token_ids(prompts)
-        found = await self._frontend.vectors(ids, WHOLE_VECTOR, options.scheduling, None)
+        found = await self._frontend.vectors(
+            ids, WHOLE_VECTOR, options.scheduling, None, adapter=adapter
+        )
         tokens = sum(map(len, ids))
         return np.stack(found), pb.Usage(prompt_tokens=tokens, path=pb.PATH_PACKED)
 
     async def _by_engine(
-        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions, reason: str
+        self,
+        prompts: list[str] | FlatRows,
+        dimensions: int,
+        options: CallOptions,
+        adapter: str,
+        reason: str,
     ) -> tuple[NDArray[np.float32], pb.Usage]:
         plain = prompts if isinstance(prompts, list) else [row.tolist() for row in prompts.rows()]
-        answer = await self._session.stock_vectors(plain, dimensions or None, options.headers())
+        answer = await self._session.stock_vectors(
+            plain, dimensions or None, adapter, options.headers()
+        )
         usage = pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason)
         return np.array(answer.rows, dtype=np.float32), usage
 
@@ -81,7 +93,7 @@ class Vectors:
     async def _token_ids(self, prompts: list[str] | FlatRows) -> list[Int32Array]:
         if isinstance(prompts, list):
             call = EmbedCall(prompts, is_single=False, dimensions=None)
-            return await self._frontend.token_ids(call, None)
+            return await self._frontend.encoder.token_ids(call, None)
         vocab_size = self._session.facts.vocab_size
         if not prompts.counts.all():
             check_prompt([], vocab_size, field="prompts")

@@ -97,19 +97,20 @@ class PackedExecutor:
             arrays += attention.host_arrays()
             tokens, positions, read_at, at, embeds, *rest = upload(arrays, model.device)
             attention.bind(rest)
-            shortened = model.last_layer if ends_only else None
-            attend = LayerAttention(plan, attention, held, stores, shortened)
+            last_layer = model.last_layer if ends_only else None
+            attend = LayerAttention(plan, attention, held, stores, last_layer)
             hidden = model.hidden_states(
                 tokens,
                 positions,
-                read_at if ends_only else None,
+                read_at,
                 _row_lens(layout),
                 attend,
                 Overrides(at, embeds) if len(at) else None,
                 plan.adapter,
+                shortened=ends_only,
             )
-            hidden = hidden[: plan.num_reads] if ends_only else hidden[read_at]
-            return ForwardCompletion(self._reader.read(hidden, plan), attend.kept)
+            values = self._reader.read(hidden[: plan.num_reads], plan)
+            return ForwardCompletion(values, attend.kept)
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model

@@ -77,20 +77,22 @@ class Model(Protocol):
         self,
         token_ids: Tensor,
         positions: Tensor,
-        read_at: Tensor | None,
+        read_at: Tensor,
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
         adapter: str = "",
+        *,
+        shortened: bool,
     ) -> Tensor:
-        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 positions.
+        """Final hidden states ``[R, hidden]`` of a packed forward at R positions.
 
         Where the model makes vectors, these instead, each with its state behind it:
-        ``[R, vector_width + state_width]``. With None the
-        states of all tokens, and the attention of `last_layer` is asked for all, too.
+        ``[R, vector_width + state_width]``.
 
         Args:
             adapter: see `PackedRows`.
+            shortened: ask `last_layer`, if there is one, for these positions alone; R >= 1.
 
         Raises:
             PackedForwardError: there is no such adapter (any more).

@@ -62,7 +62,7 @@ MODEL_USES = (
             *"seq_lens_sum out_cache_loc extend_num_tokens extend_seq_lens".split(),
             *"extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu".split(),
             *"capture_hidden_mode global_num_token_non_padded_cpu is_prefill_only".split(),
-            *"residual_stream return_pooled_hidden_states lora_ids".split(),
+            *"residual_stream return_pooled_hidden_states lora_ids token_indices_to_pool".split(),
         ),
     ),
     Use(

@@ -26,3 +26,14 @@ OVERRIDE_USES = (
         for number, (model, _) in enumerate(MODELS, start=241)
     ),
 )
+
+PLACE_USES = (
+    Use(
+        id="U300",
+        target="sglang.srt.layers.pooler.score_and_pool",
+        group=Group.SCHEDULER,
+        used_by=("compat.model",),
+        why="a head of classes at any token of a prompt",
+        signature="(score_head, pooler, hidden_states, forward_batch, input_ids)",
+    ),
+)

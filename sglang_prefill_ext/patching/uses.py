@@ -8,7 +8,7 @@ from sglang_prefill_ext.patching.gc_uses import GC_USES
 from sglang_prefill_ext.patching.lora_uses import LORA_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
-from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES
+from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES, PLACE_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
 from sglang_prefill_ext.patching.probe_uses import PROBE_USES
 from sglang_prefill_ext.patching.replica_uses import REPLICA_USES
@@ -87,7 +87,7 @@ _FRONTEND_USES = (
         group=Group.FRONTEND,
         used_by=(
             *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
-            *("compat.embed_hooks", "compat.rerank_hooks"),
+            *("compat.adapter_lease", "compat.embed_hooks", "compat.rerank_hooks"),
         ),
         why="limits, tokenizer, pauses, weight updates",
         members=(
@@ -214,4 +214,5 @@ USES: tuple[Use, ...] = (
     *GC_USES,
     *REPLICA_USES,
     *LORA_USES,
+    *PLACE_USES,
 )

@@ -45,7 +45,9 @@ class SchedulerLoads:
         """int64 ``[schedulers]``: tokens that are not computed yet."""
         return self._sent - self._done + self._stock
 
-    def place(self, tokens: int, prefix: bytes = b"", prefix_tokens: int = 0) -> int:
+    def place(
+        self, tokens: int, prefix: bytes = b"", prefix_tokens: int = 0, *, adapter: str = ""
+    ) -> int:
         """Choose the scheduler of a packed request and count it there.
 
         A request whose prefix is remembered returns to it, unless what waits there beyond the
@@ -55,9 +57,10 @@ class SchedulerLoads:
             tokens: of the request, its prefix once.
             prefix: what to remember the prefix by; empty where nothing is cached.
             prefix_tokens: how long it is.
+            adapter: with which it is computed, as each adapter has K/V of its own.
         """
         costs = self.outstanding
-        key = hash(prefix)
+        key = hash((adapter, prefix))
         home = self._homes.get(key) if prefix else None
         if home is not None:
             costs[home] -= prefix_tokens

@@ -6,14 +6,15 @@
     suffix_lens  one length (tokens, >= 1) a row                         int32
     read_lens    last tokens of each row that are read; empty: one each  int32
     label_ids    label ids of read 0, of read 1, ...; or one shared list int32
-    label_lens   one count a read; empty: `label_ids` is shared          int32
+    label_lens   one count a read, of labels or, 0 or 1, of vectors;     int32
+                 empty: `label_ids` is shared, every read has a vector
     overrides    embeddings that negative token ids name                 float16 or float32
 
 A *read* is a token after which something is asked about the next one. Reads come in the order of
 their tokens: the last `prefix_reads` tokens of the prefix, then those of row 0, of row 1, ...
 
-A request reads labels, the most probable tokens, or both; or a vector of every row. Where more is
-read than the ends of rows, reads may have no labels. These cost no logits; between others they let
+A request reads labels, the most probable tokens, or both; or vectors. Where more is read than the
+ends of rows, reads may have no labels, or no vector. These cost no logits; between others they let
 tokens be read that do not follow one another.
 
 Bytes are little-endian. A round trip through bytes copies nothing on the reading side.
@@ -79,7 +80,7 @@ class PackedRows:
     softmax over the labels needs no more. Behind them come, with `num_best` > 0, the log-prob and
     the id of the most probable token, then the log-probs of the `num_best - 1` most probable
     tokens, and then their ids. With a `vector_width` it holds so many numbers of the vector that
-    the model makes of every row.
+    the model makes of every read.
 
     With `sampling`, of every row, it is otherwise at the last token of a row: the token named
     first is one that was drawn, and log-probs are those that it was drawn by (SGLang's: after
@@ -118,8 +119,7 @@ class PackedRows:
         if len(self.sampling) and (len(self.sampling) != self.num_rows or not self.num_best):
             raise PackingError("packed draws do not fit the rows")
         if self.vector_width:
-            labels = len(self.label_ids) + len(self.label_lens) + self.num_best
-            consistent = not labels and self.reads_row_ends
+            consistent = not len(self.label_ids) and not self.num_best and self._vectors_fit
         elif self.shared_labels:
             consistent = len(self.label_ids) > 0 or self.num_best > 0
         else:
@@ -155,6 +155,8 @@ class PackedRows:
         """Values in the answer, read by read."""
         if self.shared_labels:
             return self.values_per_read * self.num_reads
+        if self.vector_width:
+            return self.vector_width * int(self.label_lens.sum())
         return len(self.label_ids) + 2 * self.num_best * self.num_reads
 
     @property
@@ -184,8 +186,19 @@ class PackedRows:
             reads = last - first
             counts = np.full(reads, self.vector_width or len(self.label_ids), dtype=_INT)
             return np.tile(self.label_ids, reads), counts
+        if self.vector_width:
+            return self.label_ids, self.label_lens[first:last] * _INT.type(self.vector_width)
         start, stop = int(self.label_lens[:first].sum()), int(self.label_lens[:last].sum())
         return self.label_ids[start:stop], self.label_lens[first:last]
+
+    @property
+    def _vectors_fit(self) -> bool:
+        if self.shared_labels:
+            return self.reads_row_ends
+        counts = self.label_lens
+        if self.reads_row_ends or len(counts) != self.num_reads:
+            return False
+        return bool(((counts == 0) | (counts == 1)).all() and counts.any())
 
     @property
     def _reads_exist(self) -> bool:

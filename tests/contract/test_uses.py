@@ -38,6 +38,7 @@ UNCHECKED = {
 REACHED_AS = {
     "forward": "model",
     "Sampler.forward": "sampler",
+    "score_and_pool": "token_indices_to_pool",
     "num_dp_ranks_of": "num_dp_ranks",
 }
 """Functions that SGLang calls for us, and the name by which we reach them."""

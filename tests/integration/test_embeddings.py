@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from openai import OpenAI
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from sglang_prefill_ext.client import PrefillClient
+from sglang_prefill_ext.client import Options, PrefillClient
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from tests.integration.adapters import Adapter, make_adapter, unload, wait_until_unlisted
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
 from tests.integration.grpc_frontends import connected, front_ends, int32_rows
-from tests.integration.override_bodies import body_with
+from tests.integration.override_bodies import PLACEHOLDER, body_with, embeds
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
 from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.reference import Reference
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -74,19 +75,27 @@ def classifier(
     model_dir: Callable[[str], Path], attach: Path, adapters: dict[str, Adapter]
 ) -> Iterator[Serving]:
     flags = (*FLAGS, f"--prefill-only-attach={attach / 'classifier'}")
-    flags += adapters["classifier"].flags
+    # SGLang takes no setwise call without these; what it sets aside for the second is too much.
+    flags += ("--disable-radix-cache", "--chunked-prefill-size", "-1")
+    flags += ("--mem-fraction-static", "0.3", *adapters["classifier"].flags)
     with serving(model_dir("classifier"), "classifier", *flags) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def oracle(model_dir: Callable[[str], Path]) -> Callable[[list[int]], NDArray[np.float64]]:
-    """The embedding in Hugging Face: the last token's final state, at unit length."""
+def oracle(model_dir: Callable[[str], Path]) -> Callable[..., NDArray[np.float64]]:
+    """The embedding in Hugging Face: the last token's final state, at unit length.
+
+    `own` embeddings stand in the places of placeholders.
+    """
     model: Any = AutoModel.from_pretrained(model_dir("micro"), dtype=torch.float32)
 
     @torch.inference_mode()
-    def embed(prompt: list[int]) -> NDArray[np.float64]:
-        state = model(torch.tensor([prompt])).last_hidden_state[0, -1].double()
+    def embed(prompt: list[int], own: Any = ()) -> NDArray[np.float64]:
+        inputs = model.embed_tokens(torch.tensor([prompt]))
+        if len(own):
+            inputs[0, torch.tensor(prompt) == PLACEHOLDER] = torch.tensor(own)
+        state = model(inputs_embeds=inputs).last_hidden_state[0, -1].double()
         unit: NDArray[np.float64] = (state / state.norm()).numpy()
         return unit
 
@@ -132,6 +141,63 @@ def test_embeddings_are_those_of_hugging_face(
         answer = embedder.client.post("/v1/embeddings", {"model": "m", "input": prompts})
         wanted = [oracle(prompt) for prompt in prompts]
         np.testing.assert_allclose(vectors(answer), wanted, rtol=0, atol=TOLERANCE)
+
+
+def overridden(prompts: list[list[int]], seed: int) -> tuple[list[list[int]], list[Any]]:
+    """Prompts with a placeholder before and behind, and embeddings for these."""
+    marked = [[PLACEHOLDER, *prompt, PLACEHOLDER] for prompt in prompts]
+    counts = [prompt.count(PLACEHOLDER) for prompt in marked]
+    return marked, [embeds(seed + n, count).tolist() for n, count in enumerate(counts)]
+
+
+def test_embeddings_in_place_of_tokens_make_stocks_vectors(
+    embedder: Serving, oracle: Callable[..., NDArray[np.float64]]
+) -> None:
+    prompts, own = overridden(PROMPTS, 1)
+    body = {"model": "m", "input": prompts, "embed_override_token_id": PLACEHOLDER}
+    found, stock = both(embedder.client, "/v1/embeddings", body | {"embed_overrides": own})
+    packed = [each["embedding"] for each in found["data"]]
+    for number, each in enumerate(stock["data"]):
+        np.testing.assert_allclose(packed[number], each["embedding"], rtol=0, atol=TOLERANCE)
+    wanted = [oracle(prompt, given) for prompt, given in zip(prompts, own, strict=True)]
+    np.testing.assert_allclose(packed, wanted, rtol=0, atol=TOLERANCE)
+    own[1] = None
+    both(embedder.client, "/v1/embeddings", body | {"embed_overrides": own})
+
+
+def test_texts_have_placeholders_too(embedder: Serving, reference: Reference) -> None:
+    text = reference.tokenizer.eos_token
+    body = {
+        "model": "m",
+        "input": [f"a {text} shoe {text}", "a shoe"],
+        "embed_override_token_id": reference.tokenizer.eos_token_id,
+        "embed_overrides": [embeds(5, 2).tolist(), None],
+    }
+    packed, stock = both(embedder.client, "/v1/embeddings", body)
+    found, wanted = ([each["embedding"] for each in answer["data"]] for answer in (packed, stock))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"embed_overrides": [embeds(1, 1).tolist()]},
+        {"embed_override_token_id": None},
+        {"embed_overrides": None},
+    ],
+    ids=["count", "no-token", "no-embeddings"],
+)
+def test_embeddings_that_stock_refuses_are_refused_in_its_words(
+    embedder: Serving, fields: Json
+) -> None:
+    prompts, own = overridden(PROMPTS[1:2], 1)
+    body = {"model": "m", "input": prompts, "embed_override_token_id": PLACEHOLDER}
+    body |= {"embed_overrides": own} | fields
+    packed, stock = (
+        embedder.client.post("/v1/embeddings", body, stock=stock) for stock in (False, True)
+    )
+    assert packed.status_code == stock.status_code == 400
+    assert packed.json() == stock.json()
 
 
 def test_a_prefix_in_common_is_computed_once(embedder: Serving) -> None:
@@ -362,6 +428,87 @@ def test_embeddings_take_the_places_of_tokens(classifier: Serving) -> None:
         assert packed.keys() == stock.keys()
 
 
+def setwise_body(tokenizer: Any, items: list[list[int]]) -> Json:
+    """A setwise request; each item has candidates of so many tokens, an anchor behind each."""
+    rng = random.Random(8)
+
+    def drawn(length: int) -> list[int]:
+        return [token + (token == PLACEHOLDER) for token in random_ids(rng, length)]
+
+    return {
+        "query": drawn(30),
+        "items": [[t for n in item for t in [*drawn(n), PLACEHOLDER]] + drawn(2) for item in items],
+        "score_extraction_token": tokenizer.convert_ids_to_tokens(PLACEHOLDER),
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"apply_softmax": True},
+        {"return_pooled_hidden_states": True},
+        {"embed_override_token_id": PLACEHOLDER},
+    ],
+    ids=["logits", "softmax", "states", "embeddings"],
+)
+def test_setwise_scores_of_classes_are_stocks(
+    classifier: Serving, reference: Reference, fields: Json
+) -> None:
+    items = [[5, 0, 9], [3], [40, 1]]
+    body = setwise_body(reference.tokenizer, items) | fields
+    if "embed_override_token_id" in fields:  # in the places where classes are read
+        own = [embeds(n, len(item), hidden=CLASSIFIER_HIDDEN) for n, item in enumerate(items)]
+        body["item_embed_overrides"] = [own[0].tolist(), None, own[2].tolist()]
+    packed, stock = both(classifier.client, "/v1/score", body)
+    assert packed.keys() == stock.keys()
+    assert packed["usage"] == stock["usage"]
+    assert [np.shape(each) for each in packed["scores"]] == [(len(item), 3) for item in items]
+    for name in ("scores", "pooled_hidden_states"):
+        for one, other in zip(packed[name] or [], stock[name] or [], strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+    if "return_pooled_hidden_states" in fields:
+        assert np.shape(packed["pooled_hidden_states"][0]) == (3, CLASSIFIER_HIDDEN)
+
+
+def test_setwise_texts_and_refusals_of_classes_are_stocks(
+    classifier: Serving, reference: Reference
+) -> None:
+    text = reference.tokenizer.eos_token
+    body: Json = {"query": "Which? ", "score_extraction_token": text}
+    items = [f"one {text} two {text}", f"{text} three"]
+    packed, stock = both(classifier.client, "/v1/score", body | {"items": items})
+    for one, other in zip(packed["scores"], stock["scores"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+    for fields in ({"items": ["none"]}, {"items": items, "query": f"{text} before"}):
+        answers = [
+            classifier.client.post("/v1/score", body | fields, stock=stock)
+            for stock in (False, True)
+        ]
+        assert [answer.status_code for answer in answers] == [400, 400]
+        assert answers[0].json() == answers[1].json()
+
+
+def test_classes_at_a_token_are_those_of_the_prompt_up_to_it(
+    classifier: Serving, model_dir: Callable[[str], Path], reference: Reference
+) -> None:
+    body = setwise_body(reference.tokenizer, [[5, 0, 9], [40, 1]])
+    path = model_dir("classifier")
+    model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32)
+    found = classifier.client.post("/v1/score", body).json()["scores"]
+    exact = []
+    for item in body["items"]:
+        prompt = body["query"] + item
+        ends = [place + 1 for place, token in enumerate(prompt) if token == PLACEHOLDER]
+        with torch.inference_mode():
+            exact += [model(torch.tensor([prompt[:end]])).logits[0].tolist() for end in ends]
+    packed = np.concatenate(found)
+    # SGLang's head has a bias, see below.
+    np.testing.assert_allclose(
+        packed - packed[0], np.array(exact) - exact[0], rtol=0, atol=2 * TOLERANCE
+    )
+
+
 def test_classes_are_stocks_and_those_of_hugging_face(
     classifier: Serving, model_dir: Callable[[str], Path]
 ) -> None:
@@ -427,6 +574,46 @@ def test_embeddings_over_grpc_are_those_of_http(embedder: Serving, attach: Path)
         with pytest.raises(grpc.RpcError, match="matryoshka") as caught:
             stub.Embed(pb.EmbedRequest(prompts=asked, dimensions=8))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        embed_with_an_adapter(embedder, running.address, stub)
+
+
+def embed_with_an_adapter(embedder: Serving, address: str, stub: Any) -> None:
+    """The typed client gets stock's vectors on both wires, and the adapter can be unloaded."""
+    body = {"model": f"m:{ADAPTER}", "input": PROMPTS}
+    wanted = vectors(embedder.client.post("/v1/embeddings", body, stock=True))
+    prompts = pb.Prompts(ids=int32_rows(PROMPTS))
+    for stock, path in ((False, pb.PATH_PACKED), (True, pb.PATH_ENGINE)):
+        options = pb.Options(stock=stock)
+        found = stub.Embed(pb.EmbedRequest(prompts=prompts, adapter=ADAPTER, options=options))
+        assert found.usage.path == path
+        table = np.frombuffer(found.vectors, "<f4").reshape(-1, found.width)
+        np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
+        with pytest.raises(grpc.RpcError, match=r"adapter: .*never been loaded") as caught:
+            stub.Embed(pb.EmbedRequest(prompts=prompts, adapter="x", options=options))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for url in (f"grpc://{address}", embedder.server.base_url):
+        with PrefillClient(url) as client, embedder.client.counting() as moved:
+            found = client.embed(PROMPTS, adapter=ADAPTER)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+        assert moved["scheduler.requests.ok"] >= 1
+        assert not any(count for name, count in moved.items() if "fallbacks" in name)
+    asked = pb.EmbedRequest(prompts=prompts, adapter=ADAPTER)
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(scheduler_pid(embedder.server)):
+            leaving, staying = stub.Embed.future(asked), stub.Embed.future(asked)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Embed(asked, timeout=1)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            leaving.cancel()
+            unloading = pool.submit(unload, embedder.client, ADAPTER)
+            wait_until_unlisted(embedder.client, ADAPTER)
+            assert not unloading.done()
+        assert staying.result().usage.path == pb.PATH_PACKED
+        assert unloading.result().json()["success"]
+    # SGLang loads it again for whoever names it.
+    found = stub.Embed(asked)
+    table = np.frombuffer(found.vectors, "<f4").reshape(-1, found.width)
+    np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_classes_over_grpc_are_those_of_http(classifier: Serving, attach: Path) -> None:
@@ -435,6 +622,11 @@ def test_classes_over_grpc_are_those_of_http(classifier: Serving, attach: Path) 
         connected(running.address) as stub,
     ):
         found = stub.Classify(pb.ClassifyRequest(prompts=pb.Prompts(ids=int32_rows(PROMPTS))))
+        with PrefillClient(f"grpc://{running.address}") as client:
+            adapted = client.classify(PROMPTS, adapter=ADAPTER)
+    with PrefillClient(classifier.server.base_url) as client:
+        stock = client.classify(PROMPTS, adapter=ADAPTER, options=Options(stock=True))
+    np.testing.assert_allclose(adapted, stock, rtol=0, atol=TOLERANCE)
     response = classifier.client.post("/classify", {"input_ids": PROMPTS})
     wanted = [each["embedding"] for each in response.json()]
     table = np.frombuffer(found.values, "<f4").reshape(-1, found.width)

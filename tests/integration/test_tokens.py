@@ -17,6 +17,7 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
+from tests.integration.override_bodies import embeds
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same, both
 from tests.integration.processes import scheduler_pid, stopped
@@ -420,11 +421,17 @@ def test_setwise_scores_are_stocks_and_those_of_hugging_face(
     anchor = reference.tokenizer.convert_ids_to_tokens(ANCHOR)
     body = setwise_body(anchor, 40, [[5, 9, 2], [30], [0, 0, 4, 7]])
     own = [[5, 9], [17], [5, 9, 4_000]]
+    # Embeddings for all anchors of two items, so in the places that are read.
+    own_embeds = [embeds(1, 3).tolist(), None, embeds(2, 4).tolist()]
+    overrides = {"embed_override_token_id": ANCHOR}
     for fields in (
         {},
         {"label_token_ids": own},
         {"apply_softmax": True, "temperature": 0.5},
         {"items": [body["items"][0]] * 2},
+        {"return_token_logprobs": True},
+        overrides | {"item_embed_overrides": own_embeds},
+        overrides | {"item_embed_overrides": own_embeds, "apply_softmax": True},
     ):
         answer = both(generator.client, "/v1/score", body | fields)
         assert len(answer["scores"]) == len((body | fields)["items"])

@@ -17,6 +17,7 @@ from sglang_prefill_ext.attach.connection import EngineConnection
 from sglang_prefill_ext.attach.messages import Beat, Facts, Stock, StockAnswer, StockError
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.flat import wrong
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
 from sglang_prefill_ext.runtime.pauses import PauseRecorder
@@ -85,6 +86,8 @@ class StubEngine:
         self.stock_calls: list[Stock] = []
         self.stock_outcome: StockAnswer | StockError | None = None
         self.abandoned = 0
+        self.acquired: list[str] = []
+        self.released: list[str] = []
         self.width = 3
         answer_at_once(self.link, self.exchange, self.answer)
 
@@ -102,6 +105,20 @@ class StubEngine:
 
     def count(self, beat: Beat) -> None:
         self.metrics.add(beat.requests, beat.totals)
+
+    @asynccontextmanager
+    async def adapter(self, name: str) -> AsyncIterator[str]:
+        """There is one adapter, `tuned`."""
+        if not name:
+            yield ""
+            return
+        if name != "tuned":
+            raise wrong("adapter", f"no {name!r}")
+        self.acquired.append(name)
+        try:
+            yield f"id-of-{name}"
+        finally:
+            self.released.append(name)
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
         self.stock_calls.append(call)

@@ -6,6 +6,10 @@ import asyncio
 import signal
 import stat
 import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,9 +50,11 @@ def mode_of(path: Path) -> int | None:
     return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
 
 
-async def ask(session: Session, options: RequestOptions = NO_OPTIONS) -> PackedResult:
+async def ask(
+    session: Session, options: RequestOptions = NO_OPTIONS, rows: PackedRows = ROWS
+) -> PackedResult:
     async with session.exchange.admitted(options):
-        return await session.exchange.ask(ROWS, options, None)
+        return await session.exchange.ask(rows, options, None)
 
 
 async def test_a_packed_request_reaches_the_engine_and_its_answer_comes_back(path: Path) -> None:
@@ -87,6 +93,48 @@ async def test_a_bad_end_is_the_callers_error(
         with pytest.raises(error, match="so it goes") as caught:
             await ask(connection.session)
         assert getattr(caught.value, "retry_after_s", 2.5) == 2.5
+
+
+async def test_the_engine_puts_an_id_in_the_place_of_an_adapters_name(path: Path) -> None:
+    engine = StubEngine()
+    async with attached(engine, path) as (_, connection, _):
+        await ask(connection.session, rows=replace(ROWS, adapter="tuned"))
+        with pytest.raises(RequestError, match="adapter: no 'other'") as caught:
+            await ask(connection.session, rows=replace(ROWS, adapter="other"))
+    assert caught.value.field == "adapter"
+    assert [rows.adapter for _, rows in engine.link.sent] == ["id-of-tuned"]
+    assert engine.acquired == engine.released == ["tuned"]
+    assert engine.link.admitted == 0
+
+
+@pytest.mark.parametrize("end", ["failed", "rejected", "left", "late"])
+async def test_every_end_releases_the_adapter_once(path: Path, end: str) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    rows, paused = replace(ROWS, adapter="tuned"), asyncio.Event()
+
+    @asynccontextmanager
+    async def admission() -> AsyncIterator[None]:
+        if end == "late":
+            await paused.wait()
+        engine.link.admitted += 1
+        yield
+
+    engine.link.admission = admission  # type: ignore[method-assign]
+    options = RequestOptions(deadline_ms=time.time() * 1e3 + 200 if end == "late" else None)
+    async with attached(engine, path) as (_, connection, _):
+        asking = asyncio.ensure_future(ask(connection.session, options, rows))
+        await until(lambda: engine.acquired and (engine.link.sent or end == "late"))
+        assert engine.released == []
+        if end == "left":
+            asking.cancel()
+        elif end != "late":
+            ((rid, _),) = engine.link.sent
+            engine.exchange.deliver(rid, stub_answer(end))
+        await asyncio.wait([asking])
+        await until(lambda: engine.released)
+    assert asking.cancelled() if end == "left" else isinstance(asking.exception(), PrefillExtError)
+    assert engine.acquired == engine.released == ["tuned"]
 
 
 async def test_a_caller_that_leaves_aborts_its_request_in_the_engine(path: Path) -> None:
@@ -247,7 +295,7 @@ async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path:
     async with attached(engine, path) as (_, connection, _):
         session = connection.session
         engine.stock_outcome = StockAnswer("", [[0.5, 0.25]], 7)
-        found = await session.stock_vectors(["a"], 8, {"x": "y"})
+        found = await session.stock_vectors(["a"], 8, "tuned", {"x": "y"})
         assert (found.rows, found.prompt_tokens) == ([[0.5, 0.25]], 7)
         for status, error in (
             (400, RequestError),
@@ -256,9 +304,10 @@ async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path:
             (504, DeadlineExceededError),
             (500, PackedForwardError),
         ):
-            engine.stock_outcome = StockError("", status, "so it goes", 1.5)
-            with pytest.raises(error, match="so it goes"):
+            engine.stock_outcome = StockError("", status, "so it goes", 1.5, field="items")
+            with pytest.raises(error, match="so it goes") as caught:
                 await session.stock_scores({"query": "q"}, {})
+            assert getattr(caught.value, "field", "items") == "items"
         engine.stock_outcome = None
         asking = asyncio.ensure_future(session.stock_scores({}, {}))
         calls = len(engine.stock_calls)

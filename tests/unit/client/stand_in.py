@@ -54,7 +54,7 @@ def answer(path: str, body: Json) -> Any:
         data = [{"embedding": base64.b64encode(vector).decode()} for vector in vectors]
         return {"data": [each | {"index": i} for i, each in enumerate(data)]}
     assert path == "/classify"
-    (prompts,) = body.values()
+    prompts = body["text"] if "text" in body else body["input_ids"]
     return [{"embedding": [value_of(p), 1.0, 2.0], "meta_info": {}} for p in prompts]
 
 

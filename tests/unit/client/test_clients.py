@@ -73,6 +73,10 @@ def test_embeddings_and_classes(ask: Ask, stand_in: StandIn) -> None:
     vectors = ask(stand_in.url, "embed", ["a", "b"], dimensions=2)
     np.testing.assert_array_equal(vectors, np.float32([[value_of("a"), 2], [value_of("b"), 2]]))
     assert stand_in.seen[-1].body["dimensions"] == 2
+    assert "lora_path" not in stand_in.seen[-1].body
+    for method in ("embed", "classify"):
+        ask(stand_in.url, method, [[7]], adapter="tuned")
+        assert stand_in.seen[-1].body["lora_path"] == "tuned"
     logits = ask(stand_in.url, "classify", [[7], [8]])
     np.testing.assert_array_equal(logits, np.float32([[value_of([i]), 1, 2] for i in (7, 8)]))
 

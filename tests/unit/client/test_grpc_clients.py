@@ -91,6 +91,19 @@ async def test_vectors(path: Path, ask: Ask) -> None:
             for prompts in (["a", "b c"], [[1], [2, 3]]):
                 found = await ask(address, method, lambda call, given=prompts: call(given))
                 assert (found.shape, found.dtype) == ((2, 3), np.float32)
+    assert engine.acquired == []
+
+
+async def test_vectors_with_an_adapter(path: Path, ask: Ask) -> None:
+    engine = StubEngine(facts(is_generation=False))
+    async with listening(engine, path) as (address, _):
+        for method in ("embed", "classify"):
+            await ask(address, method, lambda call: call(["a"], adapter="tuned"))
+            with pytest.raises(ServerRefusedError, match="adapter: no 'other'") as caught:
+                await ask(address, method, lambda call: call(["a"], adapter="other"))
+            assert caught.value.status == 400
+    assert {rows.adapter for _, rows in engine.link.sent} == {"id-of-tuned"}
+    assert len(engine.link.sent) == 2
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,14 @@ def test_embedding_bodies() -> None:
     assert body == {"input": ["a"], "encoding_format": "base64", "dimensions": 16}
 
 
+def test_every_part_names_the_adapter() -> None:
+    for plan in (
+        plan_embed(["a", "b"], max_items=1, dimensions=None, adapter="tuned"),
+        plan_classify(["a", "b"], max_items=1, adapter="tuned"),
+    ):
+        assert [body["lora_path"] for body in bodies(plan)] == ["tuned", "tuned"]
+
+
 def test_classification_says_what_its_prompts_are() -> None:
     assert bodies(plan_classify(["a"], max_items=9)) == [{"text": ["a"]}]
     assert bodies(plan_classify([[1]], max_items=9)) == [{"input_ids": [[1]]}]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from importlib import import_module
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from sglang_prefill_ext.compat.capability import declined_reason
+    from sglang_prefill_ext.compat.capability import declined_reason, reads_places
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
@@ -39,3 +42,27 @@ def test_adapters_that_packed_forwards_do_not_apply_are_declined(
         ),
     )
     assert declined_reason(scheduler) == reason
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("qwen2_classification", "Qwen2ForSequenceClassification"),
+        ("qwen3_classification", "Qwen3ForSequenceClassification"),
+        ("llama_reward", "LlamaForSequenceClassification"),
+        ("qwen2_rm", "Qwen2ForRewardModel"),
+    ],
+)
+def test_heads_that_read_any_token_are_those_that_sglang_lets(module: str, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: Any = getattr(import_module(f"sglang.srt.models.{module}"), name)
+    assert reads_places([name]) == ("score_and_pool" in code_names(model.forward))
+    assert not reads_places([name, "Other"])
+    assert not reads_places([])
+
+
+def code_names(function: Any) -> tuple[str, ...]:
+    """Names that a function calls, beneath its decorators."""
+    names: tuple[str, ...] = inspect.unwrap(function).__code__.co_names
+    return names

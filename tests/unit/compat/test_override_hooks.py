@@ -17,7 +17,7 @@ from sglang_prefill_ext.compat.override_hooks import (
     accept_bodies,
     call_of,
     check_overrides,
-    positional_arrays,
+    vector_arrays,
     with_arrays,
     with_tensors,
 )
@@ -48,9 +48,15 @@ def test_tensors_become_arrays(dtype: torch.dtype, arrives: type) -> None:
     assert arrays.item_embed_overrides[0] is None
     assert arrays.item_embed_overrides[1][0].tolist() == [[1, 2]]
     positional = [None, PositionalEmbeds([row], [3])]
-    (nothing, at) = positional_arrays(EmbedCall([[1]], False, None, positional)).positional or []
-    assert nothing is None
+    vectors = vector_arrays(
+        EmbedCall([[1], [1]], False, None, positional, placeholder=1, embeds=[None, [row]])
+    )
+    assert vectors.positional is not None
+    assert vectors.embeds is not None
+    (nothing, at), (none, (of_placeholder,)) = vectors.positional, vectors.embeds
+    assert nothing is none is None
     assert (at.positions, at.embeds.tolist(), at.embeds.dtype) == ([3], [[1, 2]], arrives)
+    assert (of_placeholder.tolist(), of_placeholder.dtype) == ([1, 2], arrives)
 
 
 def test_arrays_become_the_tensors_that_stock_joins() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason, prompts_of
+from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.wire.packed import int_array
 
 TEXT_CALL: dict[str, Any] = {"query": "q", "items": ["a", "b"], "label_token_ids": [1]}
 ID_CALL: dict[str, Any] = {"query": [1], "items": [[2], []], "label_token_ids": [1]}
@@ -40,7 +42,7 @@ def test_plain_calls_are_packed(arguments: dict[str, Any]) -> None:
         ("query_embed_overrides", [], "unusual_input"),
         ("item_embed_overrides", [], "unusual_input"),
         ("stacked_query_item_embed_overrides", [], "unusual_input"),
-        ("score_extraction_token_id", "0", "score_extraction"),
+        ("score_extraction_token_id", "0", "unusual_input"),
         ("image_data", [], "multimodal"),
         ("return_pooled_hidden_states", True, "pooled_hidden_states"),
         ("items", None, "no_items"),
@@ -81,16 +83,19 @@ def test_embeddings_that_sglang_refuses_are_left_to_it(fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "reason"),
     [
-        {"item_first": True},
-        {"return_token_logprobs": True},
-        {"embed_override_token_id": 5, "query_embed_overrides": []},
+        ({"return_token_logprobs": True}, None),
+        ({"embed_override_token_id": 5, "query_embed_overrides": []}, None),
+        ({"item_first": True}, "unusual_input"),
+        ({"items": FlatRows(int_array([1]), int_array([1]))}, "unusual_input"),
     ],
 )
-def test_setwise_calls_are_packed_for_their_scores_alone(fields: dict[str, Any]) -> None:
+def test_setwise_calls_are_packed_unless_items_come_first_or_in_arrays(
+    fields: dict[str, Any], reason: str | None
+) -> None:
     setwise = ScoreCall(**ID_CALL | {"score_extraction_token_id": 3} | fields)
-    assert ineligible_reason(setwise) == "score_extraction"
+    assert ineligible_reason(setwise) == reason
 
 
 @pytest.mark.parametrize("query", ["q", 1, (1,)])

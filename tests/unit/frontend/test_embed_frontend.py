@@ -55,6 +55,7 @@ class Setup:
             hidden_size=2,
             has_tokenizer=has_tokenizer,
             caching=False,
+            reads_places=True,
         )
 
         always = (lambda rows: answer) if isinstance(answer, PackedResult) else answer
@@ -79,6 +80,36 @@ async def test_calls_with_embeddings_of_their_own_go_apart() -> None:
     for rows in packed:
         assert rows.tokens.tolist() == [-1, 2, -2, 4]
         assert rows.overrides.tolist() == table.tolist()
+
+
+async def test_vectors_of_several_tokens_are_read_in_one_request() -> None:
+    places = [[1, 2], [3]]
+    setup = Setup(stub_answer(values=[1, 2, 3, 4, 5, 6]))
+    embedded = await setup.frontend.embed(replace(IDS, places=places, adapter="a"), PLAIN, None)
+    assert embedded.vectors == [[[1, 2], [3, 4]], [[5, 6]]]
+    ((_, rows),) = setup.link.sent
+    # What the prompts share ends before the first token that is read.
+    assert (rows.prefix_len, rows.tokens.tolist()) == (1, [1, 2, 3, 2, 4, 5])
+    assert (rows.read_lens.tolist(), rows.label_lens.tolist()) == ([2, 1], [1, 1, 1])
+    assert (rows.vector_width, rows.adapter) == (WHOLE_VECTOR, "a")
+    assert setup.metrics.as_dict()["items"] == 2
+    assert setup.exchange.in_flight == setup.link.admitted == 0
+
+
+async def test_states_of_several_tokens_come_apart_from_their_vectors() -> None:
+    setup = Setup(stub_answer(values=range(9)))
+    call = replace(IDS, places=[[0, 2], [3]], with_states=True)
+    embedded = await setup.frontend.embed(call, PLAIN, None)
+    assert embedded.vectors == [[[0], [3]], [[6]]]
+    assert [each.tolist() for each in embedded.states or []] == [[[1, 2], [4, 5]], [[7, 8]]]
+
+
+async def test_embeddings_stand_at_places_that_are_read() -> None:
+    setup = Setup(stub_answer(values=[1.0, 2.0]))
+    call = EmbedCall([[7], [5, 7]], False, None, placeholder=7, places=[[0], [1]])
+    await setup.frontend.embed(replace(call, embeds=[[np.ones(2)], None]), PLAIN, None)
+    ((_, rows),) = setup.link.sent
+    assert (rows.tokens.tolist(), rows.overrides.tolist()) == ([-1, 5, 7], [[1, 1]])
 
 
 @pytest.mark.parametrize("shown", [True, False])

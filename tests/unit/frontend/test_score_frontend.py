@@ -205,6 +205,28 @@ async def test_setwise_calls_that_stock_refuses_are_not_sent(
     assert link.sent == []
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+async def test_setwise_calls_bring_embeddings(
+    frontend: ScoreFrontend, link: StubLink, stacked: bool
+) -> None:
+    """Some at extraction tokens, since the placeholder is one."""
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2]))
+    own = [np.ones((1, HIDDEN), np.float16), np.zeros((2, HIDDEN), np.float16)]
+    embeds = {"stacked_query_item_embed_overrides" if stacked else "item_embed_overrides": own}
+    call = ScoreCall([1], [[9, 3], [9, 2, 9]], [7], score_extraction_token_id=9)
+    call = replace(call, embed_override_token_id=9, return_token_logprobs=True, **embeds)
+    scored = await frontend.score(call)
+    assert [len(matrix) for matrix in scored.scores] == [1, 2]
+    assert scored.token_logprobs == []  # SGLang shows none
+    ((_, rows),) = link.sent
+    assert rows.tokens.tolist() == [1, -1, 3, -2, 2, -2]
+    assert (rows.prefix_len, rows.read_lens.tolist()) == (1, [2, 3])
+    assert rows.label_lens.tolist() == [1, 0, 1, 0, 1]
+    for fields in ({"query": [9]}, {"score_extraction_token_id": 3}):
+        with pytest.raises(StockPathTaken, match="unusual_input"):
+            await frontend.score(replace(call, **fields))
+
+
 async def test_embeddings_that_stock_refuses_are_not_sent(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.status_pb2 import Status
 
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
@@ -29,6 +31,13 @@ def stub_of(channel: grpc.aio.Channel) -> PrefillStub:
 def scores(response: pb.ScoreResponse) -> list[float]:
     found: list[float] = np.frombuffer(response.scores, "<f8").tolist()
     return found
+
+
+def wrong_field(error: grpc.aio.AioRpcError) -> str:
+    (status,) = (value for name, value in error.trailing_metadata() if name.endswith("-bin"))
+    found = BadRequest()
+    assert Status.FromString(status).details[0].Unpack(found)
+    return str(found.field_violations[0].field)
 
 
 async def test_ids_are_packed_and_scored(path: Path) -> None:
@@ -226,10 +235,27 @@ async def test_vectors_of_texts_and_of_ids(path: Path) -> None:
                 await stub_of(channel).Embed(pb.EmbedRequest(prompts=prompts))
 
 
+@pytest.mark.parametrize("method", ["Embed", "Classify"])
+async def test_vectors_of_an_adapter(path: Path, method: str) -> None:
+    engine = StubEngine(facts(is_generation=False))
+    ids = pb.Prompts(ids=int32_rows([[1, 2], [3]]))
+    kind = {"Embed": pb.EmbedRequest, "Classify": pb.ClassifyRequest}[method]
+    async with served(engine, path) as (channel, _):
+        call = getattr(stub_of(channel), method)
+        found = await call(kind(prompts=ids, adapter="tuned"))
+        assert found.usage.path == pb.PATH_PACKED
+        with pytest.raises(grpc.aio.AioRpcError, match="adapter: no 'other'") as caught:
+            await call(kind(prompts=ids, adapter="other"))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert wrong_field(caught.value) == "adapter"
+    assert [rows.adapter for _, rows in engine.link.sent] == ["id-of-tuned"]
+    assert engine.acquired == engine.released == ["tuned"]
+
+
 @pytest.mark.parametrize(
     ("known", "request_", "reason"),
     [
-        ({}, {"options": pb.Options(stock=True)}, "opted_out"),
+        ({}, {"options": pb.Options(stock=True), "adapter": "tuned"}, "opted_out"),
         ({}, {}, "no_vectors"),
         ({"is_generation": False}, {"dimensions": 2}, "dimensions"),
     ],
@@ -248,6 +274,7 @@ async def test_vectors_that_are_not_packed_here_are_the_engines(
     assert isinstance(call, StockVectors)
     assert call.prompts == [[1, 2]]
     assert call.dimensions == request_.get("dimensions")
+    assert call.adapter == request_.get("adapter", "")
 
 
 @pytest.mark.parametrize("shown", [None, "Bearer wrong", "Basic right", "right", "Bearer "])

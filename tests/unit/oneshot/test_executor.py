@@ -42,6 +42,7 @@ def _row_by_row(request: PlainRequest) -> list[float]:
             torch.tensor([len(prompt) - 1]),
             [len(prompt)],
             _causal,
+            shortened=True,
         )
         values += torch.log_softmax(model.logits(hidden)[0], dim=-1)[labels].tolist()
     return values

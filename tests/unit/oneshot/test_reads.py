@@ -20,7 +20,7 @@ from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.oneshot.test_executor import _causal
-from tests.unit.oneshot.tiny_model import TinyModel
+from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, Params, PlainRequest, plain_requests, sampling_params
 
 
@@ -82,11 +82,15 @@ def _biased(log_probs: Tensor, draw: Params) -> Tensor:
     return torch.log_softmax(logits / draw["temperature"], dim=-1)
 
 
+def _states(prompt: list[int]) -> Tensor:
+    tokens, places = torch.tensor(prompt), torch.arange(len(prompt))
+    return TinyModel().hidden_states(
+        tokens, places, places, [len(prompt)], _causal, shortened=False
+    )
+
+
 def _log_probs(prompt: list[int]) -> list[Tensor]:
-    model = TinyModel()
-    tokens = torch.tensor(prompt)
-    hidden = model.hidden_states(tokens, torch.arange(len(prompt)), None, [len(prompt)], _causal)
-    return list(torch.log_softmax(model.logits(hidden), dim=-1))
+    return list(torch.log_softmax(TinyModel().logits(_states(prompt)), dim=-1))
 
 
 @st.composite
@@ -184,3 +188,31 @@ def test_memory_does_not_grow_with_reads_times_vocabulary() -> None:
     one_chunk = chunk * vocabulary * 4
     assert one_chunk < peak(100) < 4 * one_chunk
     assert peak(1_000) - peak(100) < one_chunk / 4
+
+
+@settings(deadline=None)
+@given(plain_requests(max_rows=4), st.integers(5, 40), st.data())
+def test_vectors_are_read_at_any_token(
+    plain: PlainRequest, budget: int, data: st.DataObject
+) -> None:
+    row_reads = [data.draw(st.integers(1, len(suffix))) for suffix in plain.suffixes]
+    wanted = [data.draw(st.integers(0, 1)) for _ in range(sum(row_reads))]
+    wanted[-1] = 1
+    model = TinyModel()
+    model.vector_width = HIDDEN
+    rows = replace(
+        plain.pack(),
+        label_ids=int_array([]),
+        label_lens=int_array(wanted),
+        read_lens=int_array(row_reads),
+        vector_width=HIDDEN,
+    )
+    values = _run(PackedExecutor(model, readout_bytes=VOCAB * 4), rows, budget)
+    states = [
+        state
+        for prompt, reads in zip(plain.prompts, row_reads, strict=True)
+        for state in _states(prompt)[len(prompt) - reads :]
+    ]
+    expected = [state for state, each in zip(states, wanted, strict=True) if each]
+    assert len(values) == rows.num_values == len(expected) * HIDDEN
+    assert values == pytest.approx(torch.cat(expected).tolist(), abs=3e-5)

@@ -53,11 +53,13 @@ class TinyModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        read_at: Tensor | None,
+        read_at: Tensor,
         row_lens: list[int],
         attend: Attend,
         overrides: Overrides | None = None,
         adapter: str = "",
+        *,
+        shortened: bool,
     ) -> Tensor:
         assert sum(row_lens) == len(token_ids) == len(positions)
         self.row_lens.append(row_lens)
@@ -68,7 +70,7 @@ class TinyModel:
         hidden = 8 * (embeds + self.positions[positions % POSITIONS])
         for layer in range(LAYERS):
             key, value = hidden @ self.key[layer], hidden @ self.value[layer]
-            if layer == self.last_layer and read_at is not None:
+            if layer == self.last_layer and shortened:
                 hidden = hidden[read_at]
             out = attend(
                 layer,
@@ -78,7 +80,7 @@ class TinyModel:
                 SCALE,
             )
             hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
-        return hidden
+        return hidden if shortened else hidden[read_at]
 
     def head_weight(self) -> Tensor | None:
         return None

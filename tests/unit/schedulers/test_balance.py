@@ -48,6 +48,15 @@ def test_a_prefix_returns_until_what_waits_there_is_more_than_it_saves() -> None
     assert loads.place(45, b"p", 40) == 0  # and that is where it was seen last
 
 
+def test_an_adapter_has_prefixes_of_its_own() -> None:
+    loads = loads_of(2)
+    loads.place(10)
+    assert loads.place(20, b"p", 15, adapter="a") == 1
+    assert loads.place(5, b"p", 15) == 0  # 20 wait there, 10 here, where it was never seen
+    assert loads.place(5, b"p", 15, adapter="a") == 1
+    assert loads.place(5, b"p", 15, adapter="b") == 0
+
+
 def test_requests_without_a_prefix_have_no_home() -> None:
     loads = loads_of(2)
     loads.place(1)

@@ -172,3 +172,24 @@ def test_rows_of_vectors_have_no_labels() -> None:
         replace(rows, label_ids=int_array([7]))
     with pytest.raises(PackingError, match="labels"):
         replace(rows, vector_width=0)
+
+
+def test_vectors_of_some_reads_are_counted_by_read() -> None:
+    rows = PackedRows(
+        int_array([1, 2, 3, 4]),
+        0,
+        int_array([3, 1]),
+        int_array([]),
+        int_array([1, 0, 1]),
+        vector_width=5,
+        read_lens=int_array([2, 1]),
+    )
+    assert (rows.num_reads, rows.num_values) == (3, 10)
+    for first, last, wanted in ((0, 3, [5, 0, 5]), (1, 2, [0])):
+        ids, counts = rows.labels_of(first, last)
+        assert (ids.tolist(), counts.tolist(), counts.dtype) == ([], wanted, np.int32)
+    for damage in ([1, 1], [1, 2, 0], [0, 0, 0], []):
+        with pytest.raises(PackingError, match="labels"):
+            replace(rows, label_lens=int_array(damage))
+    with pytest.raises(PackingError, match="labels"):
+        replace(rows, read_lens=int_array([]), label_lens=int_array([1, 1]))
