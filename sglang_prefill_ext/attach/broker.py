@@ -195,9 +195,9 @@ class Broker:
                 self._engine.adapter(rows.adapter) as adapter,
                 self._engine.exchange.admitted(message.options),
             ):
-                result = await self._engine.exchange.round_trip(
-                    replace(rows, adapter=adapter), message.options, None
-                )
+                if adapter:
+                    rows = replace(rows, adapter=adapter)
+                result = await self._engine.exchange.round_trip(rows, message.options, None)
         except RequestError as error:
             result = PackedResult(UNKNOWN_ADAPTER, str(error))
         except DeadlineExceededError as error:
