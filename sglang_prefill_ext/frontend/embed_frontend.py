@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.embed_call import (
     EmbedCall,
@@ -22,6 +21,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides import place_at
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
+from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
@@ -87,7 +87,6 @@ class EmbedFrontend:
         has_tokenizer: bool,
         caching: bool,
     ) -> None:
-        self._link = link
         self._exchange = exchange
         self.metrics = metrics
         self._vocab_size = vocab_size
@@ -97,7 +96,7 @@ class EmbedFrontend:
         self._worker = Worker("prefill-only-embed")
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
-        self._texts = Gatherer(self._encode, max_items=most, max_wait_s=wait_s)
+        self._texts = TextBatches(link, config, metrics, self._worker, self._checked_text)
         self._prompts = Gatherer(self._ask, max_items=most, max_wait_s=wait_s)
 
     def call_of(self, request: Any) -> EmbedCall:
@@ -169,30 +168,12 @@ class EmbedFrontend:
         if call.is_text:
             if not self._has_tokenizer:
                 raise StockPathTaken("no_tokenizer")
-            # Texts and pairs of texts are not mixed in one call of the tokenizer.
-            pairs = isinstance(call.prompts[0], tuple)
-            return await self._texts.ask(pairs, call.prompts, request)
+            return await self._texts.ask(call.prompts, request)
         tokens = sum(map(len, call.prompts))
         return await self._worker.run_if_large(tokens, self._checked, call.prompts, "input_ids")
 
-    async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Int32Array | Exception]:
-        """Encode the texts of several calls in one call of the tokenizer, off the event loop."""
-        return await self._worker.run(self._encode_now, texts)
-
-    def _encode_now(self, texts: list[Any]) -> list[Int32Array | Exception]:
-        try:
-            encoded = self._link.encode(texts)
-        except Exception as error:  # whatever a tokenizer raises of a text that it cannot read
-            if len(texts) == 1:
-                return [error]
-            return [outcome for text in texts for outcome in self._encode_now([text])]
-        return [self._or_error(ids) for ids in encoded]
-
-    def _or_error(self, ids: list[int]) -> Int32Array | Exception:
-        try:
-            (checked,) = self._checked([ids], "text")
-        except RequestError as error:
-            return error
+    def _checked_text(self, ids: list[int]) -> Int32Array:
+        (checked,) = self._checked([ids], "text")
         return checked
 
     def _checked(self, prompts: Sequence[list[int]], field: str) -> list[Int32Array]:

@@ -96,7 +96,7 @@ class TextEncoder:
             return self._plain(texts, continued=continued)
         try:
             rows = encoder.rows(single)
-        except Exception:  # whatever a library raises; the plain way has the error that users know
+        except BaseException:  # also a panic in Rust; the plain way has the error that users know
             return self._plain(texts, continued=continued)
         ids = lists(rows if continued else self._frame.around(rows))
         if self._is_sampled() and (expected := self._plain(texts, continued=continued)) != ids:
@@ -113,7 +113,7 @@ class TextEncoder:
         if encoder is not None and splice is not None:
             try:
                 spliced = splice.encode(encoder, shared, items, item_first=item_first)
-            except Exception:  # as in `encode`
+            except BaseException:  # as in `encode`
                 spliced = None
         if spliced is not None and not self._is_sampled():
             self._metrics.count("spliced")

@@ -93,6 +93,8 @@ ZONES = {
             "patching.source",
             "patching.spec",
             "patching.table",
+            "patching.text_patches",
+            "patching.text_uses",
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",
