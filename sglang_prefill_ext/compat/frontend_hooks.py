@@ -13,6 +13,7 @@ from sglang_prefill_ext.compat import embed_hooks, http, text_hooks, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
+from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.gc_frontend import FrontendGc
 from sglang_prefill_ext.compat.gc_route import add_gc_route
@@ -95,12 +96,13 @@ async def score_request(
         http.note_explanation(call.request, partial(explain_stock, "not_generation"))
         return await original(manager, **with_tensors(call).arguments())
     try:
+        raise_if_taken(call.request)
         scored = await _packed_scores(frontend, with_arrays(call))
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
         with token_hooks.stock_path():
-            return await original(manager, **with_tensors(call).arguments())
+            return await original(manager, **with_tensors(stock.call or call).arguments())
     http.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,

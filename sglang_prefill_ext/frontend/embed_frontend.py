@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -129,7 +129,10 @@ class EmbedFrontend:
             prompts, table = await self._worker.run(place_at, *args)
             overridden = _Overridden(table)
         width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
-        tables = await self.vectors(prompts, width, options, request, overridden, call.adapter)
+        try:
+            tables = await self.vectors(prompts, width, options, request, overridden, call.adapter)
+        except StockPathTaken as taken:
+            raise StockPathTaken(taken.reason, _with_ids(call, prompts)) from None
         states = None
         if call.with_states and len(tables[0]) > self._hidden_size:  # else no head made vectors
             states = [table[-self._hidden_size :] for table in tables]
@@ -192,3 +195,13 @@ class EmbedFrontend:
         )
         async with self._exchange.admitted(kind.options):
             return await self._batches.ask(prompts, kind.options, pack)
+
+
+def _with_ids(call: EmbedCall, prompts: list[Int32Array]) -> EmbedCall | None:
+    """Return a call of texts with their ids; None of others, also of pairs of texts.
+
+    SGLang wants more of a pair than its ids.
+    """
+    if not isinstance(call.prompts[0], str):
+        return None
+    return replace(call, prompts=[prompt.tolist() for prompt in prompts])

@@ -49,7 +49,7 @@ class Vectors:
             with counted(self._frontend.metrics):
                 return await self._packed(prompts, dimensions, options)
         except StockPathTaken as stock:
-            return await self._by_engine(prompts, dimensions, options, stock.reason)
+            return await self._by_engine(stock.call or prompts, dimensions, options, stock.reason)
 
     async def _packed(
         self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions
@@ -57,12 +57,19 @@ class Vectors:
         if reason := self._declined(dimensions, options):
             raise StockPathTaken(reason)
         ids = await self._token_ids(prompts)
-        found = await self._frontend.vectors(ids, WHOLE_VECTOR, options.scheduling, None)
+        try:
+            found = await self._frontend.vectors(ids, WHOLE_VECTOR, options.scheduling, None)
+        except StockPathTaken as taken:  # the engine need not encode texts again
+            raise StockPathTaken(taken.reason, [each.tolist() for each in ids]) from None
         tokens = sum(map(len, ids))
         return np.stack(found), pb.Usage(prompt_tokens=tokens, path=pb.PATH_PACKED)
 
     async def _by_engine(
-        self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions, reason: str
+        self,
+        prompts: list[str] | list[list[int]] | FlatRows,
+        dimensions: int,
+        options: CallOptions,
+        reason: str,
     ) -> tuple[NDArray[np.float32], pb.Usage]:
         plain = prompts if isinstance(prompts, list) else [row.tolist() for row in prompts.rows()]
         answer = await self._session.stock_vectors(plain, dimensions or None, options.headers())

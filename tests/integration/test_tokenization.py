@@ -73,6 +73,21 @@ def test_a_text_that_is_no_unicode_is_refused_as_ever(client: Client) -> None:
     assert answers[0].status_code >= 400
 
 
+@pytest.mark.usefixtures("tokenizer")
+@pytest.mark.parametrize("item_first", [False, True])
+def test_texts_too_long_for_the_context_are_refused_as_by_stock_and_encoded_once(
+    client: Client, item_first: bool
+) -> None:
+    body = {"query": "the word " * 20_000, "items": ["a", "b"], "label_token_ids": LABELS}
+    with client.counting() as moved:
+        found = client.post("/v1/score", body | {"item_first": item_first})
+    assert moved["frontend.fallbacks.prompt_too_long"] == 1
+    assert moved["frontend.text_batches"] == 0, "SGLang has encoded texts again"
+    stock = client.post("/v1/score", body | {"item_first": item_first}, stock=True)
+    assert "is longer than the model's context length" in stock.text
+    assert (found.status_code, found.json()) == (stock.status_code, stock.json())
+
+
 TEXTS = [shared + items[0] for shared, items in CASES]
 GREEDY = {"max_new_tokens": 1, "temperature": 0}
 
