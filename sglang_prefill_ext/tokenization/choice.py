@@ -56,7 +56,9 @@ class Choice:
     def _consider(self, library: TokenizerChoice, if_faster: bool) -> Verdict:
         verdict = self._verdict_on(library)
         if verdict.difference:
-            logger.warning("Tokenizer library %s is not used: %s", library, verdict.difference)
+            # Where nothing was compared, it just does not know such tokenizers.
+            level = logging.WARNING if verdict.texts else logging.INFO
+            logger.log(level, "Tokenizer library %s is not used: %s", library, verdict.difference)
             return verdict
         logger.info("Tokenizer library %s: equal on %d texts", library, verdict.texts)
         encoder = libraries.load(library, self._json)

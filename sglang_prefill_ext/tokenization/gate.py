@@ -40,7 +40,7 @@ class Verdict(msgspec.Struct, frozen=True):
 def judge(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Verdict:
     """Compare a library with Hugging Face's: ids of all texts, and what ids of some mean."""
     start, compared = time.perf_counter(), 0
-    difference = _readable_difference(encoder, reference)
+    difference = ""
     for number, first in enumerate(range(0, len(texts), _CHUNK)):
         if difference:
             break
@@ -48,6 +48,7 @@ def judge(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Verdict
         decoding = reference if number % _DECODED == 0 else None
         difference = _chunk_difference(encoder, chunk, reference.rows(chunk), decoding)
         compared += len(chunk)
+    difference = difference or _readable_difference(encoder, reference)
     return Verdict(difference, compared, round(time.perf_counter() - start, 3))
 
 
