@@ -14,6 +14,7 @@ _TOTALS = {
     "forwards": "Packed forwards that answered requests.",
     "tokens_computed": "Tokens that went through the model on the packed path.",
     "tokens_saved": "Tokens that separate prompts would have added.",
+    "text_batches": "Batches in which texts of concurrent requests were encoded.",
     "spliced": "Requests whose shared text was encoded once.",
     "encoding_mismatches": "Ways of encoding that differed from SGLang's, given up.",
 }

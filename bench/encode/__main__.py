@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench.__main__ import RESULTS
 from bench.command import begin, no_figures_on_error
-from bench.encode.run import EncodeResult, count_joined_mismatches, count_mismatches, measure
+from bench.encode.run import EncodeResult, compare_strings, count_joined_mismatches, measure
 from bench.encode.ways import Shape, encoder_ways, served_ways, stock_ways
 from bench.gate import GateError
 from bench.record import append
@@ -109,21 +109,21 @@ def _plain(tokenizer: Any) -> Plain:
 
 def _checked_strings(
     plain: Plain, served: TextEncoder, added: list[str], count: int, seed: int
-) -> dict[str, int]:
+) -> dict[str, float]:
     """Compare adversarial strings, other than those that libraries are judged on.
 
     Raises:
         GateError: one differs.
     """
-    wrong = count_mismatches(plain, served, texts(count, added, seed=seed + 1))
-    joined = 0
+    found = compare_strings(plain, served, texts(count, added, seed=seed + 1))
+    wrong, joined = found["mismatches"], 0
     for item_first in (False, True):
         cases = list(splice_cases(added))
         compared, differing = count_joined_mismatches(plain, served, cases, item_first=item_first)
         joined, wrong = joined + compared, wrong + differing
     if wrong:
         raise GateError(f"{wrong} strings have other ids than stock's")
-    return {"single": count, "joined": joined, "mismatches": wrong}
+    return found | {"joined": joined}
 
 
 def _library_ways(json: str) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class Session:
         copy = faithful_copy(facts.tokenizer, facts.probes)
         self.texts: TextEncoder | None = None
         if copy is not None:
-            self.texts = TextEncoder(copy.encode, facts.tokenizer, facts.config, metrics)
+            args = (copy.encode, facts.tokenizer, facts.config, metrics)
+            self.texts = TextEncoder(*args, copy=copy)
         self._send = send
         self._sent: set[str] = set()
         self._stock: dict[str, asyncio.Future[StockAnswer]] = {}

@@ -11,6 +11,7 @@ import torch
 
 from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
 from sglang_prefill_ext.compat.capability import reads_places
+from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.override_hooks import vector_arrays
@@ -73,15 +74,27 @@ async def embed(
     try:
         call = vector_arrays(frontend.call_of(obj))
         obj.normalize_batch_and_arguments()
+        raise_if_taken(request)
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
             embedded = await packed_vectors(manager, call, request, frontend)
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
+        _put_ids(manager, obj, stock.call)
         async for answer in original(manager, obj, request):
             yield answer
         return
     yield _answer(manager, obj, call, embedded, time.perf_counter() - begin_s)
+
+
+def _put_ids(manager: Any, obj: Any, call: EmbedCall | None) -> None:
+    """Put ids in the place of texts that were encoded, so that SGLang does not encode them again.
+
+    EmbeddingGemma's texts are left: SGLang ends them with a token more.
+    """
+    if call is not None and not manager.model_config.is_embedding_gemma:
+        obj.text = None
+        obj.input_ids = call.prompts[0] if call.is_single else call.prompts
 
 
 def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds: float) -> Any:

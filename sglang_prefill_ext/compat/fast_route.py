@@ -23,6 +23,9 @@ _Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
 _Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
 
 _JSON = "application/json"
+
+# Entry of an ASGI scope: why SGLang is to serve the request.
+_TAKEN = "prefill_only_stock_path_taken"
 _HEADERS = {ARRAYS_HEADER: "int32"}
 
 
@@ -68,7 +71,8 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
             # Where SGLang logs requests, it has to see each.
             logged = manager.request_logger.log_requests
             content = None if logged else await answer(body, request)
-        except StockPathTaken:
+        except StockPathTaken as taken:
+            request.scope[_TAKEN] = taken
             return body
         except (HTTPException, ValueError) as error:
             response: Response = error_response(getattr(request.app.state, serving), error)
@@ -76,6 +80,20 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
         return body if content is None else Response(content, 200, _HEADERS, _JSON)
 
     shorten(app, path, serve)
+
+
+def raise_if_taken(request: Any) -> None:
+    """Spare a request a second attempt at the packed path.
+
+    Args:
+        request: of the client, if any.
+
+    Raises:
+        StockPathTaken: its route has found that SGLang is to serve it.
+    """
+    taken: StockPathTaken | None = getattr(request, "scope", {}).get(_TAKEN)
+    if taken is not None:
+        raise taken
 
 
 class _Replay:

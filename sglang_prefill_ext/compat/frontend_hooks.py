@@ -9,10 +9,11 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
-from sglang_prefill_ext.compat import embed_hooks, http, token_hooks
+from sglang_prefill_ext.compat import embed_hooks, http, text_hooks, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
+from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.gc_frontend import FrontendGc
 from sglang_prefill_ext.compat.gc_route import add_gc_route
@@ -49,6 +50,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
     link = TokenizerManagerLink(manager, config, metrics)
     frontend = _build_frontend(manager, link, config, metrics)
     setattr(manager, _ATTRIBUTE, frontend)
+    text_hooks.attach(manager, link, config, metrics)
     app = http.application()
     if not manager.is_generation:
         embedding = embed_hooks.attach(manager, link, frontend)
@@ -94,12 +96,13 @@ async def score_request(
         http.note_explanation(call.request, partial(explain_stock, "not_generation"))
         return await original(manager, **with_tensors(call).arguments())
     try:
+        raise_if_taken(call.request)
         scored = await _packed_scores(frontend, with_arrays(call))
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
         with token_hooks.stock_path():
-            return await original(manager, **with_tensors(call).arguments())
+            return await original(manager, **with_tensors(stock.call or call).arguments())
     http.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,
@@ -135,7 +138,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     if len(input_ids) == 0 and continues_session:
         return
     check_overrides(obj, manager.model_config.hidden_size)
-    field = "input_ids" if obj.input_ids is not None else "text"
+    # What came as texts may have ids by now, see `text_hooks`.
+    field = "text" if obj.text is not None else "input_ids"
     check_prompt(input_ids, embedding_rows(manager), field=field)
 
 

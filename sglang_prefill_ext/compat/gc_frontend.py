@@ -62,6 +62,8 @@ class FrontendGc:
         def send(rid: str) -> None:
             request = GcReq(rid=rid, action=action, gc_threshold=thresholds)
             manager._dispatch_to_scheduler(request)
+            # While the others act; when the message comes round, this has been done.
+            self._collector.perform(action, rid, thresholds=thresholds, busy=self._busy)
 
         asked = [self._rounds.ask(send, _answers_of_a_round(), _TIMEOUT_S)]
         attached = 0

@@ -18,7 +18,7 @@ def generate_request(
     """AROUND `TokenizerManager.generate_request`, an asynchronous generator."""
     if config_of(manager.server_args) is None:
         return original(manager, obj, request)
+    note_request(request)
     if isinstance(obj, EmbeddingReqInput) and not manager.is_generation:
         return embed(original, manager, obj, request)
-    note_request(request)
     return original(manager, obj, request)

@@ -20,7 +20,12 @@ from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.token_output import aborted, finished, stop_tokens
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
-from sglang_prefill_ext.frontend.options import RequestOptions, options_of
+from sglang_prefill_ext.frontend.options import (
+    RequestOptions,
+    headers_of,
+    opted_out,
+    options_of,
+)
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall, is_decision
@@ -67,6 +72,11 @@ def stock_path() -> Iterator[None]:
 def note_request(request: Any) -> None:
     """Let what is sent from this task know for which HTTP request, if any."""
     _http_request.set(request)
+
+
+def is_opted_out() -> bool:
+    """Whether the client for whom this task works wants the stock path."""
+    return opted_out(headers_of(_http_request.get()))
 
 
 async def send_one(original: _Send, manager: Any, tokenized_obj: Any) -> None:

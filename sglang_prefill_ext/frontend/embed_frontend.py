@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -97,7 +97,7 @@ class EmbedFrontend:
         self._reads_places = reads_places
         self._worker = Worker("prefill-only-embed")
         self.encoder = PromptEncoder(
-            link, config, self._worker, vocab_size=vocab_size, has_tokenizer=has_tokenizer
+            link, config, metrics, self._worker, vocab_size=vocab_size, has_tokenizer=has_tokenizer
         )
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
@@ -126,16 +126,20 @@ class EmbedFrontend:
         """
         if self._exchange.declined_reason:
             raise StockPathTaken(self._exchange.declined_reason)
-        prompts, table = await self.encoder.token_ids(call, request), NO_OVERRIDES
+        prompts = await self.encoder.token_ids(call, request)
+        placed, table = prompts, NO_OVERRIDES
         if call.has_overrides:
             args = (call, prompts, self._hidden_size)
-            prompts, table = await self._worker.run(place_of_vectors, *args)
+            placed, table = await self._worker.run(place_of_vectors, *args)
         width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
-        asked = (prompts, width, options, request, table, call.adapter)
-        if call.places is None:
-            tables = await self.vectors(*asked)
-        else:
-            tables = await self._vectors_at(call.places, *asked)
+        asked = (placed, width, options, request, table, call.adapter)
+        try:
+            if call.places is None:
+                tables = await self.vectors(*asked)
+            else:
+                tables = await self._vectors_at(call.places, *asked)
+        except StockPathTaken as taken:
+            raise StockPathTaken(taken.reason, _with_ids(call, prompts)) from None
         states = None
         # Without a head that made vectors there are no states.
         if call.with_states and tables[0].shape[-1] > self._hidden_size:
@@ -201,3 +205,13 @@ class EmbedFrontend:
         )
         async with self._exchange.admitted(kind.options):
             return await self._batches.ask(prompts, kind.options, pack)
+
+
+def _with_ids(call: EmbedCall, prompts: list[Int32Array]) -> EmbedCall | None:
+    """Return a call of texts with their ids; None of others, also of pairs of texts.
+
+    SGLang wants more of a pair than its ids.
+    """
+    if not isinstance(call.prompts[0], str):
+        return None
+    return replace(call, prompts=[prompt.tolist() for prompt in prompts])

@@ -33,11 +33,17 @@ UNKNOWN_ADAPTER = "unknown_adapter"
 
 
 class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
-    """The call must be served by the stock path, for `reason`."""
+    """The call must be served by the stock path, for `reason`.
 
-    def __init__(self, reason: str) -> None:
+    Args:
+        call: the call with token ids in place of its texts, if these were encoded already;
+            a text that is far too long takes as long to encode again. None if it stays as it is.
+    """
+
+    def __init__(self, reason: str, call: Any = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.call = call
 
 
 def headers_unless_opted_out(request: Any) -> Mapping[str, str]:

@@ -82,6 +82,12 @@ def wrong(field: str, message: str) -> RequestError:
     return error
 
 
+def unpacked(rows: PackedRows) -> tuple[Int32Array, FlatRows]:
+    """Return the prefix of packed rows and their suffixes."""
+    prefix, rest = np.split(rows.tokens, [rows.prefix_len])
+    return prefix, FlatRows(rest, rows.suffix_lens)
+
+
 def pack_flat(
     query: Int32Array,
     items: FlatRows,

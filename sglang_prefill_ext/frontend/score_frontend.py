@@ -8,7 +8,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason, prompts_of
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
-from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
+from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat, unpacked
 from sglang_prefill_ext.frontend.labels import pack_labels
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -82,7 +82,10 @@ class ScoreFrontend:
         async with self.exchange.admitted(options):
             rows = await self._pack(call, labels)
             rows = replace(rows, normalised=_needs_vocabulary(call))
-            answer = await self.exchange.ask(rows, options, call.request)
+            try:
+                answer = await self.exchange.ask(rows, options, call.request)
+            except StockPathTaken as taken:
+                raise StockPathTaken(taken.reason, _with_ids(call, rows)) from None
         self.metrics.record_packed()
         self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         return _scored(answer, rows, call)
@@ -149,6 +152,15 @@ class ScoreFrontend:
         if anchor in query or not all(anchors):  # which SGLang refuses
             raise StockPathTaken("unusual_input")
         return pack_setwise(prompts, anchors, labels, self._vocab_size)
+
+
+def _with_ids(call: ScoreCall, rows: PackedRows) -> ScoreCall | None:
+    """Return a call of texts with their ids, as SGLang's own path takes them; None of others."""
+    if not call.has_texts or call.has_overrides or call.score_extraction_token_id is not None:
+        return None
+    prefix, suffixes = unpacked(rows)
+    items = [suffix.tolist() for suffix in suffixes.rows()]
+    return replace(call, query=prefix.tolist(), items=items, item_first=False)
 
 
 def _needs_vocabulary(call: ScoreCall) -> bool:

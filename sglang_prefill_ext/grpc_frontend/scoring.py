@@ -10,7 +10,7 @@ import numpy as np
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
+from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat, unpacked
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.scores import flat_scores
 from sglang_prefill_ext.frontend.text_pack import pack_texts
@@ -44,7 +44,7 @@ class Scoring:
                 self._check_limits(question)
                 return await self._packed(question, options)
         except StockPathTaken as stock:
-            return await self._by_engine(question, options, stock.reason)
+            return await self._by_engine(stock.call or question, options, stock.reason)
 
     async def _packed(self, question: ScoreQuestion, options: CallOptions) -> pb.ScoreResponse:
         labels = self._require_eligible(question, options)
@@ -53,7 +53,10 @@ class Scoring:
             rows = await self._pack(question, labels)
             needs_vocabulary = question.return_token_logprobs or not question.apply_softmax
             rows = replace(rows, normalised=needs_vocabulary)
-            answer = await exchange.ask(rows, scheduling, None)
+            try:
+                answer = await exchange.ask(rows, scheduling, None)
+            except StockPathTaken as taken:
+                raise StockPathTaken(taken.reason, _with_ids(question, rows)) from None
         self._metrics.record_packed()
         self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         return _response(question, rows, answer)
@@ -127,6 +130,14 @@ class Scoring:
         args = (query, items, question.item_first, labels, vocab_size)
         tokens = copies * len(query) + len(items.values)
         return await self._worker.run_if_large(tokens, pack_flat, *args)
+
+
+def _with_ids(question: ScoreQuestion, rows: PackedRows) -> ScoreQuestion | None:
+    """Return a question of texts with their ids, so that the engine need not encode them again."""
+    if not isinstance(question.query, str) or question.overrides is not None:
+        return None
+    prefix, suffixes = unpacked(rows)
+    return replace(question, query=prefix, items=suffixes, item_first=False)
 
 
 def _response(question: ScoreQuestion, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:

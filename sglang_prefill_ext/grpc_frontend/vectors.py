@@ -52,7 +52,8 @@ class Vectors:
             with counted(self._frontend.metrics):
                 return await self._packed(prompts, dimensions, options, adapter)
         except StockPathTaken as stock:
-            return await self._by_engine(prompts, dimensions, options, adapter, stock.reason)
+            left = stock.call or prompts
+            return await self._by_engine(left, dimensions, options, adapter, stock.reason)
 
     async def _packed(
         self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions, adapter: str
@@ -60,15 +61,18 @@ class Vectors:
         if reason := self._declined(dimensions, options):
             raise StockPathTaken(reason)
         ids = await self._token_ids(prompts)
-        found = await self._frontend.vectors(
-            ids, WHOLE_VECTOR, options.scheduling, None, adapter=adapter
-        )
+        try:
+            found = await self._frontend.vectors(
+                ids, WHOLE_VECTOR, options.scheduling, None, adapter=adapter
+            )
+        except StockPathTaken as taken:  # the engine need not encode texts again
+            raise StockPathTaken(taken.reason, [each.tolist() for each in ids]) from None
         tokens = sum(map(len, ids))
         return np.stack(found), pb.Usage(prompt_tokens=tokens, path=pb.PATH_PACKED)
 
     async def _by_engine(
         self,
-        prompts: list[str] | FlatRows,
+        prompts: list[str] | list[list[int]] | FlatRows,
         dimensions: int,
         options: CallOptions,
         adapter: str,

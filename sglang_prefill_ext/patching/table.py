@@ -9,6 +9,7 @@ from sglang_prefill_ext.patching.lora_patches import LORA_PATCHES
 from sglang_prefill_ext.patching.replica_patches import REPLICA_PATCHES
 from sglang_prefill_ext.patching.scheduler_patches import SCHEDULER_PATCHES
 from sglang_prefill_ext.patching.spec import Patch
+from sglang_prefill_ext.patching.text_patches import TEXT_PATCHES
 
 PATCHES: tuple[Patch, ...] = (
     *FLAG_PATCHES,
@@ -17,4 +18,5 @@ PATCHES: tuple[Patch, ...] = (
     *GC_PATCHES,
     *REPLICA_PATCHES,
     *LORA_PATCHES,
+    *TEXT_PATCHES,
 )

@@ -15,6 +15,7 @@ from sglang_prefill_ext.patching.replica_uses import REPLICA_USES
 from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
+from sglang_prefill_ext.patching.text_uses import TEXT_USES
 from sglang_prefill_ext.patching.token_uses import TOKEN_USES
 
 _DP_CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
@@ -215,4 +216,5 @@ USES: tuple[Use, ...] = (
     *REPLICA_USES,
     *LORA_USES,
     *PLACE_USES,
+    *TEXT_USES,
 )

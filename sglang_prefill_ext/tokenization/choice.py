@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 from sglang_prefill_ext.config import TokenizerChoice
 from sglang_prefill_ext.tokenization import libraries, texts
 from sglang_prefill_ext.tokenization.encoder import Encoder
-from sglang_prefill_ext.tokenization.gate import Expected, Verdict, judge, us_per_text
+from sglang_prefill_ext.tokenization.gate import Verdict, us_per_text
+from sglang_prefill_ext.tokenization.judging import NotJudgedError, judge_in_child
 from sglang_prefill_ext.tokenization.verdicts import key_of, remembered
 
 logger = logging.getLogger(__name__)
@@ -26,9 +27,9 @@ class Choice:
     Args:
         json: of the tokenizer.
         reference: Hugging Face's; it is chosen where no other passes, or none is faster.
-        added: tokens of the tokenizer's own.
         directory: of the verdicts.
         count: texts to compare.
+        judge: compares a library on these.
 
     Attributes:
         best: the encoder to use.
@@ -41,35 +42,37 @@ class Choice:
         choice: TokenizerChoice,
         json: str,
         reference: Encoder,
-        added: Sequence[str],
         directory: Path,
         count: int = GATE_TEXTS,
+        judge: Callable[[TokenizerChoice, str, int], Verdict] = judge_in_child,
     ) -> None:
-        self._json, self._directory, self._count = json, directory, count
-        self._expected = Expected(reference, lambda: texts.texts(count, added))
+        self._json, self._directory, self._count, self._judge = json, directory, count, judge
         self.best = reference
         self.verdicts: dict[str, Verdict] = {}
         self.speeds = {reference.name: us_per_text(reference)}
         for library in libraries.candidates(choice):
-            self.verdicts[str(library)] = self._judge(library, choice == TokenizerChoice.AUTO)
+            self.verdicts[str(library)] = self._consider(library, choice == TokenizerChoice.AUTO)
 
-    def _judge(self, library: TokenizerChoice, if_faster: bool) -> Verdict:
-        try:
-            encoder = libraries.load(library, self._json)
-        except Exception as error:  # whatever a library raises of what it does not know
-            logger.info("Tokenizer library %s cannot load this tokenizer: %s", library, error)
-            return Verdict(f"not loaded: {type(error).__name__}: {error}")
-        verdict = self._verdict_on(library, encoder)
+    def _consider(self, library: TokenizerChoice, if_faster: bool) -> Verdict:
+        verdict = self._verdict_on(library)
         if verdict.difference:
-            logger.warning("Tokenizer library %s is not used: %s", library, verdict.difference)
+            # Where nothing was compared, it just does not know such tokenizers.
+            level = logging.WARNING if verdict.texts else logging.INFO
+            logger.log(level, "Tokenizer library %s is not used: %s", library, verdict.difference)
             return verdict
         logger.info("Tokenizer library %s: equal on %d texts", library, verdict.texts)
+        encoder = libraries.load(library, self._json)
         self.speeds[str(library)] = speed = us_per_text(encoder)
         if not if_faster or speed < self.speeds[self.best.name]:
             self.best = encoder
         return verdict
 
-    def _verdict_on(self, library: TokenizerChoice, encoder: Encoder) -> Verdict:
+    def _verdict_on(self, library: TokenizerChoice) -> Verdict:
         versions = (library, libraries.version_of(library), version("tokenizers"))
         key = key_of(self._json, *versions, str(texts.EDITION), str(self._count))
-        return remembered(self._directory, key, lambda: judge(encoder, self._expected))
+        try:
+            return remembered(
+                self._directory, key, lambda: self._judge(library, self._json, self._count)
+            )
+        except NotJudgedError as error:  # nothing is remembered: the next start tries again
+            return Verdict(f"not judged: {error}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -14,7 +13,7 @@ from sglang_prefill_ext.tokenization.encoder import Encoder, lists
 from sglang_prefill_ext.tokenization.splice import Splice
 from sglang_prefill_ext.tokenization.texts import UNREADABLE, ordinary_requests, splice_cases
 
-# Encoded in one call: short enough for other threads to get their turn in between.
+# Encoded in one call.
 _CHUNK = 512
 # Every so many chunks are decoded as well, which takes longer than encoding.
 _DECODED = 4
@@ -38,40 +37,18 @@ class Verdict(msgspec.Struct, frozen=True):
         return not self.difference
 
 
-class Expected:
-    """Many texts with the ids that Hugging Face's library makes of them, encoded once.
-
-    Args:
-        draw: returns the texts; called when they are needed.
-    """
-
-    def __init__(self, encoder: Encoder, draw: Callable[[], list[str]]) -> None:
-        self.encoder = encoder
-        self._draw = draw
-        self._texts: list[str] = []
-        self._rows: list[FlatRows] = []
-
-    def chunks(self) -> Iterator[tuple[list[str], FlatRows]]:
-        """Yield some texts at a time; ends the thread where the process is about to end."""
-        self._texts = self._texts or self._draw()
-        for number, start in enumerate(range(0, len(self._texts), _CHUNK)):
-            if not threading.main_thread().is_alive():
-                raise SystemExit
-            chunk = self._texts[start : start + _CHUNK]
-            if number == len(self._rows):
-                self._rows.append(self.encoder.rows(chunk))
-            yield chunk, self._rows[number]
-
-
-def judge(encoder: Encoder, expected: Expected) -> Verdict:
+def judge(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Verdict:
     """Compare a library with Hugging Face's: ids of all texts, and what ids of some mean."""
     start, compared = time.perf_counter(), 0
-    difference = _readable_difference(encoder, expected.encoder)
-    for number, (texts, rows) in enumerate(expected.chunks()):
-        if not difference:
-            decoding = expected.encoder if number % _DECODED == 0 else None
-            difference = _chunk_difference(encoder, texts, rows, decoding)
-            compared += len(texts)
+    difference = ""
+    for number, first in enumerate(range(0, len(texts), _CHUNK)):
+        if difference:
+            break
+        chunk = list(texts[first : first + _CHUNK])
+        decoding = reference if number % _DECODED == 0 else None
+        difference = _chunk_difference(encoder, chunk, reference.rows(chunk), decoding)
+        compared += len(chunk)
+    difference = difference or _readable_difference(encoder, reference)
     return Verdict(difference, compared, round(time.perf_counter() - start, 3))
 
 

@@ -53,6 +53,8 @@ class TextEncoder:
         plain: the way that all others must equal.
         json: of the tokenizer; empty where it is none of Hugging Face's fast ones.
         directory: of remembered verdicts on libraries.
+        copy: whose way is the plain one, if it is a copy already; another one would take the same
+            time and memory again. `tokenizers` lets threads share it: nothing changes it any more.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class TextEncoder:
         config: PrefillOnlyConfig,
         metrics: FrontendMetrics,
         directory: Path | None = None,
+        copy: TokenizerCopy | None = None,
     ) -> None:
         self._plain = plain
+        self._copy = copy
         self._metrics = metrics
         self._calls = count()
         self._frame = NO_FRAME
@@ -96,7 +100,7 @@ class TextEncoder:
             return self._plain(texts, continued=continued)
         try:
             rows = encoder.rows(single)
-        except Exception:  # whatever a library raises; the plain way has the error that users know
+        except BaseException:  # also a panic in Rust; the plain way has the error that users know
             return self._plain(texts, continued=continued)
         ids = lists(rows if continued else self._frame.around(rows))
         if self._is_sampled() and (expected := self._plain(texts, continued=continued)) != ids:
@@ -113,7 +117,7 @@ class TextEncoder:
         if encoder is not None and splice is not None:
             try:
                 spliced = splice.encode(encoder, shared, items, item_first=item_first)
-            except Exception:  # as in `encode`
+            except BaseException:  # as in `encode`
                 spliced = None
         if spliced is not None and not self._is_sampled():
             self._metrics.count("spliced")
@@ -147,7 +151,7 @@ class TextEncoder:
             if copy is None:
                 return
             self._splice = self._checked_splice(settings, config, copy, added)
-            self._choice = Choice(config.tokenizer, json, copy, added, directory)
+            self._choice = Choice(config.tokenizer, json, copy, directory)
             if self._encoder is copy:  # else it was found to differ in the meantime
                 self._encoder = self._choice.best
         except Exception:
@@ -157,7 +161,7 @@ class TextEncoder:
         self, json: str, settings: dict[str, Any], added: list[str]
     ) -> Encoder | None:
         """Return a copy of the tokenizer if it agrees with the plain way."""
-        frame, copy = frame_of(settings.get("post_processor")), TokenizerCopy(json)
+        frame, copy = frame_of(settings.get("post_processor")), self._copy or TokenizerCopy(json)
         if frame is None:
             self._why_plain = f"post-processor {settings['post_processor']['type']}"
         else:

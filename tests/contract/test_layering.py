@@ -93,6 +93,8 @@ ZONES = {
             "patching.source",
             "patching.spec",
             "patching.table",
+            "patching.text_patches",
+            "patching.text_uses",
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",
@@ -132,7 +134,7 @@ ZONES = {
         zones=("errors", "pure", "metrics", "runtime", "frontend", "attach"),
         libraries=(
             *("google", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_tools"),
-            *("msgspec", "numpy", "typer"),
+            *("msgspec", "numpy", "typer", "uvloop"),
         ),
     ),
     "client": Zone(

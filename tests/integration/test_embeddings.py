@@ -386,6 +386,21 @@ def test_bad_input_is_refused_and_nothing_else_is_lost(embedder: Serving, body: 
     assert vectors(good).shape == (1, 64)
 
 
+@pytest.mark.parametrize("single", [True, False])
+def test_a_text_too_long_for_the_context_is_refused_as_by_stock_and_encoded_once(
+    embedder: Serving, single: bool
+) -> None:
+    client, text = embedder.client, "the word " * 20_000
+    body = {"model": "m", "input": text if single else ["a", text]}
+    with client.counting() as moved:
+        found = client.post("/v1/embeddings", body)
+    assert moved["frontend.fallbacks.prompt_too_long"] == 1
+    assert moved["frontend.text_batches"] == 1, "texts were encoded again"
+    stock = client.post("/v1/embeddings", body, stock=True)
+    assert "is longer than the model's context length" in stock.text
+    assert (found.status_code, found.json()) == (stock.status_code, stock.json())
+
+
 def test_a_timeout_that_cannot_be_met_is_an_error(embedder: Serving) -> None:
     headers = {"x-prefill-only-timeout-ms": "never"}
     body = {"model": "m", "input": PROMPTS[1]}

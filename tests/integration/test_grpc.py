@@ -182,7 +182,7 @@ def test_what_a_front_end_does_not_pack_is_answered_and_counted_by_the_engine(
     opted_out = request_of(IDS)
     opted_out.options.stock = True
     refused = {
-        "prompt_too_long": request_of(score_body(1, 10, [33_000])),
+        "prompt_too_long": request_of(TEXTS | {"query": "the word " * 20_000}),
         "unusual_input": request_of(TEXTS, temperature=3.0),
     }
     with client.counting() as moved:
@@ -191,6 +191,7 @@ def test_what_a_front_end_does_not_pack_is_answered_and_counted_by_the_engine(
             with pytest.raises(grpc.RpcError) as caught:
                 stub.Score(request)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert moved["frontend.text_batches"] == 0, "SGLang has encoded texts again"
     assert (answer.usage.path, answer.usage.reason) == (pb.PATH_ENGINE, "opted_out")
     assert_answers(answer, client.score(IDS, stock=True))
     assert "temperature requires apply_softmax" in caught.value.details()

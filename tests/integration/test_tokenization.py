@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
 import pytest
 
 from sglang_prefill_ext.tokenization.texts import splice_cases
-from tests.integration.client import Client, Json, wait_until
+from tests.integration.client import OPT_OUT, Client, Json, wait_until
+from tests.integration.parity import assert_same
 from tests.integration.reference import Reference
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -65,3 +71,84 @@ def test_a_text_that_is_no_unicode_is_refused_as_ever(client: Client) -> None:
     ]
     assert [answer.status_code for answer in answers] == [answers[1].status_code] * 2
     assert answers[0].status_code >= 400
+
+
+@pytest.mark.usefixtures("tokenizer")
+@pytest.mark.parametrize("item_first", [False, True])
+def test_texts_too_long_for_the_context_are_refused_as_by_stock_and_encoded_once(
+    client: Client, item_first: bool
+) -> None:
+    body = {"query": "the word " * 20_000, "items": ["a", "b"], "label_token_ids": LABELS}
+    with client.counting() as moved:
+        found = client.post("/v1/score", body | {"item_first": item_first})
+    assert moved["frontend.fallbacks.prompt_too_long"] == 1
+    assert moved["frontend.text_batches"] == 0, "SGLang has encoded texts again"
+    stock = client.post("/v1/score", body | {"item_first": item_first}, stock=True)
+    assert "is longer than the model's context length" in stock.text
+    assert (found.status_code, found.json()) == (stock.status_code, stock.json())
+
+
+TEXTS = [shared + items[0] for shared, items in CASES]
+GREEDY = {"max_new_tokens": 1, "temperature": 0}
+
+
+def read_of(text: str | list[str], **sampling: int) -> Json:
+    """A request for all log-probs of a text, or of each."""
+    fields = {"return_logprob": True, "logprob_start_len": 0}
+    return {"text": text, "sampling_params": GREEDY | sampling} | fields
+
+
+@pytest.mark.patch("P56")
+@pytest.mark.usefixtures("tokenizer")
+def test_texts_that_come_together_are_answered_as_by_stock(
+    client: Client, reference: Reference, pool: ThreadPoolExecutor
+) -> None:
+    """Whether they are packed or generate; beside one that is too long and one that is wrong."""
+    asked = [read_of(text, max_new_tokens=1 + number % 2 * 2) for number, text in enumerate(TEXTS)]
+    asked += [read_of("the word " * 20_000), read_of("\ud800")]
+    with client.counting() as moved:
+        sent = [pool.submit(_post, client, body) for body in asked]
+        found = [each.result() for each in sent]
+    assert 1 <= moved["frontend.text_batches"] <= len(asked)
+    assert moved["frontend.requests.packed"] == (len(TEXTS) + 1) // 2
+    assert moved["frontend.encoding_mismatches"] == 0
+    with client.counting() as moved:
+        stock = [_post(client, body, **OPT_OUT) for body in asked]
+    assert moved["frontend.text_batches"] == 0
+    for one, other in zip(found, stock, strict=True):
+        assert one.status_code == other.status_code
+        assert_same(_untimed(one.json()), _untimed(other.json()))
+    assert [one.status_code == 200 for one in found] == [True] * len(TEXTS) + [False] * 2
+    for text, one in zip(TEXTS, found, strict=False):
+        ids = reference.tokenizer(text)["input_ids"]
+        read = one.json()["meta_info"]["input_token_logprobs"]
+        assert [token for _, token, _ in read] == ids
+
+
+@pytest.mark.patch("P57")
+@pytest.mark.usefixtures("tokenizer")
+def test_texts_of_a_list_are_encoded_in_one_batch(client: Client) -> None:
+    completions = {"model": "m", "prompt": TEXTS, "max_tokens": 3, "temperature": 0}
+    for path, body in (("/generate", read_of(TEXTS)), ("/v1/completions", completions)):
+        with client.counting() as moved:
+            found = client.post(path, body)
+        assert moved["frontend.text_batches"] == 1
+        stock = client.post(path, body, stock=True)
+        assert (found.status_code, stock.status_code) == (200, 200)
+        assert_same(_untimed(found.json()), _untimed(stock.json()))
+
+
+def _post(client: Client, body: Json, **headers: str) -> httpx.Response:
+    """Send a body in which a lone surrogate is an escape, as httpx would not write it."""
+    headers |= {"content-type": "application/json"}
+    return client.http.post("/generate", content=json.dumps(body), headers=headers)
+
+
+def _untimed(answer: Any) -> Any:
+    """An answer without what SGLang's metrics add to those of its scheduler."""
+    if isinstance(answer, list):
+        return [_untimed(each) for each in answer]
+    if "meta_info" not in answer:
+        return answer
+    asked = ("prompt_tokens", "finish_reason", "input_token_logprobs", "output_token_logprobs")
+    return answer | {"meta_info": {name: answer["meta_info"][name] for name in asked}}

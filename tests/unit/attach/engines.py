@@ -58,6 +58,7 @@ class StubCollector(Collector):
 
     def __init__(self) -> None:
         self.asked: list[tuple[GcAction, bool]] = []
+        self._rid = ""
 
     def perform(
         self,
@@ -67,7 +68,9 @@ class StubCollector(Collector):
         thresholds: Sequence[int] | None = None,
         busy: bool = False,
     ) -> GcReport:
-        self.asked.append((action, busy))
+        if rid != self._rid:
+            self.asked.append((action, busy))
+        self._rid = rid
         pauses = PauseRecorder().summary()
         return GcReport(1, "stub", [0, 0, 0], 0, [0, 0, 0], 0, list(thresholds or []), pauses)
 

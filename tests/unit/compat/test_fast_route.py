@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -8,7 +9,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sglang_prefill_ext.compat.fast_route import shorten
+from sglang_prefill_ext.compat.fast_route import raise_if_taken, shorten, shorten_packed
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 JSON = {"content-type": "application/json; charset=utf-8"}
 
@@ -43,6 +45,29 @@ class Setup:
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.post(path, content=content, headers={"x-mark": "1", **headers})
+
+
+async def test_what_a_route_finds_of_a_request_is_not_asked_again() -> None:
+    app, taken = FastAPI(), StockPathTaken("unusual")
+    asked: list[bytes] = []
+
+    @app.post("/echo")
+    async def echo(request: Request) -> str:
+        with pytest.raises(StockPathTaken) as found:
+            raise_if_taken(request)
+        assert found.value is taken
+        return "stock"
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        asked.append(body)
+        raise taken
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        response = await http.post("/echo", content=b"[1]", headers=JSON)
+    assert (response.json(), asked) == ("stock", [b"[1]"])
+    raise_if_taken(None)
 
 
 async def test_what_is_served_never_reaches_the_route() -> None:

@@ -77,6 +77,20 @@ async def test_a_round_asks_with_the_thresholds_of_the_server(collector: StubCol
     assert collector.asked == [(GcAction.COLLECT, False)]
 
 
+async def test_a_front_end_acts_while_the_others_do(collector: StubCollector) -> None:
+    manager = Manager()
+    made = control(manager)
+    coming_back = asyncio.get_running_loop().create_future()
+    manager.come_back = coming_back.set_result
+    asking = asyncio.create_task(made.act(GcAction.FREEZE))
+    message = await coming_back
+    await asyncio.sleep(0)
+    assert collector.asked == [(GcAction.FREEZE, False)]
+    made.take(message)
+    reports, complete = await asking
+    assert (len(reports), complete, len(collector.asked)) == (1, True, 1)
+
+
 def test_without_the_flag_thresholds_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     unset = SimpleNamespace(gc_threshold=None)
     monkeypatch.setattr(gc_frontend, "get_device", lambda: unset)

@@ -191,6 +191,22 @@ async def test_a_prompt_over_the_limit_takes_the_stock_path() -> None:
     assert setup.link.sent == []
 
 
+@pytest.mark.parametrize(
+    ("call", "ids"),
+    [
+        (EmbedCall(["a" * 1001, "b"], False, None), [[97] * 1001, [98]]),
+        (EmbedCall([[1] * 1001], True, None), None),
+    ],
+    ids=["texts", "ids"],
+)
+async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(
+    call: EmbedCall, ids: list[list[int]] | None
+) -> None:
+    with pytest.raises(StockPathTaken) as taken:
+        await Setup(stub_answer()).frontend.embed(call, PLAIN, None)
+    assert taken.value.call == (None if ids is None else replace(call, prompts=ids))
+
+
 async def test_concurrent_calls_share_a_packed_request() -> None:
     setup = Setup(count_tokens)
     calls = [EmbedCall([[7] * length], True, None) for length in (1, 3, 2)]

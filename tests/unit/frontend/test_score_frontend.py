@@ -106,6 +106,7 @@ async def test_an_answer_becomes_scores(
         "forwards": 2,
         "tokens_computed": 5,
         "tokens_saved": 2,
+        "text_batches": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
     }
@@ -549,6 +550,33 @@ async def test_other_calls_take_the_stock_path_and_send_nothing(
     assert taken.value.reason == reason
     assert link.sent == []
     assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(
+    link: StubLink, item_first: bool
+) -> None:
+    call = ScoreCall("query ", ["a", "item b"], [7], item_first=item_first, apply_softmax=True)
+    with pytest.raises(StockPathTaken) as taken:
+        await _frontend(link, max_forward_tokens=4).score(call)
+    found = taken.value.call
+    prompts = [bytes(found.query + item).decode() for item in found.items]
+    assert prompts == (["aquery ", "item bquery "] if item_first else ["query a", "query item b"])
+    ids = (found.query, found.items)
+    assert found == replace(call, query=ids[0], items=ids[1], item_first=False)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [ScoreCall([1], [[2], [3] * 5], [7]), ScoreCall("q", ["a" * 9], [7], image_data=[])],
+    ids=["ids", "not encoded"],
+)
+async def test_other_calls_go_down_the_stock_path_as_they_are(
+    link: StubLink, call: ScoreCall
+) -> None:
+    with pytest.raises(StockPathTaken) as taken:
+        await _frontend(link, max_forward_tokens=4).score(call)
+    assert taken.value.call is None
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,18 @@ from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.tokenization import choice, libraries
 from sglang_prefill_ext.tokenization.choice import Choice
 from sglang_prefill_ext.tokenization.encoder import lists
+from sglang_prefill_ext.tokenization.gate import Verdict
 from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
+from sglang_prefill_ext.tokenization.judging import NotJudgedError, judge_here
 from sglang_prefill_ext.tokenization.libraries import FastokensEncoder
-from tests.unit.tokenization.made import PROVEN, SPECIALS, json_of
+from tests.unit.tokenization.made import PROVEN, json_of
 
 TEXTS = 3_000
 
 
 def chosen(kind: str, directory: Path, wanted: TokenizerChoice = TokenizerChoice.AUTO) -> Choice:
     source = json_of(kind)
-    return Choice(wanted, source, TokenizerCopy(source), SPECIALS, directory, TEXTS)
+    return Choice(wanted, source, TokenizerCopy(source), directory, TEXTS, judge_here)
 
 
 @pytest.mark.parametrize("kind", PROVEN)
@@ -84,6 +86,21 @@ def test_a_library_that_differs_is_not_used(
     assert made.best.name == "huggingface"
     assert made.verdicts["fastokens"].difference
     assert "fastokens is not used" in caplog.text
+
+
+def test_a_library_without_a_verdict_is_not_used_and_judged_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    def crash(library: TokenizerChoice, json: str, count: int) -> Verdict:
+        raise NotJudgedError("killed")
+
+    args = (TokenizerChoice.FASTOKENS, json_of("gpt2"), TokenizerCopy(json_of("gpt2")), tmp_path)
+    made = Choice(*args, TEXTS, crash)
+    assert (made.best.name, made.verdicts["fastokens"].difference) == (
+        "huggingface",
+        "not judged: killed",
+    )
+    assert Choice(*args, TEXTS, judge_here).best.name == "fastokens"
 
 
 def test_a_library_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

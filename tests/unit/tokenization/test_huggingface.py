@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from sglang_prefill_ext.tokenization import texts
 from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy, faithful_copy
 from tests.unit.attach.engines import word_tokenizer
+from tests.unit.tokenization.made import SPECIALS, json_of
 
 
 def special() -> Tokenizer:
@@ -33,3 +37,11 @@ def test_a_copy_is_used_only_if_it_agrees_with_the_original() -> None:
     assert agreeing.encode(["b"]) == [[3, 2]]
     assert faithful_copy(json, {"a": [3, 1], "b": [2]}) is None
     assert faithful_copy("", {}) is None
+
+
+def test_threads_share_a_copy() -> None:
+    copy = TokenizerCopy(json_of("llama3"))
+    parts = [texts.texts(400, SPECIALS, seed=seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(copy.encode, parts))
+    assert found == [TokenizerCopy(json_of("llama3")).encode(part) for part in parts]

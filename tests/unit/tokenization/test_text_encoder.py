@@ -74,6 +74,15 @@ def test_texts_have_the_ids_of_the_plain_way_with_and_without_special_tokens() -
     assert encoder.encode([]) == []
 
 
+def test_a_copy_that_is_there_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = TokenizerCopy(json_of("wordpiece"))
+    monkeypatch.setattr(text_encoder, "TokenizerCopy", None)
+    encoder = TextEncoder(copy.encode, json_of("wordpiece"), PLAIN, FrontendMetrics(), copy=copy)
+    assert encoder.wait_until_ready(60)
+    assert encoder.status()["encoder"] == "huggingface"
+    assert encoder.encode(ITEMS) == copy.encode(ITEMS)
+
+
 def test_pairs_are_encoded_the_plain_way() -> None:
     encoder, plain, _ = made("wordpiece")
     pairs = [("the word", "of"), ("a", "b")]

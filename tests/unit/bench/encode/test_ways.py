@@ -77,9 +77,12 @@ def test_no_figure_of_a_way_that_makes_other_ids() -> None:
 
 def test_strings_that_differ_are_counted() -> None:
     served, plain = Texts(), Texts().encode
-    assert run.count_mismatches(plain, served, ["a", "b", "c"]) == 0  # type: ignore[arg-type]
+    equal = run.compare_strings(plain, served, ["a", "b", "c"])  # type: ignore[arg-type]
+    assert (equal["single"], equal["mismatches"]) == (3, 0)
+    assert min(equal["stock_us"], equal["extension_us"]) > 0
     served.wrong = ("b", "xb")
-    assert run.count_mismatches(plain, served, ["a", "b", "c"]) == 1  # type: ignore[arg-type]
+    found = run.compare_strings(plain, served, ["a", "b", "c"])  # type: ignore[arg-type]
+    assert found["mismatches"] == 1
     cases = [("x", ["a", "b"]), ("y", ["b"])]
     for item_first, wrong in ((False, 1), (True, 0)):
         counted = run.count_joined_mismatches(

@@ -1,0 +1,70 @@
+"""Texts of concurrent calls, encoded in few calls of the tokenizer off the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.gather import Gatherer
+from sglang_prefill_ext.frontend.link import SchedulerLink
+from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.metrics import FrontendMetrics
+
+Prompt = TypeVar("Prompt")
+
+
+class TextBatches(Generic[Prompt]):
+    """Encodes the texts of several calls together, as many and as late as `Gatherer` says.
+
+    Args:
+        finish: makes a prompt of the ids of a text, in the thread that encodes.
+    """
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        config: PrefillOnlyConfig,
+        metrics: FrontendMetrics,
+        worker: Worker,
+        finish: Callable[[list[int]], Prompt],
+    ) -> None:
+        self._link = link
+        self._metrics = metrics
+        self._worker = worker
+        self._finish = finish
+        self._gatherer: Gatherer[Any, Prompt] = Gatherer(
+            self._encode, max_items=config.gather_rows, max_wait_s=config.gather_ms / 1e3
+        )
+
+    async def ask(self, texts: Sequence[Any], request: Any = None) -> list[Prompt]:
+        """Return a prompt of each text, or of each pair of texts.
+
+        Args:
+            request: of the client, see `Gatherer.ask`.
+
+        Raises:
+            Exception: whatever the tokenizer or `finish` raises of one of these texts.
+        """
+        # Texts and pairs of texts are not mixed in one call of the tokenizer.
+        pairs = isinstance(texts[0], tuple)
+        return await self._gatherer.ask(pairs, list(texts), request)
+
+    async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Prompt | Exception]:
+        self._metrics.count("text_batches")
+        return await self._worker.run(self._encode_now, texts)
+
+    def _encode_now(self, texts: list[Any]) -> list[Prompt | Exception]:
+        try:
+            encoded = self._link.encode(texts)
+        except BaseException as error:  # a tokenizer's panic in Rust is no `Exception`
+            if len(texts) == 1:
+                return [error if isinstance(error, Exception) else RuntimeError(repr(error))]
+            return [outcome for text in texts for outcome in self._encode_now([text])]
+        return [self._finished(ids) for ids in encoded]
+
+    def _finished(self, ids: list[int]) -> Prompt | Exception:
+        try:
+            return self._finish(ids)
+        except Exception as error:  # of this text alone
+            return error

@@ -1,0 +1,100 @@
+"""Judging a library in a process of its own: ``python -m sglang_prefill_ext.tokenization.judging``.
+
+Comparing it with Hugging Face's takes seconds, in which a library may hold the interpreter for as
+long as it loads a large vocabulary or encodes: in the server's own process, nothing else would run.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import msgspec
+
+from sglang_prefill_ext.config import TokenizerChoice
+from sglang_prefill_ext.tokenization import libraries, texts
+from sglang_prefill_ext.tokenization.gate import Verdict, judge
+from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
+
+_LOOK_S = 0.2
+"""How often each of the two processes looks whether the other is still wanted."""
+
+_NICENESS = 10
+"""Of the child: where cores are few, requests come first."""
+
+
+class NotJudgedError(Exception):
+    """The child has ended without a verdict."""
+
+
+def judge_here(library: TokenizerChoice, json: str, count: int) -> Verdict:
+    """Compare a library with Hugging Face's.
+
+    Args:
+        json: of the tokenizer.
+        count: texts to compare.
+    """
+    try:
+        encoder = libraries.load(library, json)
+    except Exception as error:  # whatever a library raises of what it does not know
+        return Verdict(f"not loaded: {type(error).__name__}: {error}")
+    added = [token["content"] for token in json_format.loads(json).get("added_tokens", ())]
+    return judge(encoder, TokenizerCopy(json), texts.texts(count, added))
+
+
+def judge_in_child(library: TokenizerChoice, json: str, count: int) -> Verdict:
+    """Do the same in another process, which does not outlive this one.
+
+    Raises:
+        NotJudgedError: it could not be started, was killed, or has crashed.
+        SystemExit: this process is about to end.
+    """
+    command = (sys.executable, "-m", __name__, library, str(count), str(os.getpid()))
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    except OSError as error:
+        raise NotJudgedError(str(error)) from error
+    with child:
+        answer = _answer_of(child, json.encode())
+    try:
+        return msgspec.json.decode(answer, type=Verdict)
+    except msgspec.DecodeError as error:
+        raise NotJudgedError(f"its process ended with status {child.returncode}") from error
+
+
+def _answer_of(child: subprocess.Popen[bytes], question: bytes) -> bytes:
+    assert child.stdin is not None, "it is a pipe"
+    assert child.stdout is not None, "it is one, too"
+    with suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(question)
+    while child.poll() is None:
+        # The thread that waits here would keep its process from ending.
+        if not threading.main_thread().is_alive():
+            child.kill()
+            raise SystemExit
+        time.sleep(_LOOK_S)
+    return child.stdout.read()  # a verdict fits into the pipe
+
+
+def main() -> None:
+    """Read a tokenizer from standard input and write the verdict to standard output."""
+    library, count, parent = sys.argv[1:]
+    os.nice(_NICENESS)
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    verdict = judge_here(TokenizerChoice(library), sys.stdin.buffer.read().decode(), int(count))
+    sys.stdout.buffer.write(msgspec.json.encode(verdict))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
