@@ -122,7 +122,7 @@ MODEL_USES = (
         members=(
             *"layer_id tp_q_head_num tp_k_head_num tp_v_head_num qk_head_dim".split(),
             *"v_head_dim scaling sliding_window_size logit_cap is_cross_attention".split(),
-            *"attn_type use_irope xai_temperature_len".split(),
+            *"logit_capping_method attn_type use_irope xai_temperature_len".split(),
         ),
     ),
     Use(
