@@ -77,7 +77,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "gpt-oss": Family(
             "gpt-oss: attention sinks, every other layer with a window, two of four experts",
             "gpt_oss",
-            {**_SLIDING, **_TWO_OF_FOUR},
+            {
+                **_SLIDING,
+                **_TWO_OF_FOUR,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 150_000.0,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 4096,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "truncate": False,
+                },
+            },
         ),
         "qwen3-moe": Family(
             "Qwen3 mixture of experts, two of four experts per token",

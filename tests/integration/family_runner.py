@@ -113,8 +113,8 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
 def overridden(runner: Any, rows: PackedRows) -> PackedRows:
     """The same rows; every third token comes as the model's own embedding of it."""
     tokens = rows.tokens.copy()
-    weight = runner.model.model.embed_tokens.weight.detach().float().numpy()
-    overrides, tokens[::3] = distinct_overrides(weight[tokens[::3]])
+    embeds = runner.model.model.embed_tokens(torch.from_numpy(tokens[::3]))
+    overrides, tokens[::3] = distinct_overrides(embeds.float().numpy())
     return replace(rows, tokens=tokens, overrides=overrides)
 
 
