@@ -15,6 +15,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
 )
 from sglang.srt.managers.schedule_batch import Req  # noqa: E402
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
@@ -64,6 +66,8 @@ BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 """Query tokens, most tokens of an item, items."""
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
+GPU_ONLY = {"GptOssForCausalLM"}
+"""Without a GPU SGLang has neither the sinks nor the experts of these."""
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
@@ -151,10 +155,13 @@ def stock_logits(runner: Any, tokenizer: Any, prompt: list[int]) -> torch.Tensor
 
 def pools(runner: Any) -> dict[str, Any]:
     pool = runner.token_to_kv_pool
+    parts = [pool.full_kv_pool, pool.swa_kv_pool] if isinstance(pool, SWAKVPool) else [pool]
     return {
         "kv_slots": runner.token_to_kv_pool_allocator.available_size(),
         "request_rows": runner.req_to_token_pool.available_size(),
-        "kv_buffers": [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)],
+        "kv_buffers": [
+            buffer.clone() for part in parts for buffer in (*part.k_buffer, *part.v_buffer)
+        ],
     }
 
 
@@ -191,10 +198,19 @@ def declined_if_changed(runner: Any) -> dict[str, str]:
 
 @torch.inference_mode()
 def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
+    reference = AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=reference_config(directory),
+        dtype=torch.float32,
+        attn_implementation="eager",
+    ).eval()
+    runs_here = type(runner.model).__name__ not in GPU_ONLY
+    if not runs_here:
+        borrow_experts(runner.model, reference)
     work = list(requests())
-    stock = []
-    if True:
-        stock = [[stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work]
+    stock = [
+        [stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work * runs_here
+    ]
     before = pools(runner)  # not blank: stock prefill has written to the slots
     model = SglangModel(runner, None)
     results = {
@@ -202,12 +218,6 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     }
     results["overridden"] = [packed(model, overridden(runner, rows), 64) for rows in work]
     unchanged = untouched(before, pools(runner))
-    reference = AutoModelForCausalLM.from_pretrained(
-        directory,
-        config=reference_config(directory),
-        dtype=torch.float32,
-        attn_implementation="eager",
-    ).eval()
     hugging_face = [
         [reference(torch.tensor([p])).logits[0, -1].float() for p in prompts(rows)] for rows in work
     ]
@@ -216,10 +226,21 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         "row_labels": [rows.labels_of(0, rows.num_rows)[1].tolist() for rows in work],
         "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
         "packed": {name: [r["values"] for r in each] for name, each in results.items()},
-        "stock": [labelled(*pair) for pair in zip(stock, work, strict=True)],
+        "stock": [labelled(logits, rows) for logits, rows in zip(stock, work, strict=False)],
         "hugging_face": [labelled(*pair) for pair in zip(hugging_face, work, strict=True)],
         "untouched": unchanged,
     }
+
+
+def borrow_experts(model: Any, reference: Any) -> None:
+    """Have Hugging Face's experts run, in place of SGLang's, which do so on a GPU only."""
+    for layer, other in zip(model.model.layers, reference.model.layers, strict=True):
+        layer.mlp.forward = partial(_first_of, other.mlp)
+
+
+def _first_of(experts: Any, hidden: torch.Tensor, _batch: Any) -> torch.Tensor:
+    out, _ = experts(hidden[None])
+    return out[0]
 
 
 def reference_config(directory: str) -> Any:
