@@ -25,6 +25,7 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
+from sglang.srt.layers.logits_processor import LogitsProcessor  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
 from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
@@ -46,6 +47,7 @@ from sglang_prefill_ext.compat.capability import (  # noqa: E402
     declined_reason,
 )
 from sglang_prefill_ext.compat.model import SglangModel, SglangVectorModel  # noqa: E402
+from sglang_prefill_ext.compat.soft_cap import capped_on_host  # noqa: E402
 from sglang_prefill_ext.frontend.labels import pack_labels  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
@@ -187,6 +189,10 @@ def declined_if_changed(runner: Any) -> dict[str, str]:
         vars(layer).update(changes)
         reasons[name] = declined(runner)
         vars(layer).update(before)
+    kind = type(runner.model)
+    runner.model.__class__ = type("OtherForCausalLM", (kind,), {})
+    reasons["model_architecture"] = declined(runner)
+    runner.model.__class__ = kind
     factors = [1.0] * 16
     runner.model.rotary = Phi3LongRoPEScaledRotaryEmbedding(
         32, 32, 8192, 4096, 10_000, True, torch.float32, factors, factors
@@ -294,6 +300,9 @@ def classes(runner: Any, directory: str) -> dict[str, Any]:
 
 def report(directory: str, out: Path) -> None:
     torch.set_num_threads(1)
+    # As the patch table has it in a server.
+    logits = LogitsProcessor._get_logits
+    LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
     runner, tokenizer = load_runner(directory)
     result: dict[str, Any] = {"declined": declined(runner)}
     if not result["declined"] and not runner.is_generation:
