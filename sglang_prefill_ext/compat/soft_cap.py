@@ -13,7 +13,7 @@ def capped_on_host(
     original: Callable[..., Tensor], processor: Any, hidden: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
     """AROUND `LogitsProcessor._get_logits`: the cap of Gemma 2 by torch instead of Triton."""
-    cap = processor.final_logit_softcapping
+    cap: float | None = processor.final_logit_softcapping
     if not cap or hidden.device.type != "cpu":
         return original(processor, hidden, *args, **kwargs)
     processor.final_logit_softcapping = None

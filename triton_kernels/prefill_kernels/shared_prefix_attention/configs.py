@@ -45,6 +45,8 @@ _CONFIGS: ConfigTable = {
 GEMMA_2: dict[str, Any] = {"soft_cap": 50.0, "window": 4095, "name": "soft cap, window"}
 """All that a layer without sinks can have, as Gemma 2 has it."""
 
+GPT_OSS: dict[str, Any] = {"window": 127, "sinks": True, "group_size": 8, "name": "window, sinks"}
+
 
 def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
@@ -92,8 +94,7 @@ def variants() -> Iterable[Variant]:
     yield variant(config, 80, "bf16", parts, group_size=7, name="7 heads")
     for head_dim in (128, 256):
         yield variant(_CONFIGS[head_dim, 2], head_dim, "bf16", parts, **GEMMA_2)
-    gpt_oss = {"window": 127, "sinks": True, "group_size": 8}
-    yield variant(_CONFIGS[64, 2], 64, "bf16", parts, **gpt_oss, name="window, sinks")
+    yield variant(_CONFIGS[64, 2], 64, "bf16", parts, **GPT_OSS)
     own = {"CACHED": False, "FRESH": False, "OWN": True}
     yield variant(config, 128, "bf16", own, name="own rows")
 
