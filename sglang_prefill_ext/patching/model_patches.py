@@ -18,7 +18,7 @@ MODEL_PATCHES: tuple[Patch, ...] = (
         signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
         "use_logits_buffer=True)",
         relies_on=("self.final_logit_softcapping",),
-        fingerprints={"0.5.23": "e9b9aa0b4f1adb3f67eaaa23e6ea96065e3efdf9083d61cb4ef90b6c3c903ded"},
+        fingerprints={"0.5.23": "f8e18998b53a8344ef2efcfc60d96abfac0434b2857952c801ef6d0d95e417ef"},
         diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
         remove_when=(f"{_PROCESSOR}.soft_cap_logits",),
     ),

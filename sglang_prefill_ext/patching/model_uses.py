@@ -154,15 +154,6 @@ MODEL_USES = (
         ),
     ),
     Use(
-        id="U44",
-        target=f"{_LOGITS}.LogitsProcessor._get_logits",
-        group=Group.SCHEDULER,
-        used_by=("compat.model",),
-        why="logits of the read positions",
-        signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
-        "use_logits_buffer=True)",
-    ),
-    Use(
         id="U45",
         target=f"{_LOGITS}.LogitsMetadata",
         group=Group.SCHEDULER,

@@ -31,7 +31,6 @@ def test_without_a_cap_nothing_is_changed(cap: float | None) -> None:
     assert processor.seen == [(cap, False)]
 
 
-@pytest.mark.patch("P54")
 def test_on_the_cpu_torch_caps() -> None:
     processor = SimpleNamespace(final_logit_softcapping=30.0, seen=[])
     logits = capped_on_host(stock, processor, HIDDEN, 2.0, use_logits_buffer=True)
