@@ -12,16 +12,19 @@ from torch import Tensor
 from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.attention.readout import ReadoutAttention
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.windowed import WindowedAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 
 class DenseAttention:
-    """`PackedAttention` and `ReadoutAttention` of one layout, each planned when first used."""
+    """Attention of one layout; every kind that its layers have is planned when first used."""
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         self._layout = layout
         self._device = device
-        self._packed: PackedAttention | None = None
+        self._last_position = int(layout.positions().max())
+        self._plans: dict[int | None, PackedAttention | WindowedAttention] = {}
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
         return ()
@@ -30,17 +33,45 @@ class DenseAttention:
         """Nothing is uploaded ahead: index arrays are made where they are used."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
-        if self._packed is None:
-            self._packed = PackedAttention(self._layout, self._device)
-        return self._packed.forward(q, k, v, scale, held)
+        window = self._effective(variant.window)
+        if window not in self._plans:
+            self._plans[window] = (
+                PackedAttention(self._layout, self._device)
+                if window is None
+                else WindowedAttention(self._layout, window, self._device)
+            )
+        return self._plans[window].forward(q, k, v, scale, held, variant)
 
     def read(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`."""
         if not self._layout.num_rows:
             return q.new_zeros(*q.shape[:2], v.shape[2])
-        return ReadoutAttention(self._layout, self._device).forward(q, k, v, scale, held)
+        window = self._effective(variant.window)
+        attention = (
+            ReadoutAttention(self._layout, self._device)
+            if window is None
+            else WindowedAttention(self._layout, window, self._device, self._layout.row_ends())
+        )
+        return attention.forward(q, k, v, scale, held, variant)
+
+    def _effective(self, window: int | None) -> int | None:
+        """None for a window that hides no token of any prompt."""
+        hides = window is not None and window < self._last_position
+        return window if hides else None

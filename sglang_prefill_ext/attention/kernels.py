@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.kernel_plan import KernelPlan, plan_tiles
 from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -68,27 +69,65 @@ class KernelAttention:
         ]
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
         cached = self._cached(held)
         if not self._merges:
-            plan = self._device_plans[0]
-            return fused.shared_prefix_attention(q, k, v, plan, scale, cached=cached)[0]
+            return self._fused(q, k, v, self._device_plans[0], scale, variant, cached=cached)[0]
         own, _, prefix = self._device_plans
-        out, lse = fused.shared_prefix_attention(q, k, v, own, scale, parts=fused.KeyParts.OWN)
-        part = partial.partial_prefix_attention(q, k, v, prefix, scale, cached=cached)
+        # Sinks are counted with one part only.
+        out, lse = self._fused(q, k, v, own, scale, variant, parts=fused.KeyParts.OWN)
+        part = partial.partial_prefix_attention(
+            *(q, k, v, prefix, scale),
+            cached=cached,
+            soft_cap=variant.soft_cap,
+            window=variant.window,
+        )
         return merge_state(out, lse, *part, out=out, lse=lse)[0]
 
     def read(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`.
 
         Always fused: one query a row leaves too little for a second launch.
         """
         plan, cached = self._device_plans[1], self._cached(held)
-        return fused.shared_prefix_attention(q, k, v, plan, scale, cached=cached)[0]
+        return self._fused(q, k, v, plan, scale, variant, cached=cached)[0]
+
+    @staticmethod
+    def _fused(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        plan: fused.TilePlan,
+        scale: float,
+        variant: AttentionVariant,
+        *,
+        cached: fused.CachedKV | None = None,
+        parts: fused.KeyParts = fused.KeyParts.ALL,
+    ) -> tuple[Tensor, Tensor]:
+        return fused.shared_prefix_attention(
+            *(q, k, v, plan, scale),
+            cached=cached,
+            parts=parts,
+            soft_cap=variant.soft_cap,
+            window=variant.window,
+            sinks=variant.sinks,
+        )
 
     def _cached(self, held: Sequence[HeldKV | None]) -> fused.CachedKV | None:
         """What the groups hold, as one cache with pages of one token."""

@@ -1,4 +1,4 @@
-"""Joining two partial attention results by their log-sum-exp."""
+"""Joining partial attention results by their log-sum-exp."""
 
 import torch
 from torch import Tensor
@@ -33,3 +33,18 @@ def merge_states(
     used_b = torch.where(weight_b > 0, out_b.float(), 0.0)
     out = torch.lerp(used_a, used_b, weight_b.nan_to_num(0.0))
     return out.to(out_a.dtype), torch.logaddexp(lse_a, lse_b)
+
+
+def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Add to finished attention, in place, one score per head whose value is 0.
+
+    Once only, after every merge: it is a further key of the whole, and not of each part.
+
+    Args:
+        out: `[tokens, heads, head_dim]`, scaled down by what the sinks take.
+        lse: `[tokens, heads]` float32, natural log, of the keys alone; finite.
+        sinks: `[heads]`, any floating dtype.
+
+    Source: attention sinks (Xiao et al. 2024) as gpt-oss has them.
+    """
+    out.mul_(torch.sigmoid(lse - sinks.float()).unsqueeze(-1))

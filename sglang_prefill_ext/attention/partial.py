@@ -23,6 +23,7 @@ def partial_attention(
     *,
     mask: Tensor | None = None,
     is_causal: bool = False,
+    soft_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`softmax(q k^T * scale + mask) v` and the log-sum-exp of its scores.
 
@@ -33,6 +34,7 @@ def partial_attention(
         scale: factor of the scores before the softmax.
         mask: float32 `[B or 1, M, K]`, added to the scores: 0 or -inf; no row may be all -inf.
         is_causal: query i sees keys 0..i; excludes `mask` and needs M == K.
+        soft_cap: scaled scores become `soft_cap * tanh(score / soft_cap)`; 0: they stay.
 
     Returns:
         `out` `[B, M, H, Dv]` in the dtype of `q` and `lse` `[B, M, H]` float32, natural log.
@@ -44,9 +46,9 @@ def partial_attention(
         raise PackingError(
             f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads evenly; shard both alike"
         )
-    if q.device.type == "cpu" and q.shape[3] == v.shape[3]:
+    if q.device.type == "cpu" and q.shape[3] == v.shape[3] and not soft_cap:
         return _flash_cpu(q, k, v, scale, mask, is_causal)
-    return _matmul(q, k, v, scale, mask, is_causal)
+    return _matmul(q, k, v, scale, mask, is_causal, soft_cap)
 
 
 def _flash_cpu(
@@ -70,9 +72,15 @@ def _flash_cpu(
 
 
 def _matmul(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is_causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    is_causal: bool,
+    soft_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Plain float32 matrix products, for every device and any two head sizes."""
+    """Plain float32 matrix products, for every device, any two head sizes and capped scores."""
     out = q.new_empty(*q.shape[:3], v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     for batch, queries in _chunks(q, num_keys=k.shape[1]):
@@ -88,6 +96,7 @@ def _matmul(
             k[batch, :num_keys].float(),
             v[batch, :num_keys].float(),
             bias,
+            soft_cap,
         )
     return out, lse
 
@@ -106,7 +115,9 @@ def _chunks(q: Tensor, num_keys: int) -> Iterator[tuple[slice, slice]]:
             )
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, soft_cap: float
+) -> tuple[Tensor, Tensor]:
     """Attention in float32, shapes as above; `bias` broadcasts to `[B, KH, H / KH, M, K]`."""
     num_sequences, num_queries, num_heads, head_dim = q.shape
     key_heads = k.shape[2]
@@ -115,6 +126,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     grouped = q.reshape(split_heads).permute(0, 2, 3, 1, 4).flatten(2, 3)
     per_head = (num_sequences, key_heads, num_heads // key_heads, num_queries, -1)
     scores = (grouped @ k.permute(0, 2, 3, 1)).view(per_head)
+    if soft_cap:
+        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
     if bias is not None:
         scores += bias
     lse = scores.logsumexp(-1)

@@ -25,23 +25,29 @@ def merge_prefixes(
     v: Tensor,
     scale: float,
     held: Sequence[HeldKV | None],
+    soft_cap: float = 0.0,
 ) -> None:
     """Add every span's prefix to the attention of its queries, in place.
 
     Args:
         out: `[Q, H, Dv]` attention of the queries over the keys of their own calls...
-        lse: `[Q, H]` float32, ...and its log-sum-exp, which is left as it is.
+        lse: `[Q, H]` float32, ...and its log-sum-exp; both become those of all keys.
         q: `[Q, H, D]`.
         k: `[T, KH, D]` of the whole forward.
         v: `[T, KH, Dv]`, likewise.
         scale: factor of the scores before the softmax.
         held: one entry per group.
+        soft_cap: see `partial_attention`.
     """
     for span in spans:
         keys, values = _prefix_of(span, k, v, held)
         queries = span.queries
-        part_out, part_lse = partial_attention(q[None, queries], keys, values, scale)
-        out[queries], _ = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
+        part_out, part_lse = partial_attention(
+            q[None, queries], keys, values, scale, soft_cap=soft_cap
+        )
+        out[queries], lse[queries] = merge_states(
+            out[queries], lse[queries], part_out[0], part_lse[0]
+        )
 
 
 def check_inputs(

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs, merge_prefixes
 from sglang_prefill_ext.attention.readout_plan import RowBatch, plan_readout
 from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 
@@ -22,7 +24,13 @@ class ReadoutAttention:
         self._batches = [_DeviceBatch(batch, device) for batch in plan.batches]
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of one layer.
 
@@ -32,6 +40,7 @@ class ReadoutAttention:
             v: `[T, KH, Dv]`, likewise.
             scale: factor of the scores before the softmax.
             held: one entry per group; None where the group holds nothing.
+            variant: without a window, which `WindowedAttention` has.
 
         Returns:
             `[rows, H, Dv]`, in the dtype of `q`.
@@ -43,8 +52,10 @@ class ReadoutAttention:
         out = q.new_empty(*q.shape[:2], v.shape[2])
         lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         for batch in self._batches:
-            batch.attend(q, k, v, scale, out, lse)
-        merge_prefixes(self._spans, out, lse, q, k, v, scale, held)
+            batch.attend(q, k, v, scale, variant.soft_cap, out, lse)
+        merge_prefixes(self._spans, out, lse, q, k, v, scale, held, variant.soft_cap)
+        if variant.sinks is not None:
+            join_sinks(out, lse, variant.sinks)
         return out
 
 
@@ -58,11 +69,20 @@ class _DeviceBatch:
         self._mask = None if mask is None else torch.from_numpy(mask).to(device)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        soft_cap: float,
+        out: Tensor,
+        lse: Tensor,
     ) -> None:
         """Write `out` `[rows, H, Dv]` and `lse` `[rows, H]` of this batch's rows."""
         part_out, part_lse = partial_attention(
-            self._rows.gather(q), self._keys.gather(k), self._keys.gather(v), scale, mask=self._mask
+            *(self._rows.gather(q), self._keys.gather(k), self._keys.gather(v), scale),
+            mask=self._mask,
+            soft_cap=soft_cap,
         )
         self._rows.scatter(part_out, out)
         self._rows.scatter(part_lse, lse)

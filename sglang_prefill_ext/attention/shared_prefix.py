@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.plan import TileBatch, plan_attention
 from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs, merge_prefixes
 from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 
@@ -32,7 +34,13 @@ class PackedAttention:
         self._batches = [_DeviceBatch(batch, layout.num_tokens, device) for batch in plan.batches]
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of one layer.
 
@@ -42,6 +50,7 @@ class PackedAttention:
             v: `[T, KH, Dv]`.
             scale: factor of the scores before the softmax.
             held: one entry per group; None where the group holds nothing.
+            variant: without a window, which `WindowedAttention` has.
 
         Returns:
             `[T, H, Dv]`, in the dtype of `q`.
@@ -50,19 +59,27 @@ class PackedAttention:
             PackingError: an input does not have the shape that the layout asks for.
         """
         check_inputs(self._layout, self._num_tokens, q, k, v, held)
-        out, lse = self._attend_tiles(q, k, v, scale, held)
-        merge_prefixes(self._spans, out, lse, q, k, v, scale, held)
+        out, lse = self._attend_tiles(q, k, v, scale, held, variant.soft_cap)
+        merge_prefixes(self._spans, out, lse, q, k, v, scale, held, variant.soft_cap)
+        if variant.sinks is not None:
+            join_sinks(out, lse, variant.sinks)
         return out
 
     def _attend_tiles(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        soft_cap: float,
     ) -> tuple[Tensor, Tensor]:
         """Attention within the tiles: `out` `[T, H, Dv]` and `lse` `[T, H]`."""
         copied = [pair for group in self._copied_groups if (pair := held[group]) is not None]
         if copied:
             k = torch.cat([k, *(keys for keys, _ in copied)])
             v = torch.cat([v, *(values for _, values in copied)])
-        parts = [batch.attend(q, k, v, scale) for batch in self._batches]
+        parts = [batch.attend(q, k, v, scale, soft_cap) for batch in self._batches]
         if len(parts) == 1 and self._batches[0].results.is_contiguous:
             out, lse = (part.flatten(0, 1) for part in parts[0])
         else:
@@ -87,7 +104,9 @@ class _DeviceBatch:
         if not batch.is_causal:
             self._mask = torch.from_numpy(batch.additive_mask()).to(device)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float
+    ) -> tuple[Tensor, Tensor]:
         """`out` `[B, M, H, Dv]` and `lse` `[B, M, H]`; keys are numbered as in the plan."""
         return partial_attention(
             self._queries.gather(q),
@@ -96,4 +115,5 @@ class _DeviceBatch:
             scale,
             mask=self._mask,
             is_causal=self._is_causal,
+            soft_cap=soft_cap,
         )

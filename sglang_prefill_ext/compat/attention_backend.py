@@ -9,6 +9,8 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.variant import AttentionVariant
+from sglang_prefill_ext.compat.capability import window_of
 from sglang_prefill_ext.errors import PackedForwardError
 
 
@@ -47,6 +49,7 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
         layer: Any,
         forward_batch: PackedForwardBatch,
         save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
         if kwargs:
@@ -66,5 +69,6 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
             v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             layer.scaling,
+            AttentionVariant(layer.logit_cap, window_of(layer), sinks),
         )
         return out.reshape(len(out), layer.tp_q_head_num * layer.v_head_dim)

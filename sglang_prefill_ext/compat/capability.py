@@ -16,6 +16,7 @@ RESIDUAL_ON_BATCH = frozenset(
         "ArceeForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
         "LlamaForCausalLM",
         "LlamaForSequenceClassification",
         "Ministral3ForCausalLM",
@@ -36,6 +37,8 @@ RESIDUAL_IN_LAYERS = frozenset(
     {
         "Cohere2ForCausalLM",
         "CohereForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
         "Olmo2ForCausalLM",
@@ -120,14 +123,14 @@ def _rotates_by_longest_prompt(runner: Any) -> bool:
 
 
 def _attention_reasons(model: Any) -> Iterator[str]:
-    """Yield what packed attention does not compute (yet), over all layers."""
+    """Yield what packed attention does not compute, over all layers."""
     layers = attention_layers(model)
     if not layers:
         yield "no_attention_layers"
     if len({head_shape(layer) for layer in layers}) > 1:
         yield "uneven_heads"
     for layer in layers:
-        if layer.logit_cap:
+        if layer.logit_cap and layer.logit_capping_method != "tanh":
             yield "logit_soft_cap"
         if layer.is_cross_attention or layer.attn_type != AttentionType.DECODER:
             yield "cross_attention"
@@ -140,13 +143,10 @@ def attention_layers(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, RadixAttention)]
 
 
-def attention_window(model: Any) -> int | None:
-    """Return the most tokens of a prompt of which every layer sees all; None for any number.
-
-    A query sees its own token and `sliding_window_size` before it.
-    """
-    sizes = [layer.sliding_window_size for layer in attention_layers(model)]
-    return min((size + 1 for size in sizes if size not in (None, -1)), default=None)
+def window_of(layer: Any) -> int | None:
+    """How many tokens before its own a query of an attention layer sees; None for all."""
+    size: int | None = layer.sliding_window_size
+    return None if size is None or size < 0 else size
 
 
 def head_shape(layer: Any) -> HeadShape:

@@ -17,7 +17,6 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
-from sglang_prefill_ext.compat.capability import attention_window
 from sglang_prefill_ext.compat.model import SglangModel
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
@@ -55,7 +54,6 @@ def compare_paths(
     begin_s = time.perf_counter()
     vectors, runner = model.vector_width > 0, scheduler.tp_worker.model_runner
     longest = min(scheduler.max_req_input_len, budget.longest_row)
-    longest = min(longest, attention_window(runner.model) or longest)
     requests = known_requests(
         vocab_size=model.vocab_size,
         vector_width=model.vector_width,

@@ -14,6 +14,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.compat.adapters import Adapters
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
@@ -166,7 +167,12 @@ class SglangVectorModel(SglangModel):
         """Heads differ in where they say it, and in what they show, so one token is tried."""
 
         def attend_to_itself(
-            _layer: int, q: Tensor, _k: Tensor, v: Tensor, _scale: float
+            _layer: int,
+            q: Tensor,
+            _k: Tensor,
+            v: Tensor,
+            _scale: float,
+            _variant: AttentionVariant = PLAIN,
         ) -> Tensor:
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.runtime_context import get_parallel
 from torch.distributed import ReduceOp
 
-from sglang_prefill_ext.compat.capability import attention_window, declined_reason
+from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.known_answers import compare_paths
 from sglang_prefill_ext.compat.messages import PackedRowsResult
 from sglang_prefill_ext.compat.model import model_of
@@ -73,8 +73,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         return RuntimeSetup(declining(DIFFER), verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens)
     cache = prefix_cache_of(scheduler, config)
-    window = attention_window(scheduler.tp_worker.model_runner.model)
-    runtime = PackedRuntime(executor, answer, policy, cache=cache, window=window)
+    runtime = PackedRuntime(executor, answer, policy, cache=cache)
     return RuntimeSetup(runtime, executor.widths, verdict)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -65,7 +64,6 @@ class PackedExchange:
         self.declined_reason: str | None = None
         self._link = link
         self._max_row_tokens = max_row_tokens
-        self._window = sys.maxsize  # until a scheduler says otherwise
         self._pending: dict[str, asyncio.Future[PackedResult]] = {}
 
     @property
@@ -113,9 +111,6 @@ class PackedExchange:
         if answer.status == "declined":
             self.decline(answer.message)
             raise StockPathTaken(answer.message)
-        if answer.status == "beyond_window":
-            self._window = min(self._window, rows.prefix_len + _longest_row(rows) - 1)
-            raise StockPathTaken("sliding_window")
         if answer.status == "unfit":
             if rows.reads_row_ends:  # else it may be the reads that are too many
                 self._max_row_tokens = min(self._max_row_tokens, _longest_row(rows) - 1)
@@ -128,13 +123,10 @@ class PackedExchange:
         """Check the longest row of a request, whose prefix the other rows have in common.
 
         Raises:
-            StockPathTaken: no forward, or not even the model takes so many tokens, or some layers
-                would not see all of them.
+            StockPathTaken: no forward, or not even the model takes so many tokens.
         """
         if prefix_tokens + row_tokens > self._link.longest_prompt():
             raise StockPathTaken("prompt_too_long")
-        if prefix_tokens + row_tokens > self._window:
-            raise StockPathTaken("sliding_window")
         if row_tokens > self._max_row_tokens:
             raise StockPathTaken("row_over_budget")
 

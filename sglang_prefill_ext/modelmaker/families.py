@@ -13,6 +13,10 @@ _MULTIPLIERS = {
 }
 """None is 1, or what it would be unless given, so that a forgotten one shows."""
 
+WINDOW = 32
+"""Tokens; short enough that ordinary test prompts are longer than the sliding window."""
+_SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+
 
 class Family(NamedTuple):
     """One architecture in the shape that all families have here.
@@ -50,13 +54,41 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             {"tie_word_embeddings": True, "logit_scale": 0.8},
         ),
         "cohere2": Family(
-            "Command R7B family: every other layer with a sliding window of 512 tokens",
+            "Command R7B family: every other layer with a sliding window of 32 tokens",
             "cohere2",
+            {"tie_word_embeddings": True, "logit_scale": 0.8, **_SLIDING},
+        ),
+        "gemma2": Family(
+            "Gemma 2: attention scores and logits have soft caps, every other layer a window",
+            "gemma2",
             {
+                **_SLIDING,
+                "attn_logit_softcapping": 5.0,
+                "query_pre_attn_scalar": 32,
+                "hidden_act": "gelu_pytorch_tanh",  # SGLang reads this older name too
                 "tie_word_embeddings": True,
-                "logit_scale": 0.8,
-                "sliding_window": 512,
-                "layer_types": ["sliding_attention", "full_attention"],
+            },
+        ),
+        "gemma3": Family(
+            "Gemma 3 (text): every other layer with a window and a rotary base of its own",
+            "gemma3_text",
+            {**_SLIDING, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
+        ),
+        "gpt-oss": Family(
+            "gpt-oss: attention sinks, every other layer with a window, two of four experts",
+            "gpt_oss",
+            {
+                **_SLIDING,
+                **_TWO_OF_FOUR,
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 150_000.0,
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 4096,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "truncate": False,
+                },
             },
         ),
         "qwen3-moe": Family(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from sglang_prefill_ext.modelmaker.families import FAMILIES
+from sglang_prefill_ext.modelmaker.families import FAMILIES, WINDOW
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
@@ -70,8 +70,6 @@ _FAMILY: Mapping[str, Any] = {
     "kv_heads": 2,
     "intermediate": 256,
 }
-_WINDOW = 32
-"""Tokens; short enough that ordinary test prompts are longer than the sliding window."""
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
@@ -107,18 +105,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "mistral-sliding": Preset(
             "Mistral with a sliding window",
             "mistral",
-            _shape(**_FAMILY, sliding_window=_WINDOW),
-        ),
-        "gemma2": Preset(
-            "Gemma 2: soft-capped logits, every other layer with a sliding window",
-            "gemma2",
-            _shape(
-                **_FAMILY,
-                sliding_window=_WINDOW,
-                query_pre_attn_scalar=128 // 4,
-                hidden_act="gelu_pytorch_tanh",  # SGLang reads this older name too
-                tie_word_embeddings=True,
-            ),
+            _shape(**_FAMILY, sliding_window=WINDOW),
         ),
         "qwen3-0.6b": Preset(
             "the true shape of Qwen3-0.6B",

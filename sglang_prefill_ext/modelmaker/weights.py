@@ -57,7 +57,9 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.ndim == 1:
+        if name.endswith("sinks"):
+            parameter.copy_(noise.bfloat16())  # SGLang keeps no more of them
+        elif parameter.ndim == 1:
             # Norms keep their default (1, or 0 where the layer adds 1), biases are 0.
             gain = _ATTENTION_GAIN if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
             parameter.copy_(parameter * gain + noise * _NOISE)

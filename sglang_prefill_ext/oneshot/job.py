@@ -27,7 +27,6 @@ class JobStatus(StrEnum):
     REJECTED = "rejected"  # too much waits already; it can be sent again
     EXPIRED = "expired"  # its deadline cannot be met any more
     UNFIT = "unfit"  # one of its rows is too long for any forward; the stock path can serve it
-    BEYOND_WINDOW = "beyond_window"  # a prompt is longer than the model's window; likewise
 
 
 @dataclass(slots=True, eq=False)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
@@ -23,11 +24,23 @@ class Attention(Protocol):
     def bind(self, arrays: Sequence[Tensor]) -> None: ...
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor: ...
 
     def read(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor: ...
 
 
@@ -57,7 +70,15 @@ class LayerAttention:
         spans = zip(plan.layout.group_starts().tolist(), plan.layout.groups, strict=True)
         self._fresh = [slice(start, start + span.fresh) for start, span in spans]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        variant: AttentionVariant = PLAIN,
+    ) -> Tensor:
         before = [None if source is None else source.load(layer) for source in self._held]
         for old, kept, store, fresh in zip(
             before, self.kept, self._stores, self._fresh, strict=True
@@ -68,4 +89,4 @@ class LayerAttention:
                 some = slice(fresh.start, fresh.start + store.stored)
                 store.store(layer, k[some], v[some])
         attend = self._attention.read if layer == self._shortened else self._attention.forward
-        return attend(q, k, v, scale, before)
+        return attend(q, k, v, scale, before, variant)

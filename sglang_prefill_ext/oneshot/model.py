@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.wire.sampling import Sampling
 
-Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale) -> out [T,H,Dv]``
 
-In `Model.last_layer` ``q`` and ``out`` have one entry a read position instead of one a token."""
+class Attend(Protocol):
+    """``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale, variant) -> out [T,H,Dv]``
+
+    In `Model.last_layer` ``q`` and ``out`` have one entry a read position instead of one a token.
+    """
+
+    def __call__(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        variant: AttentionVariant = PLAIN,
+        /,
+    ) -> Tensor: ...
 
 
 class Drawn(NamedTuple):

@@ -38,7 +38,6 @@ class PackedRuntime:
         answer: called exactly once a job with its result.
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
-        window: most tokens of a prompt of which every layer sees all; None for any number.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class PackedRuntime:
         policy: SchedulingPolicy,
         *,
         cache: PrefixCache | None = None,
-        window: int | None = None,
         declined_reason: str = "",
     ) -> None:
         self.stats = RuntimeStats()
@@ -57,7 +55,6 @@ class PackedRuntime:
         self._answer = answer
         self._declines = executor is None
         self._cache = cache
-        self._window = UNLIMITED if window is None else window
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end)
         self._queue = self._forwards.queue
         self._num_jobs = 0
@@ -137,11 +134,6 @@ class PackedRuntime:
         self._num_jobs += 1
         if self._declines:
             self._end(job, JobStatus.DECLINED, self.declined_reason)
-            return
-        longest = rows.prefix_len + int(rows.suffix_lens.max())
-        if longest > self._window:
-            message = f"A prompt of {longest} tokens is longer than the window."
-            self._end(job, JobStatus.BEYOND_WINDOW, message)
             return
         unfit = unfit_row(rows, self.policy.budget)
         if unfit is not None:

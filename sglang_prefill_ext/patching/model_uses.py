@@ -122,7 +122,7 @@ MODEL_USES = (
         members=(
             *"layer_id tp_q_head_num tp_k_head_num tp_v_head_num qk_head_dim".split(),
             *"v_head_dim scaling sliding_window_size logit_cap is_cross_attention".split(),
-            *"attn_type use_irope xai_temperature_len".split(),
+            *"logit_capping_method attn_type use_irope xai_temperature_len".split(),
         ),
     ),
     Use(
@@ -152,15 +152,6 @@ MODEL_USES = (
             *"use_fp32_lm_head_output rl_on_policy_target".split(),
             "do_tensor_parallel_all_gather",
         ),
-    ),
-    Use(
-        id="U44",
-        target=f"{_LOGITS}.LogitsProcessor._get_logits",
-        group=Group.SCHEDULER,
-        used_by=("compat.model",),
-        why="logits of the read positions",
-        signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
-        "use_logits_buffer=True)",
     ),
     Use(
         id="U45",

@@ -6,6 +6,7 @@ from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
 from sglang_prefill_ext.patching.frontend_patches import FRONTEND_PATCHES
 from sglang_prefill_ext.patching.gc_patches import GC_PATCHES
 from sglang_prefill_ext.patching.lora_patches import LORA_PATCHES
+from sglang_prefill_ext.patching.model_patches import MODEL_PATCHES
 from sglang_prefill_ext.patching.replica_patches import REPLICA_PATCHES
 from sglang_prefill_ext.patching.scheduler_patches import SCHEDULER_PATCHES
 from sglang_prefill_ext.patching.spec import Patch
@@ -18,5 +19,6 @@ PATCHES: tuple[Patch, ...] = (
     *GC_PATCHES,
     *REPLICA_PATCHES,
     *LORA_PATCHES,
+    *MODEL_PATCHES,
     *TEXT_PATCHES,
 )

@@ -46,9 +46,9 @@ def other_body(self: Any, for_health_check: bool = False, ignore_waiting: bool =
     return self.running_batch.is_empty() and not ignore_waiting
 
 
-def other_logits(self: Any, hidden_states: Any) -> Any:
-    """In place of `LogitsProcessor._get_logits`, which is used and not changed."""
-    return self, hidden_states
+def other_head(head: Any) -> Any:
+    """In place of `should_apply_lm_head_quant_method`, which is used and not changed."""
+    return head
 
 
 class OtherLock:
@@ -135,14 +135,14 @@ def refused() -> dict[str, Any]:
 
 
 def on_changed_uses() -> dict[str, Any]:
-    processor = importlib.import_module("sglang.srt.layers.logits_processor").LogitsProcessor
+    logits = importlib.import_module("sglang.srt.layers.logits_processor")
     locks = importlib.import_module("sglang.srt.utils.aio_rwlock")
-    stock = processor._get_logits, locks.RWLock
-    processor._get_logits, locks.RWLock = other_logits, OtherLock
+    stock = logits.should_apply_lm_head_quant_method, locks.RWLock
+    logits.should_apply_lm_head_quant_method, locks.RWLock = other_head, OtherLock
     try:
         return {**refused(), "json": run_doctor(json_output=True)}
     finally:
-        processor._get_logits, locks.RWLock = stock
+        logits.should_apply_lm_head_quant_method, locks.RWLock = stock
 
 
 def on_a_changed_sglang() -> dict[str, Any]:

@@ -115,10 +115,9 @@ def test_every_use_fits(probe: dict[str, Any]) -> None:
 def test_a_changed_use_is_refused_and_nothing_is_changed(probe: dict[str, Any]) -> None:
     seen = probe["changed_uses"]
     for line in (
-        "sglang.srt.layers.logits_processor.LogitsProcessor._get_logits: signature differs",
-        "    expected: (self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
-        "use_logits_buffer=True)",
-        "    found:    (self, hidden_states)",
+        "sglang.srt.layers.logits_processor.should_apply_lm_head_quant_method: signature differs",
+        "    expected: (lm_head, quant_method)",
+        "    found:    (head)",
         "sglang.srt.utils.aio_rwlock.RWLock: members differs",
         "    expected: reader_lock",
         "    found:    lacks reader_lock",
@@ -132,5 +131,6 @@ def test_doctor_reports_a_changed_use(probe: dict[str, Any]) -> None:
     doctor = probe["changed_uses"]["json"]
     report = json.loads(doctor["output"])
     wrong = {use["target"] for use in report["uses"] if use["status"] == "mismatch"}
-    assert {target.rpartition(".")[2] for target in wrong} == {"_get_logits", "RWLock"}
+    names = {target.rpartition(".")[2] for target in wrong}
+    assert names == {"should_apply_lm_head_quant_method", "RWLock"}
     assert (doctor["status"], report["ok"]) == (1, False)

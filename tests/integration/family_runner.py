@@ -15,6 +15,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,26 +25,29 @@ warnings.simplefilter("ignore")
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from sglang.benchmark import one_batch  # noqa: E402
+from sglang.srt.layers.logits_processor import LogitsProcessor  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
 from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
     Phi3LongRoPEScaledRotaryEmbedding,
 )
 from sglang.srt.managers.schedule_batch import Req  # noqa: E402
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
 from transformers import (  # noqa: E402
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
 )
 
 from sglang_prefill_ext.compat.capability import (  # noqa: E402
     VECTOR_ARCHITECTURES,
-    attention_window,
     declined_reason,
 )
 from sglang_prefill_ext.compat.model import SglangModel, SglangVectorModel  # noqa: E402
+from sglang_prefill_ext.compat.soft_cap import capped_on_host  # noqa: E402
 from sglang_prefill_ext.frontend.labels import pack_labels  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
@@ -64,8 +68,10 @@ BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 """Query tokens, most tokens of an item, items."""
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
+GPU_ONLY = {"GptOssForCausalLM"}
+"""Without a GPU SGLang has neither the sinks nor the experts of these."""
 UNSUPPORTED_LAYERS = {
-    "logit_soft_cap": {"logit_cap": 50.0},
+    "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
     "attention_variant": {"use_irope": True},
     "uneven_heads": {"tp_k_head_num": 1},
@@ -113,8 +119,8 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
 def overridden(runner: Any, rows: PackedRows) -> PackedRows:
     """The same rows; every third token comes as the model's own embedding of it."""
     tokens = rows.tokens.copy()
-    weight = runner.model.model.embed_tokens.weight.detach().float().numpy()
-    overrides, tokens[::3] = distinct_overrides(weight[tokens[::3]])
+    embeds = runner.model.model.embed_tokens(torch.from_numpy(tokens[::3]))
+    overrides, tokens[::3] = distinct_overrides(embeds.float().numpy())
     return replace(rows, tokens=tokens, overrides=overrides)
 
 
@@ -151,10 +157,13 @@ def stock_logits(runner: Any, tokenizer: Any, prompt: list[int]) -> torch.Tensor
 
 def pools(runner: Any) -> dict[str, Any]:
     pool = runner.token_to_kv_pool
+    parts = [pool.full_kv_pool, pool.swa_kv_pool] if isinstance(pool, SWAKVPool) else [pool]
     return {
         "kv_slots": runner.token_to_kv_pool_allocator.available_size(),
         "request_rows": runner.req_to_token_pool.available_size(),
-        "kv_buffers": [buffer.clone() for buffer in (*pool.k_buffer, *pool.v_buffer)],
+        "kv_buffers": [
+            buffer.clone() for part in parts for buffer in (*part.k_buffer, *part.v_buffer)
+        ],
     }
 
 
@@ -180,6 +189,10 @@ def declined_if_changed(runner: Any) -> dict[str, str]:
         vars(layer).update(changes)
         reasons[name] = declined(runner)
         vars(layer).update(before)
+    kind = type(runner.model)
+    runner.model.__class__ = type("OtherForCausalLM", (kind,), {})
+    reasons["model_architecture"] = declined(runner)
+    runner.model.__class__ = kind
     factors = [1.0] * 16
     runner.model.rotary = Phi3LongRoPEScaledRotaryEmbedding(
         32, 32, 8192, 4096, 10_000, True, torch.float32, factors, factors
@@ -191,8 +204,19 @@ def declined_if_changed(runner: Any) -> dict[str, str]:
 
 @torch.inference_mode()
 def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
+    reference = AutoModelForCausalLM.from_pretrained(
+        directory,
+        config=reference_config(directory),
+        dtype=torch.float32,
+        attn_implementation="eager",
+    ).eval()
+    runs_here = type(runner.model).__name__ not in GPU_ONLY
+    if not runs_here:
+        borrow_experts(runner.model, reference)
     work = list(requests())
-    stock = [[stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work]
+    stock = [
+        [stock_logits(runner, tokenizer, p) for p in prompts(rows)] for rows in work * runs_here
+    ]
     before = pools(runner)  # not blank: stock prefill has written to the slots
     model = SglangModel(runner, None)
     results = {
@@ -200,9 +224,6 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     }
     results["overridden"] = [packed(model, overridden(runner, rows), 64) for rows in work]
     unchanged = untouched(before, pools(runner))
-    reference = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
     hugging_face = [
         [reference(torch.tensor([p])).logits[0, -1].float() for p in prompts(rows)] for rows in work
     ]
@@ -211,11 +232,29 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
         "row_labels": [rows.labels_of(0, rows.num_rows)[1].tolist() for rows in work],
         "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
         "packed": {name: [r["values"] for r in each] for name, each in results.items()},
-        "stock": [labelled(*pair) for pair in zip(stock, work, strict=True)],
+        "stock": [labelled(logits, rows) for logits, rows in zip(stock, work, strict=False)],
         "hugging_face": [labelled(*pair) for pair in zip(hugging_face, work, strict=True)],
         "untouched": unchanged,
-        "window": attention_window(runner.model),
     }
+
+
+def borrow_experts(model: Any, reference: Any) -> None:
+    """Have Hugging Face's experts run, in place of SGLang's, which do so on a GPU only."""
+    for layer, other in zip(model.model.layers, reference.model.layers, strict=True):
+        layer.mlp.forward = partial(_first_of, other.mlp)
+
+
+def _first_of(experts: Any, hidden: torch.Tensor, _batch: Any) -> torch.Tensor:
+    out, _ = experts(hidden[None])
+    return out[0]
+
+
+def reference_config(directory: str) -> Any:
+    config = AutoConfig.from_pretrained(directory)
+    if config.model_type == "cohere2":
+        # Of this model alone SGLang 0.5.23 reads the window as the tokens before the query's own.
+        config.sliding_window += 1
+    return config
 
 
 def embedding_of(reference: Any) -> Callable[[list[int]], torch.Tensor]:
@@ -261,6 +300,9 @@ def classes(runner: Any, directory: str) -> dict[str, Any]:
 
 def report(directory: str, out: Path) -> None:
     torch.set_num_threads(1)
+    # As the patch table has it in a server.
+    logits = LogitsProcessor._get_logits
+    LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
     runner, tokenizer = load_runner(directory)
     result: dict[str, Any] = {"declined": declined(runner)}
     if not result["declined"] and not runner.is_generation:

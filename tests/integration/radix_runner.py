@@ -35,6 +35,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa: E402
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
@@ -361,11 +362,14 @@ def caches_if_changed() -> dict[str, bool]:
 
     plain = Memory(1, PrefixCaching.ALWAYS)
     other_dtype = SimpleNamespace(token_to_kv_pool=plain.pool, dtype=torch.bfloat16)
+    window_pool = SWAKVPool.__new__(SWAKVPool)  # its layers with a window keep fewer tokens
+    windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
     return {
         "plain": cached(plain),
         "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
         "hierarchical": cached(plain, enable_hierarchical_cache=True),
         "other_precision": cached(plain, tp_worker=SimpleNamespace(model_runner=other_dtype)),
+        "window_pool": cached(plain, tp_worker=SimpleNamespace(model_runner=windowed)),
     }
 
 

@@ -19,7 +19,10 @@ class Reference:
 
     def __init__(self, model_dir: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        # Its other implementations leave out soft caps.
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.float32, attn_implementation="eager"
+        )
 
     @torch.inference_mode()
     def logprobs(self, body: Json, rows: list[int]) -> list[NDArray[np.float64]]:
@@ -32,6 +35,13 @@ class Reference:
                 embeds[0, at] = torch.tensor(vector)
             found.append(self._row(embeds, _labels(body, row)))
         return found
+
+    @torch.inference_mode()
+    def all_logprobs(self, prompt: list[int]) -> NDArray[np.float64]:
+        """Log-probs (natural log) of the next token behind every token; `[tokens, vocabulary]`."""
+        logits = self._model(torch.tensor([prompt])).logits[0]
+        values: NDArray[np.float64] = logits.double().log_softmax(-1).numpy()
+        return values
 
     def _prompt(self, body: Json, row: int) -> list[int]:
         parts = [body["query"], body["items"][row]]

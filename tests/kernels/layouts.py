@@ -46,6 +46,8 @@ class Case:
     plan: TilePlan
     cached: CachedKV | None
     scale: float = field(default=0.3)
+    scores: dict[str, Any] = field(default_factory=dict)
+    """`soft_cap`, `window` and `sinks`, where they are given."""
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, TilePlan, float]:
@@ -62,7 +64,7 @@ class Case:
         assert out.dtype == self.q.dtype
         assert lse.dtype == torch.float32
         expected_out, expected_lse = shared_prefix_attention_reference(
-            *self.arguments, cached=self.cached, parts=parts
+            *self.arguments, cached=self.cached, parts=parts, **self.scores
         )
         tolerance = factor * TOLERANCE[self.q.dtype]
         close = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}

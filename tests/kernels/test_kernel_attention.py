@@ -12,6 +12,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
 from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
@@ -60,11 +61,13 @@ class Inputs:
             for k, v in (tensors(group.held, *key_sizes) for group in forward.groups)
         ]
 
-    def forward(self, attention: Attention) -> Tensor:
-        return attention.forward(self.q, self.k, self.v, SCALE, self.held)
+    def forward(self, attention: Attention, variant: AttentionVariant = PLAIN) -> Tensor:
+        return attention.forward(self.q, self.k, self.v, SCALE, self.held, variant)
 
-    def read(self, attention: Attention, positions: Sequence[int]) -> Tensor:
-        return attention.read(self.q[list(positions)], self.k, self.v, SCALE, self.held)
+    def read(
+        self, attention: Attention, positions: Sequence[int], variant: AttentionVariant = PLAIN
+    ) -> Tensor:
+        return attention.read(self.q[list(positions)], self.k, self.v, SCALE, self.held, variant)
 
 
 def kernels(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> KernelAttention:
@@ -93,6 +96,23 @@ def test_read_positions(forward: ForwardLayout, way: AttentionWay, device: torch
     assert not found.isnan().any()
     if forward.num_rows:
         wanted = inputs.read(DenseAttention(forward, device), positions)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@each_way
+def test_soft_cap_window_and_sinks(
+    way: AttentionWay, window: int | None, device: torch.device
+) -> None:
+    forward = LAYOUTS["one_held_of_three"]
+    inputs, attention = Inputs(forward, device), kernels(forward, way, device)
+    sinks = torch.tensor([1.5, -4.0, 3.0, 0.0], device=device)
+    variant = AttentionVariant(soft_cap=2.0, window=window, sinks=sinks)
+    dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
+    for found, wanted in (
+        (inputs.forward(attention, variant), inputs.forward(dense, variant)),
+        (inputs.read(attention, positions, variant), inputs.read(dense, positions, variant)),
+    ):
         torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
 
 

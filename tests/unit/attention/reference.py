@@ -8,16 +8,27 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """One query `[H, D]` to keys `[K, KH, D]`: `out` `[H, Dv]` and `lse` `[H]`, float64."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, variant: AttentionVariant = PLAIN
+) -> tuple[Tensor, Tensor]:
+    """One query `[H, D]` to keys `[K, KH, D]`, the last its own: `out` `[H, Dv]` and `lse` `[H]`,
+    float64."""
+    if variant.window is not None:
+        k, v = k[-variant.window - 1 :], v[-variant.window - 1 :]
     outs, lses = [], []
     heads_per_key_head = q.shape[0] // k.shape[1]
     for head in range(q.shape[0]):
         keys, values = (x[:, head // heads_per_key_head].double() for x in (k, v))
         scores = (keys * q[head].double()).sum(-1) * scale
+        if variant.soft_cap:
+            scores = variant.soft_cap * torch.tanh(scores / variant.soft_cap)
+        if variant.sinks is not None:
+            scores = torch.cat([scores, variant.sinks[head : head + 1].double()])
+            values = torch.cat([values, values.new_zeros(1, values.shape[1])])
         lses.append(scores.logsumexp(0))
         outs.append((scores.softmax(0)[:, None] * values).sum(0))
     return torch.stack(outs), torch.stack(lses)
@@ -30,6 +41,7 @@ def packed_attention(
     v: Tensor,
     scale: float,
     held: Sequence[HeldKV | None],
+    variant: AttentionVariant = PLAIN,
 ) -> Tensor:
     """`[T, H, Dv]` float64, of the arguments of `PackedAttention.forward`."""
     out = []
@@ -41,7 +53,7 @@ def packed_attention(
             for i in range(length):
                 keys = torch.cat([seen_k, own_k[: i + 1]])
                 values = torch.cat([seen_v, own_v[: i + 1]])
-                out.append(attend(q[token + i], keys, values, scale)[0])
+                out.append(attend(q[token + i], keys, values, scale, variant)[0])
             if segment == 0:
                 seen_k, seen_v = torch.cat([seen_k, own_k]), torch.cat([seen_v, own_v])
             token += length

@@ -290,21 +290,6 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
     assert _nothing_is_left(frontend, link)
 
 
-async def test_a_prompt_beyond_the_window_takes_the_stock_path_alone(
-    frontend: ScoreFrontend, link: StubLink
-) -> None:
-    _answer_soon(frontend, link, stub_answer("beyond_window", "too long"))
-    for _ in range(2):
-        with pytest.raises(StockPathTaken) as taken:
-            await frontend.score(CALL)
-        assert taken.value.reason == "sliding_window"
-    assert len(link.sent) == 1, "what was too long once always is"
-    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
-    await frontend.score(replace(CALL, items=[[3], [4]]))
-    assert len(link.sent) == 2
-    assert _nothing_is_left(frontend, link)
-
-
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:

@@ -108,8 +108,8 @@ def test_what_is_not_eligible_takes_the_stock_path() -> None:
     ]:
         with pytest.raises(StockPathTaken, match=reason):
             setup.frontend.call_of(request, ())
-    setup.exchange.decline("sliding_window")
-    with pytest.raises(StockPathTaken, match="sliding_window"):
+    setup.exchange.decline("model_architecture")
+    with pytest.raises(StockPathTaken, match="model_architecture"):
         setup.frontend.call_of(tokenized([1]), ())
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
@@ -25,7 +26,9 @@ from tests.unit.oneshot.tiny_model import HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, VA
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 
-def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def _causal(
+    layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, variant: AttentionVariant = PLAIN
+) -> Tensor:
     # The last layer asks for the last token only, which sees everything.
     is_causal = len(q) == len(k)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

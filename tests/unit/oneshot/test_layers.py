@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.layers import LayerAttention
 from tests.unit.oneshot.caches import MemoryCache
@@ -30,12 +31,24 @@ class NotedAttention:
     def bind(self, arrays: Sequence[Tensor]) -> None: ...
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         return self._note("forward", q, held)
 
     def read(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         return self._note("read", q, held)
 

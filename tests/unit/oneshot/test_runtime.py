@@ -390,25 +390,6 @@ def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
     assert not runtime.step()
 
 
-def test_a_prompt_beyond_the_window_is_not_run() -> None:
-    results: list[PackedResult] = []
-    longest = max(len(prompt) for prompt in REQUEST.prompts)
-
-    def submit(window: int) -> PackedRuntime:
-        runtime = PackedRuntime(
-            StubExecutor(asynchronous=False),
-            lambda job, result: results.append(result),
-            POLICY,
-            window=window,
-        )
-        runtime.submit("a", REQUEST.pack(), None)
-        return runtime
-
-    assert submit(window=longest).busy
-    assert not submit(window=longest - 1).busy
-    assert [result.status for result in results] == [JobStatus.BEYOND_WINDOW]
-
-
 def test_a_gpu_computes_one_forward_while_the_next_is_prepared() -> None:
     simulation = Simulation(StubExecutor(asynchronous=True))
     simulation.submit(REQUEST)

@@ -31,3 +31,6 @@ def variants() -> Iterable[Variant]:
     parts = {"CACHED": True, "FRESH": True, "OWN": False}
     for (head_dim, _), config in _HOPPER.items():
         yield shared_prefix.variant(config, head_dim, "bf16", parts)
+    for head_dim in (128, 256):
+        gemma = shared_prefix.GEMMA_2
+        yield shared_prefix.variant(_HOPPER[head_dim, 2], head_dim, "bf16", parts, **gemma)

@@ -36,6 +36,8 @@ def partial_prefix_attention(
     scale: float,
     *,
     cached: CachedKV | None = None,
+    soft_cap: float = 0.0,
+    window: int | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -46,12 +48,15 @@ def partial_prefix_attention(
     `shared_prefix_attention(..., parts=KeyParts.OWN)` or any that returns a log-sum-exp.
 
     Arguments, results and errors are those of `shared_prefix_attention`; `plan.block_tokens` may be
-    as large as this package's `block_tokens` says. A query without a prefix has `out` 0 and `lse`
-    -inf.
+    as large as this package's `block_tokens` says. A query without a prefix, or whose window ends
+    behind it, has `out` 0 and `lse` -inf. There are no sinks: they belong to the other half.
     """
     head_dim = max(q.shape[-1], v.shape[-1])
     config = tile_config(head_dim, q.dtype.itemsize, _architecture(q.device))
-    return launch(config, q, k, v, plan, scale, cached, KeyParts.PREFIX, out, lse)
+    return launch(
+        *(config, q, k, v, plan, scale, cached, KeyParts.PREFIX),
+        *(soft_cap, window, None, out, lse),
+    )
 
 
 @cache

@@ -14,8 +14,14 @@ def partial_prefix_attention_reference(
     scale: float,
     *,
     cached: CachedKV | None = None,
+    soft_cap: float = 0.0,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`out` `[Q, H, Dv]` and `lse` `[Q, H]`, float64; NaN for queries of no tile."""
     return shared_prefix_attention_reference(
-        q, k, v, plan, scale, cached=cached, parts=KeyParts.PREFIX
+        *(q, k, v, plan, scale),
+        cached=cached,
+        parts=KeyParts.PREFIX,
+        soft_cap=soft_cap,
+        window=window,
     )

@@ -100,6 +100,17 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, plan: TilePlan, scale: float) 
     _check_index("plan.tiles", plan.tiles, q, [None, TILE_COLUMNS])
 
 
+def check_scores(q: Tensor, soft_cap: float, window: int | None, sinks: Tensor | None) -> None:
+    require(soft_cap >= 0, "soft_cap", soft_cap, "pass a positive bound, or 0 for none")
+    remedy = "pass how many tokens before its own a query sees, or None for all"
+    require(window is None or window >= 0, "window", window, remedy)
+    if sinks is not None:
+        check_device("sinks", sinks, q.device)
+        check_dtype("sinks", sinks, _DTYPES)
+        check_shape("sinks", sinks, [q.shape[1]])
+        check_unit_stride("sinks", sinks)
+
+
 def _check_index(name: str, index: Tensor, q: Tensor, shape: list[int | None]) -> None:
     check_device(name, index, q.device)
     check_dtype(name, index, (torch.int32,))

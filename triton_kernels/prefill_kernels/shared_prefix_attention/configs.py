@@ -36,10 +36,16 @@ ConfigTable = dict[tuple[int, int], TileConfig]
 _CONFIGS: ConfigTable = {
     (64, 2): TileConfig(64, 64, 4, 3),
     (128, 2): TileConfig(64, 64, 4, 2),
-    (256, 2): TileConfig(64, 32, 4, 2),
+    (256, 2): TileConfig(64, 32, 8, 2),
     (64, 4): TileConfig(32, 32, 4, 2),
     (128, 4): TileConfig(32, 32, 8, 2),
 }
+
+
+GEMMA_2: dict[str, Any] = {"soft_cap": 50.0, "window": 4095, "name": "soft cap, window"}
+"""All that a layer without sinks can have, as Gemma 2 has it."""
+
+GPT_OSS: dict[str, Any] = {"window": 127, "sinks": True, "group_size": 8, "name": "window, sinks"}
 
 
 def next_power_of_2(n: int) -> int:
@@ -86,6 +92,9 @@ def variants() -> Iterable[Variant]:
     yield variant(config, 128, "bf16", parts, page_size=1, name="pages of 1")
     yield variant(config, 128, "fp16", {**parts, "CACHED": False}, name="no cache")
     yield variant(config, 80, "bf16", parts, group_size=7, name="7 heads")
+    for head_dim in (128, 256):
+        yield variant(_CONFIGS[head_dim, 2], head_dim, "bf16", parts, **GEMMA_2)
+    yield variant(_CONFIGS[64, 2], 64, "bf16", parts, **GPT_OSS)
     own = {"CACHED": False, "FRESH": False, "OWN": True}
     yield variant(config, 128, "bf16", own, name="own rows")
 
@@ -99,6 +108,9 @@ def variant(
     group_size: int = 2,
     page_size: int = 64,
     cache_type: str | None = None,
+    soft_cap: float = 0.0,
+    window: int = -1,
+    sinks: bool = False,
     name: str = "",
 ) -> Variant:
     """One compiled form, of tensors that are aligned as a server's are."""
@@ -114,12 +126,17 @@ def variant(
         **dict.fromkeys(("scale", "cached_scale", "v_scale"), "fp32"),
         "num_key_heads": "i32",
     }
+    rule: dict[str, Any] = {"SOFT_CAP": soft_cap, "WINDOW": window}
+    if sinks:
+        signature["sinks_ptr"] = pointer
+    else:
+        rule["sinks_ptr"] = None
     sizes: dict[str, Any] = constexprs(config, group_size, head_dim, head_dim)
     return Variant(
         name=", ".join(filter(None, (dtype, f"head size {head_dim}", name))),
         function=attention_kernel,
         signature=signature,
-        constexprs={**sizes, **parts, "PAGE_SIZE": page_size},
+        constexprs={**sizes, **parts, **rule, "PAGE_SIZE": page_size},
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         needs_wgmma=dtype != "fp32",

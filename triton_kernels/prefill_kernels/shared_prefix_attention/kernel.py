@@ -3,13 +3,16 @@
 A program owns one tile and one key head. Its BLOCK_TOKENS * GROUP_PAD query rows, token by token
 and within a token head by head, are one dot operand: a key is loaded once for all query heads that
 share it, and short rows fill the tensor cores together. The online softmax (Milakov and Gimelshein
-2018; FlashAttention-2, Dao 2023) runs in base 2; scales arrive multiplied by log2(e).
+2018; FlashAttention-2, Dao 2023) runs in base 2; what scores are multiplied with last, their scale
+or their soft cap, arrives multiplied by log2(e).
 """
 
 import triton
 import triton.language as tl
 
 LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
+NOTHING = tl.constexpr(2**30)  # beyond every key
 
 
 @triton.jit
@@ -32,7 +35,8 @@ def attention_kernel(
     out_strides,
     lse_ptr,  # [Q, H]
     lse_strides,
-    scale,  # of scores with k
+    sinks_ptr,  # [H] or None
+    scale,  # of scores with k; where they are capped, twice that over the cap
     cached_scale,  # of scores with k_cache
     v_scale,  # of v_cache
     num_key_heads,
@@ -40,6 +44,8 @@ def attention_kernel(
     FRESH: tl.constexpr,
     OWN: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
+    SOFT_CAP: tl.constexpr,  # of scores, times log2(e); 0: none
+    WINDOW: tl.constexpr,  # tokens before its own that a query sees; -1: all
     GROUP_SIZE: tl.constexpr,  # query heads of one key head
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -73,8 +79,28 @@ def attention_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    if sinks_ptr is not None:
+        # A sink is a key that all queries of its head have seen, and whose value is 0.
+        row_max = tl.load(sinks_ptr + head, mask=used, other=0.0).to(tl.float32) * LOG2_E
+        row_sum += 1.0
     state = (row_max, row_sum, acc)
     WIDTHS: tl.constexpr = (HEAD_DIM, VALUE_DIM)
+
+    fresh_start = tl.load(tile_ptr + 2)
+    fresh_stop = tl.load(tile_ptr + 3)
+    cached_len = tl.load(tile_ptr + 7)
+    segment = tl.load(segment_start_ptr + query, mask=used, other=0)[:, None]
+    token = tl.load(query_token_ptr + query, mask=used, other=-1)[:, None]
+    # The first key that a query sees of each part. The parts follow each other in its prompt, so a
+    # window that begins before the query's own row begins as far before the end of its prefix.
+    cached_first = 0
+    fresh_first = fresh_start
+    own_first = segment
+    if WINDOW >= 0:
+        begin = tl.where(used[:, None], token - segment - WINDOW, NOTHING)
+        cached_first = tl.maximum(cached_len + fresh_stop - fresh_start + begin, 0)
+        fresh_first = tl.maximum(fresh_stop + begin, fresh_start)
+        own_first = segment + tl.maximum(begin, 0)
 
     if CACHED:
         cache = (
@@ -84,8 +110,10 @@ def attention_kernel(
             v_cache_strides[0],
             page_table_ptr + tl.load(tile_ptr + 6),
         )
-        stop = tl.load(tile_ptr + 7)
-        state = _attend_prefix(state, q, cache, 0, stop, cached_scale, PAGE_SIZE, WIDTHS, BLOCK_N)
+        state = _attend_prefix(
+            *(state, q, cache, 0, cached_len, cached_first, cached_scale),
+            *(SOFT_CAP, WINDOW, PAGE_SIZE, WIDTHS, BLOCK_N),
+        )
         # So far only cached values were summed.
         row_max, row_sum, acc = state
         state = (row_max, row_sum, acc * v_scale)
@@ -98,23 +126,27 @@ def attention_kernel(
         page_table_ptr,
     )
     if FRESH:
-        start = tl.load(tile_ptr + 2)
-        stop = tl.load(tile_ptr + 3)
-        state = _attend_prefix(state, q, tokens, start, stop, scale, 0, WIDTHS, BLOCK_N)
+        state = _attend_prefix(
+            *(state, q, tokens, fresh_start, fresh_stop, fresh_first, scale),
+            *(SOFT_CAP, WINDOW, 0, WIDTHS, BLOCK_N),
+        )
     if OWN:
         start = tl.load(tile_ptr + 4)
         stop = tl.load(tile_ptr + 5)
-        # In a tile of one segment every query sees the keys up to the first query.
-        one_segment = tl.load(segment_start_ptr + query_stop - 1) == start
-        seen_by_all = tl.load(query_token_ptr + query_start) + 1 - start
-        full_stop = start + tl.where(one_segment, seen_by_all // BLOCK_N * BLOCK_N, 0)
-        first = tl.load(segment_start_ptr + query, mask=used, other=0)[:, None]
-        last = tl.load(query_token_ptr + query, mask=used, other=-1)[:, None]
+        if WINDOW >= 0:
+            full_stop = _first_block(start, own_first, BLOCK_N)
+        else:
+            # In a tile of one segment every query sees the keys up to the first query.
+            one_segment = tl.load(segment_start_ptr + query_stop - 1) == start
+            seen_by_all = tl.load(query_token_ptr + query_start) + 1 - start
+            full_stop = start + tl.where(one_segment, seen_by_all // BLOCK_N * BLOCK_N, 0)
+            state = _attend(
+                *(state, q, tokens, start, full_stop, own_first, token, scale),
+                *(SOFT_CAP, False, 0, WIDTHS, BLOCK_N),
+            )
         state = _attend(
-            state, q, tokens, start, full_stop, first, last, scale, False, 0, WIDTHS, BLOCK_N
-        )
-        state = _attend(
-            state, q, tokens, full_stop, stop, first, last, scale, True, 0, WIDTHS, BLOCK_N
+            *(state, q, tokens, full_stop, stop, own_first, token, scale),
+            *(SOFT_CAP, True, 0, WIDTHS, BLOCK_N),
         )
 
     row_max, row_sum, acc = state
@@ -135,20 +167,34 @@ def _attend_prefix(
     source,
     start,
     stop,
+    first,
     scale,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WIDTHS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Add keys start..stop-1, seen by every query: whole blocks without a mask, then the rest."""
-    full_stop = start + (stop - start) // BLOCK_N * BLOCK_N
-    last = stop - 1
-    state = _attend(
-        state, q, source, start, full_stop, start, last, scale, False, PAGE_SIZE, WIDTHS, BLOCK_N
-    )
+    """Add the keys start..stop-1. Without a window every query sees them: whole blocks without a
+    mask, then the rest. With one, all blocks from the first that any query sees."""
+    if WINDOW >= 0:
+        full_stop = _first_block(start, first, BLOCK_N)
+    else:
+        full_stop = start + (stop - start) // BLOCK_N * BLOCK_N
+        state = _attend(
+            *(state, q, source, start, full_stop, first, stop - 1, scale),
+            *(SOFT_CAP, False, PAGE_SIZE, WIDTHS, BLOCK_N),
+        )
     return _attend(
-        state, q, source, full_stop, stop, start, last, scale, True, PAGE_SIZE, WIDTHS, BLOCK_N
+        *(state, q, source, full_stop, stop, first, stop - 1, scale),
+        *(SOFT_CAP, True, PAGE_SIZE, WIDTHS, BLOCK_N),
     )
+
+
+@triton.jit
+def _first_block(start, first, BLOCK_N: tl.constexpr):
+    """Where the block of keys begins, counted from `start`, that holds the earliest of `first`."""
+    return start + (tl.min(first) - start) // BLOCK_N * BLOCK_N
 
 
 @triton.jit
@@ -161,6 +207,7 @@ def _attend(
     first,  # a query sees the keys first..last; each is a scalar or [BLOCK_M, 1]
     last,
     scale,
+    SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,  # if not: every query sees every key, and the keys fill whole blocks
     PAGE_SIZE: tl.constexpr,  # 0: keys lie where their number says
     WIDTHS: tl.constexpr,  # HEAD_DIM, VALUE_DIM
@@ -176,13 +223,18 @@ def _attend(
         k = _load(k_ptrs + slot * k_stride, exists, MASKED, WIDTHS[0]).to(q.dtype)
         # The precision matters to float32 only: three products, as exact as float32 needs.
         scores = tl.dot(q, k.T, input_precision="tf32x3")
+        factor = scale
+        if SOFT_CAP > 0:
+            # tanh(x) = 2 * sigmoid(2 * x) - 1
+            scores = 2 * tl.sigmoid(scores * scale) - 1
+            factor = SOFT_CAP
         if MASKED:
             visible = (key[None, :] >= first) & (key[None, :] <= last)
             scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * factor)
         # While a row has seen no key its weights must be exp2(-inf), not exp2(-inf + inf).
         base = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
-        weights = tl.exp2(scores * scale - base[:, None])
+        weights = tl.exp2(scores * factor - base[:, None])
         rescale = tl.exp2(row_max - base)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max

@@ -12,6 +12,7 @@ from prefill_kernels.shared_prefix_attention.arguments import (
     TilePlan,
     check_inputs,
     check_outputs,
+    check_scores,
     slots_of,
 )
 from prefill_kernels.shared_prefix_attention.configs import TileConfig, constexprs, tile_config
@@ -42,6 +43,9 @@ def shared_prefix_attention(
     *,
     cached: CachedKV | None = None,
     parts: KeyParts = KeyParts.ALL,
+    soft_cap: float = 0.0,
+    window: int | None = None,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -64,13 +68,20 @@ def shared_prefix_attention(
         cached: the cached prefixes; None: no tile may have one.
         parts: the parts of its keys that a query sees; results over disjoint parts are joined by
             `merge_state`.
+        soft_cap: bound of the scaled scores, which become `soft_cap * tanh(score / soft_cap)`;
+            0 for none.
+        window: how many tokens before its own a query sees, counted by position in its prompt,
+            where every row follows its prefix; None for all.
+        sinks: `[H]`, any floating dtype: per head the score of a further key that every query
+            sees, and whose value is 0 (Xiao et al. 2024). Pass them with one of several parts only.
         out: `[Q, H, Dv]` in the dtype of q to write to; may be q if D == Dv, and must not share
             memory with other arguments.
         lse: float32 `[Q, H]` to write to, any strides.
 
     Returns:
-        `out` and `lse`, the natural-log sum of exponentials of the scaled scores. A query without
-        any key has `out` 0 and `lse` -inf. Queries of no tile are not written.
+        `out` and `lse`, the natural-log sum of exponentials of the scores, sinks included. A query
+        without any key has `out` 0 and as `lse` its sink or -inf. Queries of no tile are not
+        written.
 
         K and V are read within the ranges of the plan's tiles only. All they hold there must be
         finite: a weight of 0 does not hide a NaN of another row in the same tile.
@@ -83,7 +94,10 @@ def shared_prefix_attention(
     (Ye et al. 2025), with one online softmax over all parts instead of a merge.
     """
     config = tile_config(max(q.shape[-1], v.shape[-1]), q.dtype.itemsize)
-    return launch(config, q, k, v, plan, scale, cached, parts, out, lse)
+    return launch(
+        *(config, q, k, v, plan, scale, cached, parts),
+        *(soft_cap, window, sinks, out, lse),
+    )
 
 
 def launch(
@@ -95,11 +109,15 @@ def launch(
     scale: float,
     cached: CachedKV | None,
     parts: KeyParts,
+    soft_cap: float,
+    window: int | None,
+    sinks: Tensor | None,
     out: Tensor | None,
     lse: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Check everything and run the kernel as `config` says."""
     check_inputs(q, k, v, plan, scale)
+    check_scores(q, soft_cap, window, sinks)
     group_size, value_dim = q.shape[1] // k.shape[1], v.shape[2]
     limit = tile_tokens(config, group_size, max(q.shape[2], value_dim), q.dtype)
     remedy = f"it must be 1 to {limit}; ask block_tokens() before planning"
@@ -119,6 +137,8 @@ def launch(
     if not num_programs:
         return out, lse
     tensors = (q, k, v, k_cache, v_cache)
+    # tanh takes twice its argument; the last factor of a score takes it to base 2.
+    scale *= 2 / soft_cap if soft_cap else math.log2(math.e)
     attention_kernel[(num_programs,)](
         *(argument for x in tensors for argument in (x, x.stride()[:2])),
         cached.page_table,
@@ -129,14 +149,17 @@ def launch(
         out.stride()[:2],
         lse,
         lse.stride(),
-        scale * math.log2(math.e),
-        scale * cached.k_scale * math.log2(math.e),
+        sinks,
+        scale,
+        scale * cached.k_scale,
         cached.v_scale,
         k.shape[1],
         CACHED=KeyParts.CACHED in parts,
         FRESH=KeyParts.FRESH in parts,
         OWN=KeyParts.OWN in parts,
         PAGE_SIZE=cached.page_size,
+        SOFT_CAP=soft_cap * math.log2(math.e),
+        WINDOW=-1 if window is None else window,
         **constexprs(config, group_size, q.shape[2], value_dim),
         num_warps=config.num_warps,
         num_stages=config.num_stages,

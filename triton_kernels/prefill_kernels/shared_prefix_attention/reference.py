@@ -15,6 +15,9 @@ def shared_prefix_attention_reference(
     *,
     cached: CachedKV | None = None,
     parts: KeyParts = KeyParts.ALL,
+    soft_cap: float = 0.0,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`out` `[Q, H, Dv]` and `lse` `[Q, H]`, float64; NaN for queries of no tile.
 
@@ -31,14 +34,24 @@ def shared_prefix_attention_reference(
         is_fresh = (tokens >= fresh_start) & (tokens < fresh_stop)
         is_own = (tokens >= first) & (tokens <= last)
         visible = (is_fresh & (KeyParts.FRESH in parts)) | (is_own & (KeyParts.OWN in parts))
+        # Positions in the prompt, [M, T]; where a token is not visible they mean nothing.
+        prefix_len = cached_len + fresh_stop - fresh_start
+        position = torch.where(
+            is_fresh, cached_len + tokens - fresh_start, prefix_len + tokens - first
+        )
         keys, values = k.double(), v.double()
         if cached is not None and KeyParts.CACHED in parts:
             cached_k, cached_v = _cached_prefix(cached, page_offset, cached_len)
             keys, values = torch.cat([cached_k, keys]), torch.cat([cached_v, values])
             visible = torch.cat([visible.new_ones(stop - start, cached_len), visible], dim=1)
+            before = torch.arange(cached_len, device=k.device).expand(stop - start, -1)
+            position = torch.cat([before, position], dim=1)
+        if window is not None:
+            visible &= position >= prefix_len + last - first - window
         seen = visible.any(0)
         out[start:stop], lse[start:stop] = _attend(
-            q[start:stop].double() * scale, keys[seen], values[seen], visible[:, seen]
+            *(q[start:stop].double() * scale, keys[seen], values[seen], visible[:, seen]),
+            *(soft_cap, sinks),
         )
     return out, lse
 
@@ -51,11 +64,19 @@ def _cached_prefix(cached: CachedKV, page_offset: int, cached_len: int) -> tuple
     return k[slot].double() * cached.k_scale, v[slot].double() * cached.v_scale
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, soft_cap: float, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """`q` `[M, H, D]`, `k` and `v` `[N, KH, ...]`, `visible` bool `[M, N]`."""
     group_size = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group_size, dim=1) for x in (k, v))
-    scores = torch.einsum("mhd,nhd->mhn", q, k).masked_fill(~visible[:, None], -torch.inf)
+    scores = torch.einsum("mhd,nhd->mhn", q, k)
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores.masked_fill(~visible[:, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().expand(len(q), -1)[:, :, None]], dim=2)
+        v = torch.cat([v, v.new_zeros(1, *v.shape[1:])])
     lse = scores.logsumexp(-1)
     # Where a query sees no key, all weights are 0.
     weights = (scores - lse[:, :, None].nan_to_num(neginf=0.0)).exp()

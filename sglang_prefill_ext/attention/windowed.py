@@ -1,0 +1,99 @@
+"""Attention with a sliding window in torch, for every device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_prefill_ext.attention.merge import join_sinks
+from sglang_prefill_ext.attention.partial import partial_attention
+from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs
+from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.window_plan import WindowBatch, plan_windowed
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+
+
+class WindowedAttention:
+    """`PackedAttention`, or with `queries` `ReadoutAttention`, of layers that have a window.
+
+    Args:
+        window: how many tokens before its own a query sees.
+        queries: int64 `[Q]`, ascending: the tokens whose attention is wanted; None: all.
+    """
+
+    def __init__(
+        self,
+        layout: ForwardLayout,
+        window: int,
+        device: torch.device,
+        queries: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._layout = layout
+        self._num_queries = layout.num_tokens if queries is None else queries.size
+        self._batches = [
+            _DeviceBatch(batch, window, device) for batch in plan_windowed(layout, window, queries)
+        ]
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        held: Sequence[HeldKV | None],
+        variant: AttentionVariant = PLAIN,
+    ) -> Tensor:
+        """See `PackedAttention.forward`; the variant's window is that of the plan."""
+        check_inputs(self._layout, self._num_queries, q, k, v, held)
+        pairs = [pair for pair in held if pair is not None]
+        if pairs:
+            k = torch.cat([k, *(keys for keys, _ in pairs)])
+            v = torch.cat([v, *(values for _, values in pairs)])
+        out = q.new_empty(*q.shape[:2], v.shape[2])
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        for batch in self._batches:
+            batch.attend(q, k, v, scale, variant.soft_cap, out, lse)
+        if variant.sinks is not None:
+            join_sinks(out, lse, variant.sinks)
+        return out
+
+
+class _DeviceBatch:
+    """A `WindowBatch` on the device."""
+
+    def __init__(self, batch: WindowBatch, window: int, device: torch.device) -> None:
+        self._queries = TokenGrid(batch.query_index, device)
+        self._keys = TokenGrid(batch.key_index, device)
+        self._query_position = torch.from_numpy(batch.query_position).to(device)[:, :, None]
+        self._key_position = torch.from_numpy(batch.key_position).to(device)[:, None, :]
+        self._window = window
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        soft_cap: float,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        """Write `out` `[Q, H, Dv]` and `lse` `[Q, H]` of this batch's queries."""
+        part_out, part_lse = partial_attention(
+            *(self._queries.gather(q), self._keys.gather(k), self._keys.gather(v), scale),
+            mask=self._mask(),
+            soft_cap=soft_cap,
+        )
+        self._queries.scatter(part_out, out)
+        self._queries.scatter(part_lse, lse)
+
+    def _mask(self) -> Tensor:
+        """Float32 `[B, M, K]`; made for every layer, as all together are too large to keep."""
+        distance = self._query_position - self._key_position
+        hidden = (distance < 0) | (distance > self._window)
+        return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, -torch.inf)

@@ -1,0 +1,91 @@
+"""Soft cap, window and sinks as SGLang's own Triton kernel of prefill has them.
+
+On a GPU that kernel is one of SGLang's attention backends; its backend on the CPU leaves out the
+soft cap and the sinks.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from prefill_kernels.shared_prefix_attention import shared_prefix_attention
+from torch import Tensor
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+
+from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.variant import AttentionVariant
+from tests.kernels.layouts import Case, make_case
+from tests.unit.attention.strategies import layout
+
+HELD, FRESH, ROWS = 23, 14, (5, 1, 40)
+SINKS = torch.tensor([1.5, -4.0, 3.0, 0.0])
+VARIANTS: dict[str, dict[str, Any]] = {
+    "soft_cap": {"soft_cap": 3.0},
+    "window_within_a_row": {"window": 7},
+    "window_into_the_prefix": {"window": 25},
+    "window_of_all_but_one": {"window": HELD + FRESH + max(ROWS) - 2},
+    "sinks": {"sinks": SINKS},
+    "everything": {"soft_cap": 3.0, "window": 20, "sinks": SINKS},
+}
+
+
+def stock(case: Case, variant: AttentionVariant) -> Tensor:
+    """SGLang's kernel, for each row a prompt whose prefix is cached; `[tokens of rows, H, Dv]`."""
+    assert case.cached is not None
+    pages = case.cached.page_table.long()
+    cached_k, cached_v = (x[pages].flatten(0, 1)[:HELD] for x in (case.cached.k, case.cached.v))
+    device, rows = case.q.device, len(ROWS)
+    q, k, v = (x[FRESH:].contiguous() for x in (case.q, case.k, case.v))
+    out = torch.empty_like(q)
+    lens = torch.tensor([0, *ROWS], device=device)
+    prefix = torch.arange(HELD + FRESH, device=device)
+    extend_attention_fwd(
+        *(q, k, v, out),
+        k_buffer=torch.cat([cached_k, case.k[:FRESH]]),
+        v_buffer=torch.cat([cached_v, case.v[:FRESH]]),
+        qo_indptr=lens.cumsum(0).int(),
+        kv_indptr=torch.arange(rows + 1, device=device, dtype=torch.int32) * len(prefix),
+        kv_indices=prefix.repeat(rows),
+        custom_mask=None,
+        is_causal=True,
+        mask_indptr=None,
+        max_len_extend=max(ROWS),
+        k_scale=1.0,
+        v_scale=1.0,
+        sm_scale=case.scale,
+        logit_cap=variant.soft_cap,
+        sliding_window_size=-1 if variant.window is None else variant.window,
+        sinks=variant.sinks,
+    )
+    return out
+
+
+# It adds the sink to rows of padding, too, whose largest score is -inf.
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_the_same_as_sglang(device: torch.device, options: dict[str, Any]) -> None:
+    forward = layout((HELD, FRESH, *ROWS))
+    case = make_case(forward, device, torch.float32, page_size=1)
+    variant = AttentionVariant(**options)
+    if variant.sinks is not None:
+        variant = AttentionVariant(variant.soft_cap, variant.window, SINKS.to(device))
+    wanted = stock(case, variant)
+    scores = {name: getattr(variant, name) for name in ("soft_cap", "window", "sinks")}
+    assert case.cached is not None
+    cached = case.cached
+    pages = cached.page_table.long()
+    held = (cached.k[pages].flatten(0, 1), cached.v[pages].flatten(0, 1))
+    dense = DenseAttention(forward, device).forward(
+        case.q, case.k, case.v, case.scale, [held], variant
+    )
+    fused, _ = shared_prefix_attention(*case.arguments, cached=cached, **scores)
+    for found in (dense, fused):
+        torch.testing.assert_close(found[FRESH:], wanted, rtol=1e-5, atol=1e-5)
+    plain = stock(case, AttentionVariant())
+    assert (plain - wanted).abs().max() > 1e-3

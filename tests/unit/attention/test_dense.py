@@ -1,0 +1,102 @@
+"""Attention with soft caps, windows and sinks against the definition in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from tests.unit.attention.inputs import (
+    BFLOAT16_TOLERANCE,
+    CPU,
+    FLOAT32_TOLERANCE,
+    Inputs,
+    random_inputs,
+)
+from tests.unit.attention.reference import packed_attention
+from tests.unit.attention.strategies import layout, layouts
+
+SINKS = torch.tensor([1.5, -4.0, 30.0, 0.0])
+# The same prompts with prefixes that are merged, copied, held and absent.
+FORWARD = layout((700, 0, 3, 3), (0, 300, *[2] * 20), (0, 50, 150, 150), (30, 100), (0, 0, 20, 1))
+
+variants = st.builds(
+    AttentionVariant,
+    soft_cap=st.sampled_from([0.0, 2.0, 50.0]),
+    window=st.none() | st.integers(0, 8) | st.integers(9, 200),
+    sinks=st.sampled_from([None, SINKS]),
+)
+
+
+def _assert_right(
+    forward: ForwardLayout, inputs: Inputs, variant: AttentionVariant, tolerance: float
+) -> None:
+    attention = DenseAttention(forward, CPU)
+    expected = packed_attention(forward, *inputs, variant)
+    for _ in range(2):  # as two layers do
+        out = attention.forward(*inputs, variant)
+        assert out.dtype == inputs[0].dtype
+        torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=0)
+    q, *others = inputs
+    read_at = torch.from_numpy(forward.last_layer_queries())
+    read = attention.read(q[read_at], *others, variant)
+    wanted = expected[read_at] if forward.num_rows else torch.zeros_like(expected[:1])
+    torch.testing.assert_close(read.double(), wanted, atol=tolerance, rtol=0)
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    forward=layouts(),
+    dims=st.sampled_from([(16, 16), (16, 32)]),
+    variant=variants,
+    seed=st.integers(0, 1000),
+)
+def test_random_layouts(
+    forward: ForwardLayout, dims: tuple[int, int], variant: AttentionVariant, seed: int
+) -> None:
+    inputs = random_inputs(forward, dims=dims, seed=seed)
+    _assert_right(forward, inputs, variant, FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        AttentionVariant(soft_cap=5.0),
+        AttentionVariant(sinks=SINKS),
+        AttentionVariant(soft_cap=5.0, sinks=SINKS.bfloat16()),
+        AttentionVariant(window=0),
+        AttentionVariant(window=1),
+        AttentionVariant(window=64, soft_cap=5.0, sinks=SINKS),
+        AttentionVariant(window=300),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, FLOAT32_TOLERANCE), (torch.bfloat16, BFLOAT16_TOLERANCE)],
+    ids=["float32", "bfloat16"],
+)
+def test_each_variant(variant: AttentionVariant, dtype: torch.dtype, tolerance: float) -> None:
+    _assert_right(FORWARD, random_inputs(FORWARD, dtype=dtype), variant, tolerance)
+
+
+def test_layers_of_several_kinds_share_one_object() -> None:
+    inputs, attention = random_inputs(FORWARD), DenseAttention(FORWARD, CPU)
+    for variant in (PLAIN, AttentionVariant(window=9), PLAIN, AttentionVariant(window=40)):
+        wanted = packed_attention(FORWARD, *inputs, variant)
+        out = attention.forward(*inputs, variant)
+        torch.testing.assert_close(out.double(), wanted, atol=FLOAT32_TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("window", "hides"), [(8, True), (9, False)])
+def test_a_window_that_hides_nothing_is_none(window: int, hides: bool) -> None:
+    forward = layout((4, 3, 2, 3))  # the last of ten tokens sees nine before it
+    inputs, attention = random_inputs(forward), DenseAttention(forward, CPU)
+    plain, windowed = (
+        attention.forward(*inputs, variant) for variant in (PLAIN, AttentionVariant(window=window))
+    )
+    assert torch.equal(plain, windowed) == (not hides)

@@ -1,0 +1,61 @@
+"""Every query once, with just the keys that its window has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.attention import window_plan
+from sglang_prefill_ext.attention.window_plan import NEVER, plan_windowed
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from tests.unit.attention.strategies import layout, layouts
+
+
+def prompts_of(forward: ForwardLayout) -> dict[int, list[int]]:
+    """Token of the forward -> the keys of its prompt up to itself, numbered as in the plan."""
+    prompts = {}
+    token, held_key = 0, forward.num_tokens
+    for group in forward.groups:
+        prefix = list(range(held_key, held_key + group.held))
+        held_key += group.held
+        for segment, length in enumerate([group.fresh, *group.suffix_lens.tolist()]):
+            own = list(range(token, token + length))
+            for i in range(length):
+                prompts[own[i]] = [*prefix, *own[: i + 1]]
+            if segment == 0:
+                prefix += own
+            token += length
+    return prompts
+
+
+@given(forward=layouts(), window=st.integers(0, 200), data=st.data())
+def test_the_keys_of_every_query(forward: ForwardLayout, window: int, data: st.DataObject) -> None:
+    tokens = st.integers(0, forward.num_tokens - 1)
+    some = data.draw(st.none() | st.sets(tokens, min_size=1).map(sorted))
+    queries = None if some is None else np.array(some)
+    prompts, seen = prompts_of(forward), {}
+    for batch in plan_windowed(forward, window, queries):
+        for b, m in np.ndindex(batch.query_index.shape):
+            position = batch.query_position[b, m]
+            distance = position - batch.key_position[b]
+            visible = batch.key_index[b][(distance >= 0) & (distance <= window)].tolist()
+            query = int(batch.query_index[b, m])
+            assert seen.setdefault(query, visible) == visible  # padding repeats a query
+    tokens_asked = range(forward.num_tokens) if some is None else some
+    assert seen == {i: prompts[t][-window - 1 :] for i, t in enumerate(tokens_asked)}
+
+
+def test_memory_of_a_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_plan, "CALL_KEYS", 300)
+    forward = layout((0, 100, *[20] * 30), (0, 0, 400))
+    sizes = [batch.key_index.shape for batch in plan_windowed(forward, 50)]
+    assert len(sizes) > 10
+    assert all(tiles * keys <= 300 for tiles, keys in sizes)
+
+
+def test_rows_of_one_length_are_one_call() -> None:
+    (batch,) = plan_windowed(layout((0, 0, *[20] * 30)), 50)
+    assert batch.query_index.shape == batch.key_index.shape == (30, 20)
+    assert (batch.key_position < NEVER).all()
