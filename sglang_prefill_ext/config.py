@@ -138,6 +138,14 @@ class PrefillOnlyConfig:
             "kernel), merge (two, joined by log-sum-exp), or torch."
         },
     )
+    cuda_graphs: int = field(
+        default=0,
+        metadata={
+            "least": 0,
+            "help": "Packed forwards of up to so many tokens are replayed as CUDA graphs that are "
+            "captured at start; 0 captures none.",
+        },
+    )
     known_answers: KnownAnswers = field(
         default=KnownAnswers.ON,
         metadata={

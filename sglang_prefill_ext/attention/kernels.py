@@ -13,7 +13,12 @@ from prefill_kernels.errors import KernelArgumentError, check_launchable
 from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
-from sglang_prefill_ext.attention.kernel_plan import KernelPlan, plan_tiles
+from sglang_prefill_ext.attention.kernel_plan import (
+    KernelPlan,
+    most_tiles,
+    plan_tiles,
+    with_idle_tiles,
+)
 from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
@@ -30,6 +35,9 @@ class KernelAttention:
         way: FUSED or MERGE.
         shape: of the heads.
         dtype: of queries, keys and values.
+        reads: int64, ascending: the queries of `read`; None: the layout's own.
+        most_groups: make arrays of such sizes as any layout of so many tokens, reads and at most so
+            many groups needs; None: no larger than this one needs.
     """
 
     def __init__(
@@ -39,17 +47,22 @@ class KernelAttention:
         shape: HeadShape,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        reads: NDArray[np.int64] | None = None,
+        most_groups: int | None = None,
     ) -> None:
         sizes = (shape.group_size, shape.largest_dim, dtype)
         own = fused.block_tokens(*sizes)
         self._num_held = sum(group.held for group in layout.groups)
         self._plans = [plan_tiles(layout, block_tokens=own)]
-        reads = layout.last_layer_queries()
+        reads = layout.last_layer_queries() if reads is None else reads
         self._plans.append(plan_tiles(layout, block_tokens=own, queries=reads))
         self._merges = way is AttentionWay.MERGE
         if self._merges:
             wide = partial.block_tokens(*sizes, device)
             self._plans.append(plan_tiles(layout, block_tokens=wide))
+        if most_groups is not None:
+            self._plans = [_of_fixed_size(plan, layout, most_groups) for plan in self._plans]
         self._device_plans: list[fused.TilePlan] = []
         self._page_table = torch.empty(0)
 
@@ -109,6 +122,11 @@ def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) 
     except KernelArgumentError as error:
         return str(error)
     return ""
+
+
+def _of_fixed_size(plan: KernelPlan, layout: ForwardLayout, most_groups: int) -> KernelPlan:
+    queries, block = len(plan.query_token), plan.block_tokens
+    return with_idle_tiles(plan, most_tiles(layout.num_tokens, queries, most_groups, block))
 
 
 def _device_plan(plan: KernelPlan, arrays: Sequence[Tensor]) -> fused.TilePlan:

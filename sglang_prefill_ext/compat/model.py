@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -63,7 +63,7 @@ class SglangModel:
                 torch.cuda.current_stream().wait_stream(scheduling)
             yield
 
-    def hidden_states(
+    def prepare(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -72,20 +72,24 @@ class SglangModel:
         attend: Attend,
         overrides: Overrides | None = None,
         adapter: str = "",
-    ) -> Tensor:
+    ) -> Callable[[], Tensor]:
         batch = _forward_batch(token_ids, positions, row_lens)
         batch.attend, batch.read_at = attend, read_at
         batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
         self._adapters.load(adapter)
-        batch.adapt(len(token_ids))
-        with (
-            get_model().override(shared_experts=self._model.shared_experts_config),
-            forward_context(self._context, forward_batch=batch),
-            self._overridden(overrides),
-        ):
-            states = self._run(batch)
         whole = self.last_layer is None and read_at is not None
-        return states[read_at] if whole else states
+
+        def run() -> Tensor:
+            batch.adapt(len(token_ids))
+            with (
+                get_model().override(shared_experts=self._model.shared_experts_config),
+                forward_context(self._context, forward_batch=batch),
+                self._overridden(overrides),
+            ):
+                states = self._run(batch)
+            return states[read_at] if whole else states
+
+        return run
 
     @contextmanager
     def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
@@ -164,7 +168,7 @@ class SglangVectorModel(SglangModel):
 
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         with torch.inference_mode(), self.stream():
-            vectors = self.hidden_states(zero, zero, zero, [1], attend_to_itself)
+            vectors = self.prepare(zero, zero, zero, [1], attend_to_itself)()
         states = self._hidden_size if self._has_states else 0
         return int(vectors.shape[1]) - states, states
 

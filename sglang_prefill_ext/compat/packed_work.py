@@ -9,6 +9,7 @@ from typing import Any
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.oneshot.execution import Accounts, DecodeShare, IterationPolicy
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.runtime.collector import Collector
 
@@ -28,6 +29,7 @@ class PackedWork:
     policy: IterationPolicy
     metrics: SchedulerMetrics
     collector: Collector
+    graphs: GraphUse
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
 
@@ -75,7 +77,8 @@ class PackedWork:
         """Bring the metrics up to date."""
         if self.metrics.enabled:
             self.collector.show_pauses()
-            self.metrics.update(self.queue, self.runtime.stats.retried_forwards)
+            retried = self.runtime.stats.retried_forwards
+            self.metrics.update(self.queue, retried, self.graphs.forwards)
 
     def _is_queue_late(self, now_ms: float) -> bool:
         if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # clocks are set back at times
@@ -85,7 +88,11 @@ class PackedWork:
 
 
 def packed_work(
-    scheduler: Any, runtime: PackedRuntime, config: PrefillOnlyConfig, collector: Collector
+    scheduler: Any,
+    runtime: PackedRuntime,
+    config: PrefillOnlyConfig,
+    collector: Collector,
+    graphs: GraphUse,
 ) -> PackedWork:
     """Set up the packed work of a scheduler as the flags ask for it."""
     launch_tokens = runtime.policy.launch_tokens
@@ -97,7 +104,8 @@ def packed_work(
     )
     shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
     labels = scheduler.metrics_collector.labels if shown else None
-    return PackedWork(runtime, IterationPolicy(share), SchedulerMetrics(labels), collector)
+    metrics = SchedulerMetrics(labels)
+    return PackedWork(runtime, IterationPolicy(share), metrics, collector, graphs)
 
 
 def _step_tokens(scheduler: Any, launch_tokens: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
@@ -16,6 +17,9 @@ from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
+from sglang_prefill_ext.oneshot.graphs import PackedGraphs
+from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.layers import Attention, LayerAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.model import Model, Overrides
@@ -38,13 +42,21 @@ class PackedExecutor:
     Args:
         readout_bytes: memory for full-vocabulary logits in the read-out, in bytes.
         attention: TORCH for dense torch calls, else the Triton kernels in that way.
+        graph_tokens: forwards of up to so many tokens are replayed as graphs, which are captured
+            now; 0 for none.
     """
 
     def __init__(
-        self, model: Model, *, readout_bytes: int, attention: AttentionWay = AttentionWay.TORCH
+        self,
+        model: Model,
+        *,
+        readout_bytes: int,
+        attention: AttentionWay = AttentionWay.TORCH,
+        graph_tokens: int = 0,
     ) -> None:
         self._model = model
         self._way = attention
+        self._graphs = PackedGraphs(model, attention, graph_tokens)
         self._reader: LabelReader | VectorReader
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
@@ -71,6 +83,10 @@ class PackedExecutor:
         """Vector and state width, see `Model`."""
         return self._model.vector_width, self._model.state_width
 
+    @property
+    def graph_use(self) -> GraphUse:
+        return self._graphs.use
+
     @torch.inference_mode()
     def launch(
         self,
@@ -87,29 +103,42 @@ class PackedExecutor:
         Raises:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
         """
+        with self._model.stream():
+            hidden = self._graphs.run(plan, held, stores)
+            kept: list[HeldPrefix | None] = [None] * len(plan.hold)
+            if hidden is None:
+                hidden, kept = self._run_eagerly(plan, held, stores)
+            return ForwardCompletion(self._reader.read(hidden, plan), kept)
+
+    def _run_eagerly(
+        self,
+        plan: ForwardPlan,
+        held: Sequence[PrefixSource | None],
+        stores: Sequence[PrefixTransaction | None],
+    ) -> tuple[Tensor, list[HeldPrefix | None]]:
+        """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
         layout, model = plan.layout, self._model
-        with model.stream():
-            attention = self._attention(layout)
-            ends_only = layout.reads_row_ends
-            reads = layout.last_layer_queries() if ends_only else layout.read_positions()
-            arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
-            arrays += [layout.positions(), reads, plan.override_at, plan.overrides]
-            arrays += attention.host_arrays()
-            tokens, positions, read_at, at, embeds, *rest = upload(arrays, model.device)
-            attention.bind(rest)
-            shortened = model.last_layer if ends_only else None
-            attend = LayerAttention(plan, attention, held, stores, shortened)
-            hidden = model.hidden_states(
-                tokens,
-                positions,
-                read_at if ends_only else None,
-                _row_lens(layout),
-                attend,
-                Overrides(at, embeds) if len(at) else None,
-                plan.adapter,
-            )
-            hidden = hidden[: plan.num_reads] if ends_only else hidden[read_at]
-            return ForwardCompletion(self._reader.read(hidden, plan), attend.kept)
+        attention = self._attention(layout)
+        ends_only = layout.reads_row_ends
+        reads = layout.last_layer_queries() if ends_only else layout.read_positions()
+        arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
+        arrays += [layout.positions(), reads, plan.override_at, plan.overrides]
+        arrays += attention.host_arrays()
+        tokens, positions, read_at, at, embeds, *rest = upload(arrays, model.device)
+        attention.bind(rest)
+        shortened = model.last_layer if ends_only else None
+        attend = LayerAttention(plan, attention, held, stores, shortened)
+        run = model.prepare(
+            tokens,
+            positions,
+            read_at if ends_only else None,
+            _row_lens(layout),
+            attend,
+            Overrides(at, embeds) if len(at) else None,
+            plan.adapter,
+        )
+        hidden = run()
+        return hidden[: plan.num_reads] if ends_only else hidden[read_at], attend.kept
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model

@@ -73,7 +73,7 @@ class Model(Protocol):
         """The stream on which this forward is launched."""
         ...
 
-    def hidden_states(
+    def prepare(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -82,15 +82,17 @@ class Model(Protocol):
         attend: Attend,
         overrides: Overrides | None = None,
         adapter: str = "",
-    ) -> Tensor:
-        """Final hidden states ``[R, hidden]`` of a packed forward at R >= 1 positions.
+    ) -> Callable[[], Tensor]:
+        """Make ready a packed forward that is read at R >= 1 positions.
 
+        What is returned runs it on what the tensors hold then, each time that it is called, and
+        needs nothing else of the host. It makes the final hidden states ``[R, hidden]``.
         Where the model makes vectors, these instead, each with its state behind it:
         ``[R, vector_width + state_width]``. With None the
         states of all tokens, and the attention of `last_layer` is asked for all, too.
 
         Args:
-            adapter: see `PackedRows`.
+            adapter: see `PackedRows`; holds until another forward is made ready.
 
         Raises:
             PackedForwardError: there is no such adapter (any more).

@@ -51,6 +51,8 @@ ZONES = {
             "oneshot.execution",
             "oneshot.flight",
             "oneshot.forwards",
+            "oneshot.graph_plan",
+            "oneshot.graph_use",
             "oneshot.job",
             "oneshot.known_answers",
             "oneshot.layout",

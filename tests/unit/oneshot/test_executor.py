@@ -36,14 +36,14 @@ def _causal(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor
 def _row_by_row(request: PlainRequest) -> list[float]:
     model, values = TinyModel(), []
     for prompt, labels in zip(request.prompts, request.labels, strict=True):
-        hidden = model.hidden_states(
+        run = model.prepare(
             torch.tensor(prompt),
             torch.arange(len(prompt)),
             torch.tensor([len(prompt) - 1]),
             [len(prompt)],
             _causal,
         )
-        values += torch.log_softmax(model.logits(hidden)[0], dim=-1)[labels].tolist()
+        values += torch.log_softmax(model.logits(run())[0], dim=-1)[labels].tolist()
     return values
 
 

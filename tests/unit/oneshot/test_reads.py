@@ -85,8 +85,8 @@ def _biased(log_probs: Tensor, draw: Params) -> Tensor:
 def _log_probs(prompt: list[int]) -> list[Tensor]:
     model = TinyModel()
     tokens = torch.tensor(prompt)
-    hidden = model.hidden_states(tokens, torch.arange(len(prompt)), None, [len(prompt)], _causal)
-    return list(torch.log_softmax(model.logits(hidden), dim=-1))
+    run = model.prepare(tokens, torch.arange(len(prompt)), None, [len(prompt)], _causal)
+    return list(torch.log_softmax(model.logits(run()), dim=-1))
 
 
 @st.composite
