@@ -19,7 +19,9 @@ from sglang_prefill_ext.attention.kernel_plan import (
     plan_tiles,
     with_idle_tiles,
 )
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.libraries import LIBRARIES
+from sglang_prefill_ext.attention.plan import prefix_spans
+from sglang_prefill_ext.attention.prefix import HeldKV, merge_prefixes
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -32,7 +34,7 @@ class KernelAttention:
     uploaded by the caller together with everything else, and handed to `bind`.
 
     Args:
-        way: FUSED or MERGE.
+        way: FUSED, MERGE or one of `LIBRARIES`.
         shape: of the heads.
         dtype: of queries, keys and values.
         reads: int64, ascending: the queries of `read`; None: the layout's own.
@@ -63,6 +65,8 @@ class KernelAttention:
             self._plans.append(plan_tiles(layout, block_tokens=wide))
         if most_groups is not None:
             self._plans = [_of_fixed_size(plan, layout, most_groups) for plan in self._plans]
+        self._library = LIBRARIES.get(way)
+        self._spans = prefix_spans(layout) if self._library else ()
         self._device_plans: list[fused.TilePlan] = []
         self._page_table = torch.empty(0)
 
@@ -84,12 +88,17 @@ class KernelAttention:
         self, q: Tensor, k: Tensor, v: Tensor, scale: float, held: Sequence[HeldKV | None]
     ) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
-        cached = self._cached(held)
-        if not self._merges:
-            plan = self._device_plans[0]
+        plan = self._device_plans[0]
+        if not (self._merges or self._library):
+            cached = self._cached(held)
             return fused.shared_prefix_attention(q, k, v, plan, scale, cached=cached)[0]
-        own, _, prefix = self._device_plans
-        out, lse = fused.shared_prefix_attention(q, k, v, own, scale, parts=fused.KeyParts.OWN)
+        out, lse = fused.shared_prefix_attention(q, k, v, plan, scale, parts=fused.KeyParts.OWN)
+        if self._library:
+            tensors = (out, lse, q, k, v)
+            library = self._library
+            merge_prefixes(self._spans, *tensors, scale, held, partial=library, merge=merge_state)
+            return out
+        cached, prefix = self._cached(held), self._device_plans[2]
         part = partial.partial_prefix_attention(q, k, v, prefix, scale, cached=cached)
         return merge_state(out, lse, *part, out=out, lse=lse)[0]
 

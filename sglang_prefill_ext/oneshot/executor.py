@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
-from sglang_prefill_ext.attention.probe import wrong_kernel
+from sglang_prefill_ext.attention.libraries import LIBRARIES, library_obstacle
+from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
@@ -149,10 +150,11 @@ class PackedExecutor:
 
 
 def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
-    """Return TORCH where AUTO finds no kernels that run and are right; else what was asked for.
+    """Return what of that runs here and is right: TORCH instead of AUTO where the kernels are not,
+    MERGE with our own kernel for the prefix instead of a library that is not; else what was asked.
 
     Raises:
-        ConfigError: FUSED or MERGE was asked for, and the kernels cannot run or are wrong.
+        ConfigError: FUSED or MERGE is to be used, and the kernels cannot run or are wrong.
     """
     # Under the interpreter kernels are for tests: right, and a thousand times slower.
     on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
@@ -161,13 +163,24 @@ def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
     kind = (model.heads, model.dtype, model.device)
     obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind)
     if not obstacle:
-        return asked
+        return _with_right_library(asked, model)
     if asked is AttentionWay.AUTO:
         logger.error("Packed attention falls back to torch, which is slow: %s", obstacle)
         return AttentionWay.TORCH
     raise ConfigError(
         f"--prefill-only-attention {asked} cannot be used here: {obstacle}. Leave the flag out."
     )
+
+
+def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:
+    if asked not in LIBRARIES:
+        return asked
+    obstacle = library_obstacle(model.dtype, model.device)
+    obstacle = obstacle or wrong_library(asked, model.heads, model.dtype, model.device)
+    if not obstacle:
+        return asked
+    logger.error("--prefill-only-attention %s falls back to merge: %s", asked, obstacle)
+    return AttentionWay.MERGE
 
 
 def _row_lens(layout: ForwardLayout) -> list[int]:

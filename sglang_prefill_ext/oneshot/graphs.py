@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.kernels import KernelAttention
+from sglang_prefill_ext.attention.libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.capture import Capture, capture_for
 from sglang_prefill_ext.oneshot.graph_plan import (
@@ -35,19 +36,22 @@ from sglang_prefill_ext.oneshot.upload import in_one_buffer, tensors_in, upload
 
 logger = logging.getLogger(__name__)
 
+_GRAPH_WAYS = {AttentionWay.AUTO: AttentionWay.FUSED} | dict.fromkeys(LIBRARIES, AttentionWay.MERGE)
+
 
 class PackedGraphs:
     """The graphs of a model, and the choice among them.
 
     Args:
-        attention: of eager forwards; graphs have that of FUSED where it is AUTO.
+        attention: of eager forwards. Graphs have FUSED where it is AUTO, and MERGE where a library
+            shares in it, whose calls are planned on the host.
         max_tokens: of the largest one; 0 for none at all.
     """
 
     def __init__(self, model: Model, attention: AttentionWay, max_tokens: int) -> None:
         self.use = GraphUse()
         self._model = model
-        self._way = AttentionWay.FUSED if attention is AttentionWay.AUTO else attention
+        self._way = _GRAPH_WAYS.get(attention, attention)
         self._asked = max_tokens > 0
         self._graphs: list[ForwardGraph] = []
         if self._asked:

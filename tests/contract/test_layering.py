@@ -78,6 +78,7 @@ ZONES = {
             "patching.embed_uses",
             "patching.flag_patches",
             "patching.frontend_patches",
+            "patching.library_uses",
             "patching.lora_patches",
             "patching.lora_uses",
             "patching.gc_patches",
@@ -151,7 +152,7 @@ ZONES = {
     "tensors": Zone(
         ("oneshot.*", "attention.*"),
         zones=("errors", "pure", "kernels"),
-        libraries=("numpy", "psutil", "torch"),
+        libraries=("flashinfer", "numpy", "psutil", "sgl_kernel", "torch"),
     ),
     "registry": Zone(("compat.registry",), zones=("pure",), libraries=("sglang",)),
     "engine": Zone(("patching.engine",), zones=("errors", "pure", "guard", "registry")),

@@ -85,6 +85,19 @@ def test_replays_answer_as_eager_forwards_do(
     assert not eager.graph_use.forwards
 
 
+@pytest.mark.parametrize("asked", [AttentionWay.AUTO, AttentionWay.MERGE_FA3])
+def test_a_way_that_is_chosen_on_the_host_is_another_one_in_graphs(
+    asked: AttentionWay, device: torch.device
+) -> None:
+    model = DeviceModel(device)
+    executor = PackedExecutor(model, readout_bytes=1 << 20, attention=asked, graph_tokens=16)
+    eager = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.MERGE)
+    forward = FORWARDS["one_row"]
+    wanted = answer(eager, forward)
+    np.testing.assert_allclose(answer(executor, forward), wanted, rtol=0, atol=1e-5)
+    assert executor.graph_use.forwards == {"graph": 1}
+
+
 @each_way
 @torch.inference_mode()
 def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.device) -> None:
