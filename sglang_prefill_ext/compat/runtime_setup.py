@@ -90,7 +90,6 @@ def _set_up_executor(
         model,
         readout_bytes=config.readout_chunk_mib << 20,
         attention=resolve_attention(config.attention, model),
-        graph_tokens=min(config.cuda_graphs, config.max_forward_tokens),
     )
     STARTUP.mark("kernels")
 
@@ -100,7 +99,12 @@ def _set_up_executor(
         return tensor.tolist()
 
     measured = calibrate(
-        executor, model.device, config.max_forward_tokens, largest_of_all_ranks, most_bytes
+        executor,
+        model.device,
+        config.max_forward_tokens,
+        largest_of_all_ranks,
+        most_bytes,
+        graph_tokens=min(config.cuda_graphs, config.max_forward_tokens),
     )
     STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)

@@ -56,19 +56,24 @@ def calibrate(
     max_tokens: int,
     agree: Agree,
     most_bytes: int | None = None,
+    graph_tokens: int = 0,
 ) -> Calibration:
-    """Run a few forwards before anything is served.
+    """Run a few forwards before anything is served, and capture graphs.
 
     Args:
         max_tokens: of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
         most_bytes: of the free memory, what is for this scheduler; None for all of it.
+        graph_tokens: of the largest graph; 0 for none.
 
     Raises:
         ConfigError: the largest forward that the operator allows does not fit.
     """
     try:
         memory = measured_memory(executor, device, max_tokens)
+        if graph_tokens:
+            # Between the two: eager forwards need memory, and short ones are launched as graphs.
+            executor.capture_graphs(graph_tokens)
         launch_tokens = measured_launch(executor, max_tokens)
     except RuntimeError as error:
         raise ConfigError(

@@ -43,8 +43,6 @@ class PackedExecutor:
     Args:
         readout_bytes: memory for full-vocabulary logits in the read-out, in bytes.
         attention: TORCH for dense torch calls, else the Triton kernels in that way.
-        graph_tokens: forwards of up to so many tokens are replayed as graphs, which are captured
-            now; 0 for none.
     """
 
     def __init__(
@@ -53,11 +51,10 @@ class PackedExecutor:
         *,
         readout_bytes: int,
         attention: AttentionWay = AttentionWay.TORCH,
-        graph_tokens: int = 0,
     ) -> None:
         self._model = model
         self._way = attention
-        self._graphs = PackedGraphs(model, attention, graph_tokens)
+        self._graphs = PackedGraphs(model, attention)
         self._reader: LabelReader | VectorReader
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
@@ -87,6 +84,10 @@ class PackedExecutor:
     @property
     def graph_use(self) -> GraphUse:
         return self._graphs.use
+
+    def capture_graphs(self, max_tokens: int) -> None:
+        """Replay forwards of up to so many tokens as graphs from now on, where that is possible."""
+        self._graphs.capture(max_tokens)
 
     @torch.inference_mode()
     def launch(

@@ -40,22 +40,19 @@ _GRAPH_WAYS = {AttentionWay.AUTO: AttentionWay.FUSED} | dict.fromkeys(LIBRARIES,
 
 
 class PackedGraphs:
-    """The graphs of a model, and the choice among them.
+    """The graphs of a model, and the choice among them; none until they are captured.
 
     Args:
         attention: of eager forwards. Graphs have FUSED where it is AUTO, and MERGE where a library
             shares in it, whose calls are planned on the host.
-        max_tokens: of the largest one; 0 for none at all.
     """
 
-    def __init__(self, model: Model, attention: AttentionWay, max_tokens: int) -> None:
+    def __init__(self, model: Model, attention: AttentionWay) -> None:
         self.use = GraphUse()
         self._model = model
         self._way = _GRAPH_WAYS.get(attention, attention)
-        self._asked = max_tokens > 0
+        self._asked = False
         self._graphs: list[ForwardGraph] = []
-        if self._asked:
-            self._capture(max_tokens)
 
     def run(
         self, plan: ForwardPlan, held: Sequence[object | None], stores: Sequence[object | None]
@@ -76,8 +73,9 @@ class PackedGraphs:
         self.use.forwards[reason] += 1
         return None if graph is None else graph.run(plan)
 
-    def _capture(self, max_tokens: int) -> None:
-        """Capture all sizes, the largest first, in whose memory the others then fit."""
+    def capture(self, max_tokens: int) -> None:
+        """Capture all sizes up to `max_tokens`, at least 1. `use.obstacle` says what went wrong."""
+        self._asked = True
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
             self.use.obstacle = "attention by torch plans its calls on the host"
@@ -99,6 +97,7 @@ class PackedGraphs:
     def _try_capture(self, buckets: Sequence[Bucket], capture: Capture) -> None:
         try:
             with self._model.stream():
+                # In the memory of the largest one, the others find room.
                 for bucket in reversed(buckets):
                     self._graphs.insert(0, ForwardGraph(bucket, self._model, self._way, capture))
         except Exception as failure:

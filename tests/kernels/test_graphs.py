@@ -63,6 +63,20 @@ FORWARDS = {
 }
 
 
+def executor_with_graphs(
+    model: TinyModel, way: AttentionWay, max_tokens: int = LARGEST
+) -> PackedExecutor:
+    executor = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
+    executor.capture_graphs(max_tokens)
+    return executor
+
+
+def graphs_of(model: TinyModel, way: AttentionWay) -> PackedGraphs:
+    graphs = PackedGraphs(model, way)
+    graphs.capture(LARGEST)
+    return graphs
+
+
 def answer(executor: PackedExecutor, forward: ForwardPlan) -> np.ndarray:
     nothing = [None] * len(forward.hold)
     return executor.launch(forward, nothing, nothing).wait()
@@ -75,7 +89,7 @@ def test_replays_answer_as_eager_forwards_do(
 ) -> None:
     model = DeviceModel(device, shortens=shortens)
     eager = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
-    graphs = PackedExecutor(model, readout_bytes=1 << 20, attention=way, graph_tokens=LARGEST)
+    graphs = executor_with_graphs(model, way)
     assert graphs.graph_use.sizes == SIZES
     # Each twice, after all others: nothing of an earlier forward may be left in the buffers.
     for forward in [*FORWARDS.values(), *reversed(FORWARDS.values())]:
@@ -90,7 +104,7 @@ def test_a_way_that_is_chosen_on_the_host_is_another_one_in_graphs(
     asked: AttentionWay, device: torch.device
 ) -> None:
     model = DeviceModel(device)
-    executor = PackedExecutor(model, readout_bytes=1 << 20, attention=asked, graph_tokens=16)
+    executor = executor_with_graphs(model, asked, 16)
     eager = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.MERGE)
     forward = FORWARDS["one_row"]
     wanted = answer(eager, forward)
@@ -102,7 +116,7 @@ def test_a_way_that_is_chosen_on_the_host_is_another_one_in_graphs(
 @torch.inference_mode()
 def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.device) -> None:
     """Everything that a graph makes is finite, what nobody reads included."""
-    graphs = PackedGraphs(DeviceModel(device), way, LARGEST)
+    graphs = graphs_of(DeviceModel(device), way)
     (graph,) = [each for each in graphs._graphs if each.bucket.tokens == LARGEST]
     for forward in FORWARDS.values():
         graph.run(forward)
@@ -113,7 +127,7 @@ def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.devic
 
 @torch.inference_mode()
 def test_what_is_read_is_not_overwritten_by_the_next_replay(device: torch.device) -> None:
-    graphs = PackedGraphs(DeviceModel(device), AttentionWay.FUSED, LARGEST)
+    graphs = graphs_of(DeviceModel(device), AttentionWay.FUSED)
     first = graphs.run(FORWARDS["rows_behind_a_prefix"], [None], [None])
     assert first is not None
     before = first.clone()
@@ -122,12 +136,7 @@ def test_what_is_read_is_not_overwritten_by_the_next_replay(device: torch.device
 
 
 def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) -> None:
-    executor = PackedExecutor(
-        DeviceModel(device),
-        readout_bytes=1 << 20,
-        attention=AttentionWay.FUSED,
-        graph_tokens=LARGEST,
-    )
+    executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
     assert np.isfinite(answer(executor, plan(request(9, 0, LARGEST + 1)))).all()
     assert np.isfinite(answer(executor, plan(request(9, 0, *[1] * 25)))).all()
     assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
@@ -135,9 +144,7 @@ def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) ->
 
 
 def test_without_kernels_there_is_no_graph(caplog: pytest.LogCaptureFixture) -> None:
-    executor = PackedExecutor(
-        TinyModel(), readout_bytes=1 << 20, attention=AttentionWay.TORCH, graph_tokens=LARGEST
-    )
+    executor = executor_with_graphs(TinyModel(), AttentionWay.TORCH)
     assert executor.graph_use.obstacle == "attention by torch plans its calls on the host"
     assert "--prefill-only-cuda-graphs 48: no graph" in caplog.text
     assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
@@ -159,12 +166,7 @@ def test_a_capture_that_fails_leaves_no_graph_and_forwards_run(
             return work
 
     monkeypatch.setattr(graphs_module, "capture_for", lambda _device: Failing())
-    executor = PackedExecutor(
-        DeviceModel(device),
-        readout_bytes=1 << 20,
-        attention=AttentionWay.FUSED,
-        graph_tokens=LARGEST,
-    )
+    executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
     assert executor.graph_use.sizes == ()
     assert executor.graph_use.obstacle.startswith("the capture failed: RuntimeError: operation")
     assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()

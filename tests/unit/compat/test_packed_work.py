@@ -92,16 +92,24 @@ def test_the_longest_wait_is_a_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "replays_graphs", "step_tokens"), [(7, True, 7), (0, False, 100), (0, True, 25)]
+    ("given", "replays_graphs", "packed_graphs", "step_tokens"),
+    [
+        (7, True, (), 7),
+        (0, False, (), 100),
+        (0, True, (), 25),
+        (0, True, (16, 64), 100),  # the launch was measured on a graph, too
+        (0, False, (16, 64), 400),
+        (0, True, (16, 48), 25),  # graphs too small for what was measured
+    ],
 )
 def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
-    given: int, replays_graphs: bool, step_tokens: int
+    given: int, replays_graphs: bool, packed_graphs: tuple[int, ...], step_tokens: int
 ) -> None:
     config = PrefillOnlyConfig(decode_step_tokens=given)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=100))
-    work = packed_work(
-        scheduler(replays_graphs=replays_graphs), runtime, config, StubCollector(), GraphUse()
-    )
+    graphs = GraphUse(packed_graphs)
+    stock = scheduler(replays_graphs=replays_graphs)
+    work = packed_work(stock, runtime, config, StubCollector(), graphs)
     assert work.policy.share.step_tokens == step_tokens
 
 
