@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import torch
@@ -52,12 +53,19 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             result = work()
+        return _Replay(graph, result, work)
 
-        def replay() -> Tensor:
-            graph.replay()
-            return result
 
-        return replay
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    graph: torch.cuda.CUDAGraph
+    result: Tensor
+    work: Work
+    """Holds the tensors that the graph reads at the addresses which they had."""
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.result
 
 
 def capture_for(device: torch.device) -> Capture:

@@ -88,7 +88,7 @@ class PaddedForward:
         layout: of `bucket.tokens` tokens; a padding row is the last one.
         token_ids: int64 `[bucket.tokens]`.
         reads: int64 `[bucket.reads]`: tokens with which the last layer goes on, ascending.
-        places: int64 `[rows]`: where the rows' own are among them.
+        places: int64 `[bucket.reads]`: where the rows' own are among them; behind these, zeros.
     """
 
     layout: ForwardLayout
@@ -111,5 +111,6 @@ def pad(layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket) -> 
     others = np.flatnonzero(~goes_on)
     goes_on[others[len(others) - (bucket.reads - len(ends)) :]] = True
     reads = np.flatnonzero(goes_on)
-    padded = ForwardLayout(layout.groups + padding)
-    return PaddedForward(padded, ids, reads, np.searchsorted(reads, ends))
+    places = np.zeros(bucket.reads, dtype=np.int64)
+    places[: len(ends)] = np.searchsorted(reads, ends)
+    return PaddedForward(ForwardLayout(layout.groups + padding), ids, reads, places)

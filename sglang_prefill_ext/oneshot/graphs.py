@@ -32,7 +32,7 @@ from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.memory import kept_bytes
 from sglang_prefill_ext.oneshot.model import Model
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.upload import in_one_buffer, tensors_in, upload
+from sglang_prefill_ext.oneshot.upload import in_one_buffer, tensors_in
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ class PackedGraphs:
         if self.use.obstacle:
             logger.error(
                 "--prefill-only-cuda-graphs %d: no graph, because %s. Packed forwards run eagerly.",
-                *(max_tokens, self.use.obstacle),
+                max_tokens,
+                self.use.obstacle,
             )
         else:
             logger.info("Prefill-only serving: captured %s", self.use)
@@ -102,7 +103,7 @@ class PackedGraphs:
                     self._graphs.insert(0, ForwardGraph(bucket, self._model, self._way, capture))
         except Exception as failure:
             # Models, compilers and drivers fail in any way; each means that there are no graphs.
-            logger.exception("A packed forward of %d tokens cannot be captured", bucket.tokens)
+            logger.exception("Packed forwards of %s cannot be captured", [*buckets])
             self._graphs.clear()
             self.use.obstacle = f"the capture failed: {type(failure).__name__}: {failure}"
 
@@ -121,7 +122,7 @@ class ForwardGraph:
         one_token = ForwardLayout((GroupSpan(0, 0, np.ones(1, np.int32)),))
         attention, arrays = self._inputs(pad(one_token, np.zeros(1, np.int32), bucket))
         self._buffer = in_one_buffer(arrays, pinned=False).to(model.device)
-        tokens, positions, reads, *rest = tensors_in(self._buffer, arrays)
+        tokens, positions, reads, self._places, *rest = tensors_in(self._buffer, arrays)
         attention.bind(rest)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -133,13 +134,11 @@ class ForwardGraph:
 
     def run(self, plan: ForwardPlan) -> Tensor:
         """Hidden states (or vectors) of the rows' ends, a tensor of their own."""
-        padded = pad(plan.layout, plan.token_ids, self.bucket)
-        _, arrays = self._inputs(padded)
+        _, arrays = self._inputs(pad(plan.layout, plan.token_ids, self.bucket))
         on_cuda = self._model.device.type == "cuda"
         # In order with the replay before it, which reads the same buffer, as all are on one stream.
         self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
-        (places,) = upload([padded.places], self._model.device)
-        return self._replay()[places]
+        return self._replay()[self._places[: plan.num_reads]]
 
     def _inputs(self, padded: PaddedForward) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
         """The attention of a forward, and all arrays that are read of it."""
@@ -154,4 +153,4 @@ class ForwardGraph:
             most_groups=self.bucket.groups + 1,  # one is padding
         )
         arrays: list[NDArray[np.generic]] = [padded.token_ids, padded.layout.positions()]
-        return attention, [*arrays, padded.reads, *attention.host_arrays()]
+        return attention, [*arrays, padded.reads, padded.places, *attention.host_arrays()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -96,6 +98,10 @@ def test_with_cuda_work_is_warmed_up_captured_once_and_replayed_without_it(
         "work",
         "captured",
     ]
+    read = weakref.ref(work)
+    del work
+    gc.collect()
+    assert read() is not None, "what the graph reads must stay where it is"
     calls.clear()
     assert replay() is replay() is result
     assert calls == ["replay", "replay"]
