@@ -35,6 +35,8 @@ class AttentionWay(StrEnum):
     AUTO = "auto"  # by device and shape
     FUSED = "fused"  # one Triton kernel over cached prefix, fresh prefix and own row
     MERGE = "merge"  # one kernel for the prefix, one for the row, joined by log-sum-exp
+    MERGE_FA3 = "merge-fa3"  # the same, with FlashAttention-3 for the prefix
+    MERGE_FLASHINFER = "merge-flashinfer"  # the same, with FlashInfer for the prefix
     TORCH = "torch"  # dense torch calls, on every device
 
 
@@ -135,7 +137,16 @@ class PrefillOnlyConfig:
         default=AttentionWay.AUTO,
         metadata={
             "help": "How attention is computed: auto (by device and shape), fused (one Triton "
-            "kernel), merge (two, joined by log-sum-exp), or torch."
+            "kernel), merge (two, joined by log-sum-exp), merge-fa3 or merge-flashinfer (with that "
+            "library for the prefix), or torch."
+        },
+    )
+    cuda_graphs: int = field(
+        default=0,
+        metadata={
+            "least": 0,
+            "help": "Packed forwards of up to so many tokens are replayed as CUDA graphs that are "
+            "captured at start; 0 captures none.",
         },
     )
     known_answers: KnownAnswers = field(

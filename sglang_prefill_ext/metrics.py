@@ -117,6 +117,7 @@ class SchedulerMetrics:
     def __init__(self, prometheus_labels: Mapping[str, Any] | None = None) -> None:
         self._gauges: dict[str, Any] = {}
         self._retried_forwards = 0
+        self._by_graph: dict[str, int] = {}
         if prometheus_labels is None:
             return
         # Imported late, like the counters below.
@@ -133,23 +134,36 @@ class SchedulerMetrics:
             "Forwards of several requests that failed and were split up.",
             names,
         ).labels(**prometheus_labels)
+        self._labels = prometheus_labels
+        self._graph_forwards = PrometheusCounter(
+            "sglang:prefill_only_graph_forwards",
+            "Packed forwards replayed as graphs (how=graph), and eager ones by reason.",
+            (*names, "how"),
+        )
 
     @property
     def enabled(self) -> bool:
         return bool(self._gauges)
 
-    def update(self, queue: Mapping[str, float], retried_forwards: int) -> None:
+    def update(
+        self, queue: Mapping[str, float], retried_forwards: int, graph_forwards: Mapping[str, int]
+    ) -> None:
         """Show the queue as it is now.
 
         Args:
             queue: a number for each name of `_QUEUE`.
             retried_forwards: in all since the start.
+            graph_forwards: see `GraphUse`; likewise.
         """
         for name, gauge in self._gauges.items():
             gauge.set(queue[name])
         if self._gauges:
             self._retried.inc(retried_forwards - self._retried_forwards)
             self._retried_forwards = retried_forwards
+            for how, count in graph_forwards.items():
+                more = count - self._by_graph.get(how, 0)
+                self._graph_forwards.labels(**self._labels, how=how).inc(more)
+            self._by_graph = dict(graph_forwards)
 
 
 class PauseMetrics:

@@ -1,4 +1,4 @@
-"""Attention of packed rows, fused and merged, against page aliasing and FlexAttention.
+"""Attention of packed rows, fused and merged, against libraries, page aliasing and FlexAttention.
 
 Run as ``python -m bench.kernels.bench_shared_prefix_attention``. Heads as in Qwen3-0.6B: 16 query
 heads that share 8 key heads of 128. A shape "60+2x50" is a prefix of 60 tokens and 50 rows of 2.
@@ -21,6 +21,9 @@ from torch import Tensor
 from bench.kernels.attention_baselines import BASELINES, Problem
 from bench.kernels.harness import Case, Way, cuda_device, measure
 from sglang_prefill_ext.attention.kernel_plan import plan_tiles
+from sglang_prefill_ext.attention.kernels import KernelAttention
+from sglang_prefill_ext.attention.libraries import LIBRARIES
+from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 
 HEADS, KEY_HEADS, HEAD_DIM = 16, 8, 128
@@ -45,7 +48,8 @@ def main() -> None:
         shape = {"prefix": prefix, "row": row, "rows": rows, "groups": groups}
         fresh = GroupSpan(0, prefix, np.full(rows, row, dtype=np.int32))
         ways = our_ways(problem.q, problem.k, problem.v, (fresh,) * groups, problem.scale, None)
-        measure(_case(problem, {**shape, "cached": 0}), ways | _baselines(problem))
+        others = _library_ways(problem, (fresh,) * groups) | _baselines(problem)
+        measure(_case(problem, {**shape, "cached": 0}), ways | others)
         measure(_case(problem, {**shape, "cached": 1}), _ways_with_cached_prefix(problem, rows))
 
 
@@ -88,6 +92,27 @@ def our_ways(
         return (out,)
 
     return {"fused": fused, "merge": merge}
+
+
+def _library_ways(problem: Problem, groups: tuple[GroupSpan, ...]) -> dict[str, Way]:
+    """Merged, with a library's kernel for the prefixes, one call a group."""
+    heads = HeadShape(HEADS, KEY_HEADS, HEAD_DIM, HEAD_DIM)
+    q, k, v, device = problem.q, problem.k, problem.v, problem.q.device
+    ways: dict[str, Way] = {}
+    for name in LIBRARIES:
+        attention = KernelAttention(ForwardLayout(groups), name, heads, DTYPE, device)
+        attention.bind([torch.from_numpy(array).to(device) for array in attention.host_arrays()])
+
+        def run(attention: KernelAttention = attention) -> tuple[Tensor]:
+            return (attention.forward(q, k, v, problem.scale, [None] * len(groups)),)
+
+        try:
+            run()
+        except ImportError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
+        else:
+            ways[name] = run
+    return ways
 
 
 def _plan(layout: ForwardLayout, block_tokens: int, device: torch.device) -> TilePlan:

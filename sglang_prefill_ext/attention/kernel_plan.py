@@ -4,7 +4,7 @@ A *section* is a group's fresh prefix, or all its rows. Queries of one section h
 outside of it, hence a tile never leaves its section.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,30 @@ def plan_tiles(
         block_tokens=block_tokens,
         num_pages=int(pages.sum()),
     )
+
+
+def most_tiles(num_tokens: int, num_queries: int, num_groups: int, block_tokens: int) -> int:
+    """Return a number of tiles that `plan_tiles` never exceeds, whatever the layout.
+
+    Args:
+        num_tokens, num_groups: of the layout.
+        num_queries: of them.
+    """
+    # Every window of a section leaves one tile that is not full.
+    windows = num_tokens // (SPAN_BLOCKS * block_tokens) + 2 * num_groups
+    return num_queries // block_tokens + windows
+
+
+def with_idle_tiles(plan: KernelPlan, num_tiles: int) -> KernelPlan:
+    """Add tiles that have nothing to do, up to `num_tiles`.
+
+    Raises:
+        PackingError: there are more already.
+    """
+    missing = num_tiles - len(plan.tiles)
+    _require(missing >= 0, f"the plan has {len(plan.tiles)} tiles; there is room for {num_tiles}")
+    tiles = np.concatenate([plan.tiles, np.zeros((missing, plan.tiles.shape[1]), np.int32)])
+    return replace(plan, tiles=tiles)
 
 
 def check_page_table(page_table: NDArray[np.int32], plan: KernelPlan, pool_pages: int) -> None:

@@ -13,8 +13,15 @@ from prefill_kernels.errors import KernelArgumentError, check_launchable
 from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
-from sglang_prefill_ext.attention.kernel_plan import KernelPlan, plan_tiles
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.kernel_plan import (
+    KernelPlan,
+    most_tiles,
+    plan_tiles,
+    with_idle_tiles,
+)
+from sglang_prefill_ext.attention.libraries import LIBRARIES
+from sglang_prefill_ext.attention.plan import prefix_spans
+from sglang_prefill_ext.attention.prefix import HeldKV, merge_prefixes
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
@@ -28,9 +35,12 @@ class KernelAttention:
     uploaded by the caller together with everything else, and handed to `bind`.
 
     Args:
-        way: FUSED or MERGE.
+        way: FUSED, MERGE or one of `LIBRARIES`.
         shape: of the heads.
         dtype: of queries, keys and values.
+        reads: int64, ascending: the queries of `read`; None: the layout's own.
+        most_groups: make arrays of such sizes as any layout of so many tokens, reads and at most so
+            many groups needs; None: no larger than this one needs.
     """
 
     def __init__(
@@ -40,17 +50,24 @@ class KernelAttention:
         shape: HeadShape,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        reads: NDArray[np.int64] | None = None,
+        most_groups: int | None = None,
     ) -> None:
         sizes = (shape.group_size, shape.largest_dim, dtype)
         own = fused.block_tokens(*sizes)
         self._num_held = sum(group.held for group in layout.groups)
         self._plans = [plan_tiles(layout, block_tokens=own)]
-        reads = layout.last_layer_queries()
+        reads = layout.last_layer_queries() if reads is None else reads
         self._plans.append(plan_tiles(layout, block_tokens=own, queries=reads))
         self._merges = way is AttentionWay.MERGE
         if self._merges:
             wide = partial.block_tokens(*sizes, device)
             self._plans.append(plan_tiles(layout, block_tokens=wide))
+        if most_groups is not None:
+            self._plans = [_of_fixed_size(plan, layout, most_groups) for plan in self._plans]
+        self._library = LIBRARIES.get(way)
+        self._spans = prefix_spans(layout) if self._library else ()
         self._device_plans: list[fused.TilePlan] = []
         self._page_table = torch.empty(0)
 
@@ -78,14 +95,20 @@ class KernelAttention:
         variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
+        own = self._device_plans[0]
+        if self._library and variant.is_plain:
+            out, lse = self._fused(q, k, v, own, scale, variant, parts=fused.KeyParts.OWN)
+            tensors = (out, lse, q, k, v)
+            library = self._library
+            merge_prefixes(self._spans, *tensors, scale, held, partial=library, merge=merge_state)
+            return out
         cached = self._cached(held)
         if not self._merges:
-            return self._fused(q, k, v, self._device_plans[0], scale, variant, cached=cached)[0]
-        own, _, prefix = self._device_plans
+            return self._fused(q, k, v, own, scale, variant, cached=cached)[0]
         # Sinks are counted with one part only.
         out, lse = self._fused(q, k, v, own, scale, variant, parts=fused.KeyParts.OWN)
         part = partial.partial_prefix_attention(
-            *(q, k, v, prefix, scale),
+            *(q, k, v, self._device_plans[2], scale),
             cached=cached,
             soft_cap=variant.soft_cap,
             window=variant.window,
@@ -148,6 +171,11 @@ def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) 
     except KernelArgumentError as error:
         return str(error)
     return ""
+
+
+def _of_fixed_size(plan: KernelPlan, layout: ForwardLayout, most_groups: int) -> KernelPlan:
+    queries, block = len(plan.query_token), plan.block_tokens
+    return with_idle_tiles(plan, most_tiles(layout.num_tokens, queries, most_groups, block))
 
 
 def _device_plan(plan: KernelPlan, arrays: Sequence[Tensor]) -> fused.TilePlan:

@@ -1,6 +1,6 @@
 """The prefix that queries see beside the keys of their own call."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -16,6 +16,22 @@ HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[held, KH, D]` and values `[held, KH, Dv]` of one group's held prefix in one layer."""
 
 
+Partial: TypeAlias = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+"""``(q [Q,H,D], k [P,KH,D], v [P,KH,Dv], scale) -> out [Q,H,Dv], lse [Q,H]``, natural log: every
+query sees every key, of which there is at least one."""
+
+Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`merge.merge_states`, or what does the same."""
+
+
+def dense_partial(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, soft_cap: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """`Partial` in torch; `soft_cap` as in `partial_attention`."""
+    out, lse = partial_attention(q[None], k[None], v[None], scale, soft_cap=soft_cap)
+    return out[0], lse[0]
+
+
 def merge_prefixes(
     spans: Iterable[PrefixSpan],
     out: Tensor,
@@ -25,7 +41,9 @@ def merge_prefixes(
     v: Tensor,
     scale: float,
     held: Sequence[HeldKV | None],
-    soft_cap: float = 0.0,
+    *,
+    partial: Partial = dense_partial,
+    merge: Merge = merge_states,
 ) -> None:
     """Add every span's prefix to the attention of its queries, in place.
 
@@ -37,17 +55,14 @@ def merge_prefixes(
         v: `[T, KH, Dv]`, likewise.
         scale: factor of the scores before the softmax.
         held: one entry per group.
-        soft_cap: see `partial_attention`.
+        partial: computes the attention of queries over a prefix.
+        merge: joins it with that over their own keys.
     """
     for span in spans:
         keys, values = _prefix_of(span, k, v, held)
         queries = span.queries
-        part_out, part_lse = partial_attention(
-            q[None, queries], keys, values, scale, soft_cap=soft_cap
-        )
-        out[queries], lse[queries] = merge_states(
-            out[queries], lse[queries], part_out[0], part_lse[0]
-        )
+        part = partial(q[queries], keys, values, scale)
+        out[queries], lse[queries] = merge(out[queries], lse[queries], *part)
 
 
 def check_inputs(
@@ -75,11 +90,11 @@ def check_inputs(
 def _prefix_of(
     span: PrefixSpan, k: Tensor, v: Tensor, held: Sequence[HeldKV | None]
 ) -> tuple[Tensor, Tensor]:
-    """Keys `[1, P, KH, D]` and values `[1, P, KH, Dv]` of the prefix that a span sees."""
+    """Keys `[P, KH, D]` and values `[P, KH, Dv]` of the prefix that a span sees."""
     pair = held[span.group]
     fresh_k, fresh_v = k[span.fresh], v[span.fresh]
     if pair is None:
-        return fresh_k[None], fresh_v[None]
+        return fresh_k, fresh_v
     if not fresh_k.shape[0]:
-        return pair[0][None], pair[1][None]
-    return torch.cat([pair[0], fresh_k])[None], torch.cat([pair[1], fresh_v])[None]
+        return pair
+    return torch.cat([pair[0], fresh_k]), torch.cat([pair[1], fresh_v])

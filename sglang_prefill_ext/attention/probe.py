@@ -35,14 +35,25 @@ def wrong_kernel(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> 
         ("merged attention", lambda: _attention_error(AttentionWay.MERGE, shape, dtype, device)),
         ("label read-out", lambda: _readout_error(dtype, device)),
     )
-    for name, error_of in checks:
-        try:
-            error = error_of()
-        except Exception as failure:
-            # Compilers and drivers fail in any way; each of them means the same here.
-            return f"{name} fails: {type(failure).__name__}: {failure}"
-        if not error <= TOLERANCE[dtype]:
-            return f"{name} is off by {error:.1e}, tolerance {TOLERANCE[dtype]:.0e} in {dtype}"
+    found = (_fault(name, error_of, dtype) for name, error_of in checks)
+    return next(filter(None, found), "")
+
+
+def wrong_library(
+    way: AttentionWay, shape: HeadShape, dtype: torch.dtype, device: torch.device
+) -> str:
+    """Return how one of `LIBRARIES` is wrong or raises here, be it that it is not installed."""
+    return _fault(way, lambda: _attention_error(way, shape, dtype, device), dtype)
+
+
+def _fault(name: str, error_of: Callable[[], float], dtype: torch.dtype) -> str:
+    try:
+        error = error_of()
+    except Exception as failure:
+        # Compilers and drivers fail in any way; each of them means the same here.
+        return f"{name} fails: {type(failure).__name__}: {failure}"
+    if not error <= TOLERANCE[dtype]:
+        return f"{name} is off by {error:.1e}, tolerance {TOLERANCE[dtype]:.0e} in {dtype}"
     return ""
 
 
@@ -78,7 +89,8 @@ def _inputs(
     generator = torch.Generator().manual_seed(0)
 
     def draw(tokens: int, heads: int, dim: int) -> Tensor:
-        return torch.randn(tokens, heads, dim, generator=generator).to(device, dtype)
+        # Strided like a part of what a model projects to queries, keys and values at once.
+        return torch.randn(tokens, 2 * heads, dim, generator=generator).to(device, dtype)[:, :heads]
 
     def keys_values(tokens: int) -> HeldKV:
         return (

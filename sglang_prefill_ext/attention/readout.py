@@ -1,13 +1,19 @@
 """Attention of the last layer in torch: one query a row."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs, merge_prefixes
+from sglang_prefill_ext.attention.prefix import (
+    HeldKV,
+    check_inputs,
+    dense_partial,
+    merge_prefixes,
+)
 from sglang_prefill_ext.attention.readout_plan import RowBatch, plan_readout
 from sglang_prefill_ext.attention.token_grid import TokenGrid
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
@@ -53,7 +59,8 @@ class ReadoutAttention:
         lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         for batch in self._batches:
             batch.attend(q, k, v, scale, variant.soft_cap, out, lse)
-        merge_prefixes(self._spans, out, lse, q, k, v, scale, held, variant.soft_cap)
+        capped = partial(dense_partial, soft_cap=variant.soft_cap)
+        merge_prefixes(self._spans, out, lse, q, k, v, scale, held, partial=capped)
         if variant.sinks is not None:
             join_sinks(out, lse, variant.sinks)
         return out

@@ -1,6 +1,7 @@
 """Attention of one packed forward in torch, for every device."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -9,7 +10,12 @@ from torch import Tensor
 from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.plan import TileBatch, plan_attention
-from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs, merge_prefixes
+from sglang_prefill_ext.attention.prefix import (
+    HeldKV,
+    check_inputs,
+    dense_partial,
+    merge_prefixes,
+)
 from sglang_prefill_ext.attention.token_grid import TokenGrid
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -60,7 +66,8 @@ class PackedAttention:
         """
         check_inputs(self._layout, self._num_tokens, q, k, v, held)
         out, lse = self._attend_tiles(q, k, v, scale, held, variant.soft_cap)
-        merge_prefixes(self._spans, out, lse, q, k, v, scale, held, variant.soft_cap)
+        capped = partial(dense_partial, soft_cap=variant.soft_cap)
+        merge_prefixes(self._spans, out, lse, q, k, v, scale, held, partial=capped)
         if variant.sinks is not None:
             join_sinks(out, lse, variant.sinks)
         return out

@@ -24,5 +24,9 @@ class AttentionVariant:
     window: int | None = None
     sinks: Tensor | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        return not self.soft_cap and self.window is None and self.sinks is None
+
 
 PLAIN = AttentionVariant()

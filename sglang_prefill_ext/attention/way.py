@@ -35,7 +35,7 @@ class HeadShape:
 
 
 def kernel_way(asked: AttentionWay, layout: ForwardLayout) -> AttentionWay:
-    """Return FUSED or MERGE: what was asked for, or what suits the layout."""
+    """Return what was asked for; for AUTO, FUSED or MERGE as suits the layout."""
     if asked is not AttentionWay.AUTO:
         return asked
     queries = layout.num_tokens

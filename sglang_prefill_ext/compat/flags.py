@@ -135,6 +135,11 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
             f"--tokenizer-worker-num {args.tokenizer_worker_num} "
             "(with --prefill-only-attach: several processes cannot share one socket)"
         )
+    if config.cuda_graphs and args.tp_size > 1:
+        yield (
+            f"--tp-size {args.tp_size} "
+            "(with --prefill-only-cuda-graphs: all-reduces in its graphs are not verified)"
+        )
     if args.nnodes > 1:
         yield f"--nnodes {args.nnodes} (not verified)"
     if args.disaggregation_mode != "null":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -64,7 +64,7 @@ class SglangModel:
                 torch.cuda.current_stream().wait_stream(scheduling)
             yield
 
-    def hidden_states(
+    def prepare(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -75,19 +75,23 @@ class SglangModel:
         adapter: str = "",
         *,
         shortened: bool,
-    ) -> Tensor:
+    ) -> Callable[[], Tensor]:
         batch = _forward_batch(token_ids, positions, row_lens)
         batch.attend = attend
         batch.read_at = read_at if shortened and self.last_layer is not None else None
         batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
         self._adapters.load(adapter)
-        batch.adapt(len(token_ids))
-        with (
-            get_model().override(shared_experts=self._model.shared_experts_config),
-            forward_context(self._context, forward_batch=batch),
-            self._overridden(overrides),
-        ):
-            return self._run(batch, read_at)
+
+        def run() -> Tensor:
+            batch.adapt(len(token_ids))
+            with (
+                get_model().override(shared_experts=self._model.shared_experts_config),
+                forward_context(self._context, forward_batch=batch),
+                self._overridden(overrides),
+            ):
+                return self._run(batch, read_at)
+
+        return run
 
     @contextmanager
     def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
@@ -178,7 +182,8 @@ class SglangVectorModel(SglangModel):
 
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)
         with torch.inference_mode(), self.stream():
-            vectors = self.hidden_states(zero, zero, zero, [1], attend_to_itself, shortened=True)
+            forward = self.prepare(zero, zero, zero, [1], attend_to_itself, shortened=True)
+            vectors = forward()
         states = self._hidden_size if self._has_states else 0
         return int(vectors.shape[1]) - states, states
 

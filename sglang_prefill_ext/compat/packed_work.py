@@ -8,7 +8,9 @@ from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import SchedulerMetrics
+from sglang_prefill_ext.oneshot.calibration import ROW_TOKENS
 from sglang_prefill_ext.oneshot.execution import Accounts, DecodeShare, IterationPolicy
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.runtime.collector import Collector
 
@@ -28,6 +30,7 @@ class PackedWork:
     policy: IterationPolicy
     metrics: SchedulerMetrics
     collector: Collector
+    graphs: GraphUse
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
 
@@ -75,7 +78,8 @@ class PackedWork:
         """Bring the metrics up to date."""
         if self.metrics.enabled:
             self.collector.show_pauses()
-            self.metrics.update(self.queue, self.runtime.stats.retried_forwards)
+            retried = self.runtime.stats.retried_forwards
+            self.metrics.update(self.queue, retried, self.graphs.forwards)
 
     def _is_queue_late(self, now_ms: float) -> bool:
         if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # clocks are set back at times
@@ -85,28 +89,35 @@ class PackedWork:
 
 
 def packed_work(
-    scheduler: Any, runtime: PackedRuntime, config: PrefillOnlyConfig, collector: Collector
+    scheduler: Any,
+    runtime: PackedRuntime,
+    config: PrefillOnlyConfig,
+    collector: Collector,
+    graphs: GraphUse,
 ) -> PackedWork:
     """Set up the packed work of a scheduler as the flags ask for it."""
     launch_tokens = runtime.policy.launch_tokens
     share = DecodeShare(
-        step_tokens=config.decode_step_tokens or _step_tokens(scheduler, launch_tokens),
+        step_tokens=config.decode_step_tokens or _step_tokens(scheduler, launch_tokens, graphs),
         slowdown=config.decode_slowdown,
         launch_tokens=launch_tokens,
         max_wait_steps=config.max_wait_steps,
     )
     shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
     labels = scheduler.metrics_collector.labels if shown else None
-    return PackedWork(runtime, IterationPolicy(share), SchedulerMetrics(labels), collector)
+    metrics = SchedulerMetrics(labels)
+    return PackedWork(runtime, IterationPolicy(share), metrics, collector, graphs)
 
 
-def _step_tokens(scheduler: Any, launch_tokens: int) -> int:
+def _step_tokens(scheduler: Any, launch_tokens: int, graphs: GraphUse) -> int:
     """Estimate what a decode step costs from what launching a packed forward does.
 
-    Both are mostly the host's time for a model's kernels, unless a CUDA graph replays the step.
+    Both are mostly the host's time for a model's kernels, unless a CUDA graph replays them.
     """
     replayed = scheduler.tp_worker.model_runner.decode_cuda_graph_captured
-    return max(1, launch_tokens // GRAPH_SPEEDUP if replayed else launch_tokens)
+    measured_on_graph = max(graphs.sizes, default=0) >= ROW_TOKENS
+    kernel_by_kernel = launch_tokens * (GRAPH_SPEEDUP if measured_on_graph else 1)
+    return max(1, kernel_by_kernel // GRAPH_SPEEDUP if replayed else kernel_by_kernel)
 
 
 def _tokens_of(batch: Any) -> int:

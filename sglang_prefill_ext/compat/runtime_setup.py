@@ -18,6 +18,7 @@ from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
@@ -35,11 +36,13 @@ class RuntimeSetup(NamedTuple):
     """What a scheduler starts with.
 
     Attributes:
+        graphs: those of small forwards.
         widths: of the model's vectors, and of the states behind them (see `Model`).
         verdict: on the known prompts; None where they were not asked.
     """
 
     runtime: PackedRuntime
+    graphs: GraphUse
     widths: tuple[int, int] = (1, 0)
     verdict: Verdict | None = None
 
@@ -66,15 +69,15 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     reason = declined_reason(scheduler)
     if reason:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
-        return RuntimeSetup(declining(reason))
+        return RuntimeSetup(declining(reason), GraphUse())
     most_bytes = None if board is None else board.reserve_bytes
     executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes)
     if verdict is not None and not verdict.same:
-        return RuntimeSetup(declining(DIFFER), verdict=verdict)
+        return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens)
     cache = prefix_cache_of(scheduler, config)
     runtime = PackedRuntime(executor, answer, policy, cache=cache)
-    return RuntimeSetup(runtime, executor.widths, verdict)
+    return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
 
 
 def _set_up_executor(
@@ -95,7 +98,12 @@ def _set_up_executor(
         return tensor.tolist()
 
     measured = calibrate(
-        executor, model.device, config.max_forward_tokens, largest_of_all_ranks, most_bytes
+        executor,
+        model.device,
+        config.max_forward_tokens,
+        largest_of_all_ranks,
+        most_bytes,
+        graph_tokens=min(config.cuda_graphs, config.max_forward_tokens),
     )
     STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)
@@ -103,4 +111,5 @@ def _set_up_executor(
     if config.known_answers is KnownAnswers.ON:
         verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
         STARTUP.mark("known_answers")
+    executor.graph_use.forwards.clear()  # nobody has asked for these
     return executor, measured, verdict

@@ -38,8 +38,8 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         return
     STARTUP.mark("model")
     collector = collector_of("scheduler")
-    runtime, widths, verdict = set_up_runtime(scheduler, config)
-    work = _process_work = packed_work(scheduler, runtime, config, collector)
+    runtime, graphs, widths, verdict = set_up_runtime(scheduler, config)
+    work = _process_work = packed_work(scheduler, runtime, config, collector, graphs)
     setattr(scheduler, _ATTRIBUTE, work)
     STARTUP.log("scheduler")
 

@@ -30,6 +30,7 @@ def status_of(
         "packed": not runtime.declined_reason,
         "declined_reason": runtime.declined_reason or None,
         "known_answers": _known_answers(runtime, verdict),
+        "graphs": work.graphs.as_dict(),
         "order": config.order,
         "forward_budget": asdict(runtime.policy.budget),
         "launch_tokens": runtime.policy.launch_tokens,

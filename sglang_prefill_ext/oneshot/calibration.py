@@ -56,26 +56,32 @@ def calibrate(
     max_tokens: int,
     agree: Agree,
     most_bytes: int | None = None,
+    graph_tokens: int = 0,
 ) -> Calibration:
-    """Run a few forwards before anything is served.
+    """Run a few forwards before anything is served, and capture graphs.
 
     Args:
         max_tokens: of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
         most_bytes: of the free memory, what is for this scheduler; None for all of it.
+        graph_tokens: of the largest graph; 0 for none.
 
     Raises:
         ConfigError: the largest forward that the operator allows does not fit.
     """
     try:
         memory = measured_memory(executor, device, max_tokens)
+        if graph_tokens:
+            # Between the two: eager forwards need memory, and short ones are launched as graphs.
+            executor.capture_graphs(graph_tokens)
         launch_tokens = measured_launch(executor, max_tokens)
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
-    free = free_bytes(device)
+    # What graphs keep for themselves, torch counts as free.
+    free = free_bytes(device) - executor.graph_use.bytes
     own = free if most_bytes is None else min(free, most_bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
     per_token, per_row, too_much, launch_tokens = agree(

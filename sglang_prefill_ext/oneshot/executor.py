@@ -8,14 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
-from sglang_prefill_ext.attention.probe import wrong_kernel
+from sglang_prefill_ext.attention.libraries import LIBRARIES, library_obstacle
+from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
+from sglang_prefill_ext.oneshot.graphs import PackedGraphs
+from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.layers import Attention, LayerAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.model import Model, Overrides
@@ -41,10 +46,15 @@ class PackedExecutor:
     """
 
     def __init__(
-        self, model: Model, *, readout_bytes: int, attention: AttentionWay = AttentionWay.TORCH
+        self,
+        model: Model,
+        *,
+        readout_bytes: int,
+        attention: AttentionWay = AttentionWay.TORCH,
     ) -> None:
         self._model = model
         self._way = attention
+        self._graphs = PackedGraphs(model, attention)
         self._reader: LabelReader | VectorReader
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
@@ -71,6 +81,14 @@ class PackedExecutor:
         """Vector and state width, see `Model`."""
         return self._model.vector_width, self._model.state_width
 
+    @property
+    def graph_use(self) -> GraphUse:
+        return self._graphs.use
+
+    def capture_graphs(self, max_tokens: int) -> None:
+        """Replay forwards of up to so many tokens as graphs from now on, where that is possible."""
+        self._graphs.capture(max_tokens)
+
     @torch.inference_mode()
     def launch(
         self,
@@ -87,30 +105,42 @@ class PackedExecutor:
         Raises:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
         """
+        with self._model.stream():
+            hidden = self._graphs.run(plan, held, stores)
+            kept: list[HeldPrefix | None] = [None] * len(plan.hold)
+            if hidden is None:
+                hidden, kept = self._run_eagerly(plan, held, stores)
+            return ForwardCompletion(self._reader.read(hidden, plan), kept)
+
+    def _run_eagerly(
+        self,
+        plan: ForwardPlan,
+        held: Sequence[PrefixSource | None],
+        stores: Sequence[PrefixTransaction | None],
+    ) -> tuple[Tensor, list[HeldPrefix | None]]:
+        """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
         layout, model = plan.layout, self._model
-        with model.stream():
-            attention = self._attention(layout)
-            ends_only = layout.reads_row_ends
-            reads = layout.last_layer_queries() if ends_only else layout.read_positions()
-            arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
-            arrays += [layout.positions(), reads, plan.override_at, plan.overrides]
-            arrays += attention.host_arrays()
-            tokens, positions, read_at, at, embeds, *rest = upload(arrays, model.device)
-            attention.bind(rest)
-            last_layer = model.last_layer if ends_only else None
-            attend = LayerAttention(plan, attention, held, stores, last_layer)
-            hidden = model.hidden_states(
-                tokens,
-                positions,
-                read_at,
-                _row_lens(layout),
-                attend,
-                Overrides(at, embeds) if len(at) else None,
-                plan.adapter,
-                shortened=ends_only,
-            )
-            values = self._reader.read(hidden[: plan.num_reads], plan)
-            return ForwardCompletion(values, attend.kept)
+        attention = self._attention(layout)
+        ends_only = layout.reads_row_ends
+        reads = layout.last_layer_queries() if ends_only else layout.read_positions()
+        arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
+        arrays += [layout.positions(), reads, plan.override_at, plan.overrides]
+        arrays += attention.host_arrays()
+        tokens, positions, read_at, at, embeds, *rest = upload(arrays, model.device)
+        attention.bind(rest)
+        last_layer = model.last_layer if ends_only else None
+        attend = LayerAttention(plan, attention, held, stores, last_layer)
+        run = model.prepare(
+            tokens,
+            positions,
+            read_at,
+            _row_lens(layout),
+            attend,
+            Overrides(at, embeds) if len(at) else None,
+            plan.adapter,
+            shortened=ends_only,
+        )
+        return run()[: plan.num_reads], attend.kept
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model
@@ -121,10 +151,11 @@ class PackedExecutor:
 
 
 def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
-    """Return TORCH where AUTO finds no kernels that run and are right; else what was asked for.
+    """Return what of that runs here and is right: TORCH instead of AUTO where the kernels are not,
+    MERGE with our own kernel for the prefix instead of a library that is not; else what was asked.
 
     Raises:
-        ConfigError: FUSED or MERGE was asked for, and the kernels cannot run or are wrong.
+        ConfigError: FUSED or MERGE is to be used, and the kernels cannot run or are wrong.
     """
     # Under the interpreter kernels are for tests: right, and a thousand times slower.
     on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
@@ -133,13 +164,24 @@ def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
     kind = (model.heads, model.dtype, model.device)
     obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind)
     if not obstacle:
-        return asked
+        return _with_right_library(asked, model)
     if asked is AttentionWay.AUTO:
         logger.error("Packed attention falls back to torch, which is slow: %s", obstacle)
         return AttentionWay.TORCH
     raise ConfigError(
         f"--prefill-only-attention {asked} cannot be used here: {obstacle}. Leave the flag out."
     )
+
+
+def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:
+    if asked not in LIBRARIES:
+        return asked
+    obstacle = library_obstacle(model.dtype, model.device)
+    obstacle = obstacle or wrong_library(asked, model.heads, model.dtype, model.device)
+    if not obstacle:
+        return asked
+    logger.error("--prefill-only-attention %s falls back to merge: %s", asked, obstacle)
+    return AttentionWay.MERGE
 
 
 def _row_lens(layout: ForwardLayout) -> list[int]:

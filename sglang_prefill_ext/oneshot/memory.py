@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -25,6 +27,36 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device) - before)
     return _peak_on_cpu(work)
+
+
+@dataclass(slots=True)
+class Kept:
+    """Memory of a device that some work has taken and not given back, in bytes."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def kept_bytes(device: torch.device) -> Iterator[Kept]:
+    """Measure what the body keeps, whoever took it; on leaving it is in what was yielded.
+
+    Args:
+        device: CUDA, of which nobody else takes memory meanwhile; else 0 bytes, since what a
+            process has taken of the host's memory says little about what it keeps.
+    """
+    kept = Kept()
+    before = _untaken_bytes(device)
+    yield kept
+    kept.bytes = max(0, before - _untaken_bytes(device))
+
+
+def _untaken_bytes(device: torch.device) -> int:
+    """Memory that nobody has taken, not even torch's allocator for later."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def free_bytes(device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -86,7 +87,7 @@ class Model(Protocol):
         """The stream on which this forward is launched."""
         ...
 
-    def hidden_states(
+    def prepare(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -97,15 +98,17 @@ class Model(Protocol):
         adapter: str = "",
         *,
         shortened: bool,
-    ) -> Tensor:
-        """Final hidden states ``[R, hidden]`` of a packed forward at R positions.
+    ) -> Callable[[], Tensor]:
+        """Make ready a packed forward that is read at R >= 1 positions.
 
+        What is returned runs it on what the tensors hold then, each time that it is called, and
+        needs nothing else of the host. It makes the final hidden states ``[R, hidden]``.
         Where the model makes vectors, these instead, each with its state behind it:
         ``[R, vector_width + state_width]``.
 
         Args:
-            adapter: see `PackedRows`.
-            shortened: ask `last_layer`, if there is one, for these positions alone; R >= 1.
+            adapter: see `PackedRows`; holds until another forward is made ready.
+            shortened: ask `last_layer`, if there is one, for these positions alone.
 
         Raises:
             PackedForwardError: there is no such adapter (any more).

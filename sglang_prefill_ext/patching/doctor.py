@@ -20,6 +20,7 @@ from rich.table import Column, Table
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import guard
+from sglang_prefill_ext.patching.library_uses import LIBRARY_USES
 from sglang_prefill_ext.patching.spec import Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import USES
@@ -64,16 +65,19 @@ class Report:
     Attributes:
         versions: distribution (and ``python``) -> version, None where not installed.
         version_mismatches: empty if the SGLang version is one of `SUPPORTED_SGLANG`.
+        libraries: what is called of attention libraries, as far as they can be imported here; a
+            server starts without them.
     """
 
     versions: dict[str, str | None]
     version_mismatches: tuple[Mismatch, ...]
     patches: tuple[Entry, ...]
     uses: tuple[Entry, ...]
+    libraries: tuple[Entry, ...]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        return self.patches + self.uses
+        return self.patches + self.uses + self.libraries
 
     @property
     def ok(self) -> bool:
@@ -92,23 +96,30 @@ class Report:
             "versions": self.versions,
             "patches": [entry.to_json() for entry in self.patches],
             "uses": [entry.to_json() for entry in self.uses],
+            "libraries": [entry.to_json() for entry in self.libraries],
             "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
         }
 
 
-def diagnose(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> Report:
-    """Check the version, every patch and every use; changes nothing."""
+def diagnose(
+    patches: Sequence[Patch] = PATCHES,
+    uses: Sequence[Use] = USES,
+    libraries: Sequence[Use] = LIBRARY_USES,
+) -> Report:
+    """Check the version, every patch, every use and the libraries; changes nothing."""
     versions = {name: guard.installed_version(name) for name in _DISTRIBUTIONS}
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         # What SGLang's modules say while they are imported is not part of the report.
         warnings.simplefilter("ignore")
         patched = tuple(Entry(patch, tuple(guard.check(patch))) for patch in patches)
         used = tuple(Entry(use, tuple(guard.check_use(use))) for use in uses)
+        found = [(use, guard.check_library(use)) for use in libraries]
     return Report(
         versions={"python": platform.python_version(), **versions},
         version_mismatches=tuple(guard.check_version(versions["sglang"])),
         patches=patched,
         uses=used,
+        libraries=tuple(Entry(use, tuple(wrong)) for use, wrong in found if wrong is not None),
     )
 
 
@@ -118,6 +129,7 @@ def render(report: Report, console: Console) -> None:
     console.print(versions, f"supported SGLang: {SUPPORTED_SGLANG}", sep="\n", markup=False)
     console.print(_table("patch", "kind", report.patches))
     console.print(_table("used, not changed", "used by", report.uses))
+    console.print(_table("attention library", "used by", report.libraries))
     for mismatch in report.mismatches:
         # Never wrapped or shortened: these lines are searched for and pasted into reports.
         console.print(str(mismatch), markup=False, highlight=False, soft_wrap=True)

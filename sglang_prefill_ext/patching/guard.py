@@ -12,6 +12,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
@@ -32,6 +33,7 @@ OTHER_RELEASE = (
     "or start without --enable-prefill-only"
 )
 _REINSTALL = "reinstall sglang-prefill-ext; its own code cannot be loaded"
+_LIBRARY = "leave --prefill-only-attention at auto, fused or merge, which need no library"
 _LOOK = "nothing to do now; compare the two bodies before adding the fingerprint to the table"
 
 
@@ -72,6 +74,20 @@ def check_use(use: Use) -> list[Mismatch]:
         At most one difference; it is blocking.
     """
     return list(_check_use(use))
+
+
+def check_library(use: Use) -> list[Mismatch] | None:
+    """Compare a function of a library that a server may do without; imports its module.
+
+    Returns:
+        At most one difference, not blocking; None where the library cannot be imported.
+    """
+    try:
+        pkgutil.resolve_name(use.target.rpartition(".")[0])
+    except Exception:
+        # Built for another device, or not installed: either way nobody can ask for it here.
+        return None
+    return [replace(each, remedy=_LIBRARY, blocking=False) for each in check_use(use)]
 
 
 def check_all(patches: Iterable[Patch], uses: Iterable[Use]) -> list[Mismatch]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sglang_prefill_ext.patching.library_uses import LIBRARY_USES
 from sglang_prefill_ext.patching.spec import Use
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import USES
@@ -104,12 +105,41 @@ def test_what_is_checked_is_used(use: Use) -> None:
     assert [module for module, found in names.items() if not wanted & found] == []
 
 
+@pytest.mark.parametrize("use", LIBRARY_USES, ids=lambda use: use.id)
+def test_what_is_called_of_a_library_is_checked_and_has_what_is_passed(use: Use) -> None:
+    path = PACKAGE.joinpath(*use.used_by[0].split(".")).with_suffix(".py")
+    module, _, function = use.target.rpartition(".")
+    tree = ast.parse(path.read_text())
+    imported = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        for alias in node.names
+    }
+    assert imported == {use.target}
+    (call,) = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == function
+    )
+    accepted = {word.partition("=")[0] for word in use.signature.strip("()").split(", ")}
+    assert {keyword.arg for keyword in call.keywords} <= accepted
+
+
 # The installed SGLang
 
 
 def test_every_use_fits(probe: dict[str, Any]) -> None:
     report = json.loads(probe["stock"]["output"])
     assert {use["id"]: use["status"] for use in report["uses"]} == {use.id: "ok" for use in USES}
+
+
+def test_every_library_that_can_be_imported_fits(probe: dict[str, Any]) -> None:
+    """FlashInfer can, without a GPU; sglang-kernel cannot."""
+    report = json.loads(probe["stock"]["output"])
+    found = {use["id"]: use["status"] for use in report["libraries"]}
+    assert found["U331"] == "ok"
+    assert set(found.values()) == {"ok"}
 
 
 def test_a_changed_use_is_refused_and_nothing_is_changed(probe: dict[str, Any]) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.integration.client import Client, score_body
 from tests.integration.own_server import serving
-from tests.integration.parity import assert_paths_agree
+from tests.integration.parity import assert_paths_agree, assert_tokens_agree
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 FLAGS = (
     "--enable-prefill-only",
-    "--prefill-only-prefix-caching=always",
     "--prefill-only-max-forward-tokens=128",  # one such forward is measured at start
+    "--prefill-only-cuda-graphs=64",  # without CUDA run again, padded and on static buffers
 )
 INTERPRETED = {"TRITON_INTERPRET": "1"}
 
@@ -31,13 +33,46 @@ def kernel_client(
         yield client
 
 
+@contextmanager
+def graph_forwards(client: Client) -> Iterator[Counter[str]]:
+    """Fill the yielded counter, on leaving, with forwards by graph or reason."""
+    moved: Counter[str] = Counter()
+    before = Counter(client.scheduler()["graphs"]["forwards"])
+    yield moved
+    moved.update(Counter(client.scheduler()["graphs"]["forwards"]) - before)
+
+
+def test_graphs_are_captured_at_start(kernel_client: Client) -> None:
+    graphs = kernel_client.scheduler()["graphs"]
+    assert graphs["sizes"] == [16, 24, 32, 48, 64]
+    assert graphs["obstacle"] == ""
+    assert graphs["seconds"] > 0
+
+
 def test_same_numbers_on_a_fresh_and_on_a_cached_prefix(kernel_client: Client) -> None:
     body = score_body(81, 40, [3, 1, 6])
-    with kernel_client.counting() as moved:
-        for _ in range(2):
+    with kernel_client.counting() as moved, graph_forwards(kernel_client) as forwards:
+        for _ in range(2):  # the stock path leaves the prefix in the cache
             assert_paths_agree(kernel_client, body)
     assert moved["scheduler.tokens_cached"] >= 40
+    assert forwards == {"graph": 1, "held_prefix": 1}
 
 
-def test_several_forwards_of_one_request(kernel_client: Client) -> None:
-    assert_paths_agree(kernel_client, score_body(82, 0, [7, 2]))
+def test_replays_of_every_size(kernel_client: Client) -> None:
+    """Larger and smaller ones in turn, so that what one leaves behind would show in the next."""
+    shapes = [(0, [7, 2]), (30, [20, 14]), (9, [1] * 8), (20, [2, 1, 5]), (0, [1, 40, 4])]
+    with graph_forwards(kernel_client) as forwards:
+        for number, (prefix, suffixes) in enumerate(shapes):
+            assert_paths_agree(kernel_client, score_body(90 + number, prefix, suffixes))
+    assert forwards == {"graph": len(shapes)}
+
+
+def test_what_is_no_small_plain_forward_runs_eagerly(kernel_client: Client) -> None:
+    with graph_forwards(kernel_client) as forwards:
+        assert_paths_agree(kernel_client, score_body(82, 30, [20, 30]))
+        assert_paths_agree(kernel_client, score_body(83, 60, [40, 45]))
+        assert_tokens_agree(kernel_client, 84)
+    assert forwards["too_large"] == 1
+    assert forwards["kept_prefix"] >= 1, "a divided request"
+    assert forwards["many_reads"] + forwards["held_prefix"] >= 1
+    assert not forwards["graph"]

@@ -33,6 +33,7 @@ COMBINATIONS: dict[str, list[str]] = {
     ],
     "--smg-grpc-mode": ["--smg-grpc-mode"],
     "SGLANG_RUST_SERVER": [],
+    "--tp-size": ["--tp-size", "2", "--prefill-only-cuda-graphs", "64"],
     "--tokenizer-worker-num": ["--prefill-only-attach", "x", "--tokenizer-worker-num", "2"],
 }
 """What is refused beside the flag, by its name in the documentation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -9,17 +10,21 @@ import torch
 import triton
 from torch import Tensor
 
+from sglang_prefill_ext.attention import libraries
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
+from sglang_prefill_ext.attention.libraries import LIBRARIES
 from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.oneshot import executor
 from sglang_prefill_ext.oneshot.executor import resolve_attention
 from sglang_prefill_ext.oneshot.layers import Attention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.upload import upload
+from tests.unit.attention import fake_libraries
 from tests.unit.attention.strategies import layout
 from tests.unit.oneshot.test_executor import TinyModel
 
@@ -79,6 +84,22 @@ def kernels(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> 
 @each_layout
 @each_way
 def test_every_token(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> None:
+    inputs = Inputs(forward, device)
+    found = inputs.forward(kernels(forward, way, device))
+    wanted = inputs.forward(DenseAttention(forward, device))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@each_layout
+@pytest.mark.parametrize("way", LIBRARIES)
+def test_every_token_with_a_library_for_the_prefix(
+    forward: ForwardLayout,
+    way: AttentionWay,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here the libraries are stand-ins, so that their results go all the way without a GPU."""
+    fake_libraries.install(monkeypatch)
     inputs = Inputs(forward, device)
     found = inputs.forward(kernels(forward, way, device))
     wanted = inputs.forward(DenseAttention(forward, device))
@@ -152,7 +173,48 @@ def test_what_was_asked_for_is_used_if_it_can_run(
     model = TinyModel()
     model.device = device
     slow = asked is AttentionWay.AUTO and device.type == "cpu"
-    assert resolve_attention(asked, model) is (AttentionWay.TORCH if slow else asked)
+    elsewhere = AttentionWay.MERGE if asked in LIBRARIES else asked  # the model is in float32
+    assert resolve_attention(asked, model) is (AttentionWay.TORCH if slow else elsewhere)
+
+
+@pytest.mark.parametrize("asked", LIBRARIES)
+def test_a_library_that_is_right_is_used_and_one_that_is_not_is_named(
+    asked: AttentionWay,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake_libraries.install(monkeypatch)
+    monkeypatch.setattr(executor, "library_obstacle", lambda _dtype, _device: "")
+    model = TinyModel()
+    model.device = device
+    assert resolve_attention(asked, model) is asked
+    assert not caplog.records
+    # Bases and layouts mixed up: every prefix gets a wrong weight.
+    monkeypatch.setattr(libraries, "natural_of_base_2", lambda lse: lse)
+    monkeypatch.setattr(libraries, "tokens_first", lambda lse: lse.T + 1)
+    assert resolve_attention(asked, model) is AttentionWay.MERGE
+    (record,) = caplog.records
+    assert (
+        f"--prefill-only-attention {asked} falls back to merge: {asked} is off by" in record.message
+    )
+
+
+@pytest.mark.parametrize("asked", LIBRARIES)
+def test_a_library_that_is_not_installed_is_named(
+    asked: AttentionWay,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for module in ("flashinfer", "sgl_kernel"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "sgl_kernel.flash_attn", None)
+    monkeypatch.setattr(executor, "library_obstacle", lambda _dtype, _device: "")
+    model = TinyModel()
+    model.device = device
+    assert resolve_attention(asked, model) is AttentionWay.MERGE
+    assert f"{asked} fails: ModuleNotFoundError" in caplog.text
 
 
 def test_what_cannot_run_is_refused_only_if_it_was_asked_for(
@@ -161,6 +223,6 @@ def test_what_cannot_run_is_refused_only_if_it_was_asked_for(
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     for asked in (AttentionWay.AUTO, AttentionWay.TORCH):
         assert resolve_attention(asked, TinyModel()) is AttentionWay.TORCH
-    for asked in WAYS:
+    for asked in (*WAYS, *LIBRARIES):
         with pytest.raises(ConfigError, match=f"--prefill-only-attention {asked} cannot be used"):
             resolve_attention(asked, TinyModel())

@@ -126,17 +126,22 @@ QUEUE = {"requests": 3, "tokens": 70, "rows": 5, "bytes": 900, "oldest_wait_s": 
 def test_prometheus_shows_the_queue_as_it_is_now(registry: CollectorRegistry) -> None:
     metrics = SchedulerMetrics(LABELS)
     assert metrics.enabled
-    metrics.update(dict.fromkeys(QUEUE, 99), retried_forwards=2)
-    metrics.update(QUEUE, retried_forwards=3)
+    metrics.update(dict.fromkeys(QUEUE, 99), 2, {"graph": 4})
+    metrics.update(QUEUE, 3, {"graph": 5, "too_large": 1})
     for name, value in QUEUE.items():
         assert registry.get_sample_value(f"sglang:prefill_only_queue_{name}", LABELS) == value
     retried = registry.get_sample_value("sglang:prefill_only_retried_forwards_total", LABELS)
     assert retried == 3
+    for how, count in (("graph", 5), ("too_large", 1)):
+        labels = LABELS | {"how": how}
+        assert (
+            registry.get_sample_value("sglang:prefill_only_graph_forwards_total", labels) == count
+        )
 
 
 def test_a_scheduler_without_labels_shows_nothing(registry: CollectorRegistry) -> None:
     metrics = SchedulerMetrics()
-    metrics.update(QUEUE, retried_forwards=1)
+    metrics.update(QUEUE, 1, {"graph": 1})
     assert not metrics.enabled
     assert list(registry.collect()) == []
 

@@ -13,7 +13,9 @@ from sglang_prefill_ext.attention.kernel_plan import (
     SPAN_BLOCKS,
     KernelPlan,
     check_page_table,
+    most_tiles,
     plan_tiles,
+    with_idle_tiles,
 )
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -92,6 +94,26 @@ def test_tiles_are_of_bounded_size_and_the_longest_come_first(
     assert (spans < SPAN_BLOCKS * block_tokens).all()
     work = cached_len + fresh_stop - fresh_start + own_stop - own_start
     assert (np.diff(work) <= 0).all()
+
+
+@settings(deadline=None)
+@given(planned(), st.integers(0, 3))
+def test_no_plan_has_more_tiles_than_there_is_room_for(
+    case: tuple[ForwardLayout, np.ndarray | None, int], more: int
+) -> None:
+    forward, queries, block_tokens = case
+    plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries)
+    sizes = forward.num_tokens, len(plan.query_token), len(forward.groups)
+    room = most_tiles(*sizes, block_tokens) + more
+    padded = with_idle_tiles(plan, room)
+    assert padded.tiles.shape == (room, 8)
+    assert padded.tiles.dtype == np.int32
+    assert np.array_equal(padded.tiles[: len(plan.tiles)], plan.tiles)
+    start, stop = padded.tiles[len(plan.tiles) :, :2].T
+    assert (start == stop).all()
+    if len(plan.tiles):
+        with pytest.raises(PackingError, match=f"room for {len(plan.tiles) - 1}"):
+            with_idle_tiles(plan, len(plan.tiles) - 1)
 
 
 def test_own_keys_begin_with_the_first_segment_and_end_with_the_last_query() -> None:

@@ -9,6 +9,7 @@ from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.execution import Account, ExecutionClass
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
@@ -50,7 +51,7 @@ def answers() -> Answers:
 @pytest.fixture
 def work(answers: Answers) -> PackedWork:
     runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET, launch_tokens=1))
-    return packed_work(scheduler(), runtime, CONFIG, StubCollector())
+    return packed_work(scheduler(), runtime, CONFIG, StubCollector(), GraphUse())
 
 
 def submit(work: PackedWork, rid: str, tokens: int, deadline_ms: float | None = None) -> None:
@@ -85,20 +86,30 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
 def test_the_longest_wait_is_a_flag() -> None:
     config = PrefillOnlyConfig(decode_slowdown=1, max_wait_steps=2)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=1))
-    work = packed_work(scheduler(), runtime, config, StubCollector())
+    work = packed_work(scheduler(), runtime, config, StubCollector(), GraphUse())
     submit(work, "a", 3)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
-    ("given", "replays_graphs", "step_tokens"), [(7, True, 7), (0, False, 100), (0, True, 25)]
+    ("given", "replays_graphs", "packed_graphs", "step_tokens"),
+    [
+        (7, True, (), 7),
+        (0, False, (), 100),
+        (0, True, (), 25),
+        (0, True, (16, 64), 100),  # the launch was measured on a graph, too
+        (0, False, (16, 64), 400),
+        (0, True, (16, 48), 25),  # graphs too small for what was measured
+    ],
 )
 def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
-    given: int, replays_graphs: bool, step_tokens: int
+    given: int, replays_graphs: bool, packed_graphs: tuple[int, ...], step_tokens: int
 ) -> None:
     config = PrefillOnlyConfig(decode_step_tokens=given)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=100))
-    work = packed_work(scheduler(replays_graphs=replays_graphs), runtime, config, StubCollector())
+    graphs = GraphUse(packed_graphs)
+    stock = scheduler(replays_graphs=replays_graphs)
+    work = packed_work(stock, runtime, config, StubCollector(), graphs)
     assert work.policy.share.step_tokens == step_tokens
 
 

@@ -122,6 +122,42 @@ def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
         calibrate(Exhausted(TinyModel(), readout_bytes=1), CPU, 100, alone)
 
 
+class NotedGraphs(PackedExecutor):
+    """Captures nothing; notes when it should, and claims the memory of graphs."""
+
+    def __init__(self, kept_bytes: int = 0) -> None:
+        super().__init__(TinyModel(), readout_bytes=READOUT_BYTES)
+        self.steps: list[object] = []
+        self._kept_bytes = kept_bytes
+
+    def capture_graphs(self, max_tokens: int) -> None:
+        self.steps.append(max_tokens)
+        self.graph_use.bytes = self._kept_bytes
+
+    def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+        self.steps.append("forward")
+        return super().launch(plan, held, stores)
+
+
+def test_memory_is_that_of_eager_forwards_and_a_launch_that_of_a_graph() -> None:
+    executor = NotedGraphs()
+    calibrate(executor, CPU, 100, alone, graph_tokens=48)
+    assert executor.steps.index(48) == 4  # the forwards whose memory is measured
+    assert executor.steps[5:] == ["forward"] * 6
+    without = NotedGraphs()
+    calibrate(without, CPU, 100, alone)
+    assert set(without.steps) == {"forward"}
+
+
+def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: 1 << 30)
+    plain, graphs = (
+        calibrate(NotedGraphs(kept), CPU, 100, alone, graph_tokens=48).budget
+        for kept in (0, 1 << 20)
+    )
+    assert plain.max_bytes - graphs.max_bytes == pytest.approx(0.8 * (1 << 20), abs=2)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 100])
 def test_small_forwards_are_measured_too(executor: PackedExecutor, max_tokens: int) -> None:
     measured = calibrate(executor, CPU, max_tokens, alone)

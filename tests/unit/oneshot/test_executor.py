@@ -39,7 +39,7 @@ def _causal(
 def _row_by_row(request: PlainRequest) -> list[float]:
     model, values = TinyModel(), []
     for prompt, labels in zip(request.prompts, request.labels, strict=True):
-        hidden = model.hidden_states(
+        run = model.prepare(
             torch.tensor(prompt),
             torch.arange(len(prompt)),
             torch.tensor([len(prompt) - 1]),
@@ -47,7 +47,7 @@ def _row_by_row(request: PlainRequest) -> list[float]:
             _causal,
             shortened=True,
         )
-        values += torch.log_softmax(model.logits(hidden)[0], dim=-1)[labels].tolist()
+        values += torch.log_softmax(model.logits(run())[0], dim=-1)[labels].tolist()
     return values
 
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import psutil
+import pytest
 import torch
 
-from sglang_prefill_ext.oneshot.memory import free_bytes, peak_bytes
+from sglang_prefill_ext.oneshot.memory import free_bytes, kept_bytes, peak_bytes
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -27,3 +28,23 @@ def test_what_was_there_before_does_not_count() -> None:
 
 def test_free_memory_is_a_part_of_the_machines() -> None:
     assert 0 < free_bytes(CPU) < psutil.virtual_memory().total
+
+
+def test_what_work_keeps_of_a_device_is_what_is_missing_there_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free = [10 * MIB, 7 * MIB]
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free.pop(0), 80 * MIB))
+    with kept_bytes(torch.device("cuda")) as kept:
+        assert len(emptied) == 1
+    assert kept.bytes == 3 * MIB
+    assert len(emptied) == 2
+
+
+def test_without_cuda_nothing_is_known_to_be_kept() -> None:
+    with kept_bytes(CPU) as kept:
+        pass
+    assert kept.bytes == 0

@@ -84,9 +84,8 @@ def _biased(log_probs: Tensor, draw: Params) -> Tensor:
 
 def _states(prompt: list[int]) -> Tensor:
     tokens, places = torch.tensor(prompt), torch.arange(len(prompt))
-    return TinyModel().hidden_states(
-        tokens, places, places, [len(prompt)], _causal, shortened=False
-    )
+    run = TinyModel().prepare(tokens, places, places, [len(prompt)], _causal, shortened=False)
+    return run()
 
 
 def _log_probs(prompt: list[int]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -25,7 +26,7 @@ class TinyModel:
     vocab_size = VOCAB
     dtype = torch.float32
     heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
-    last_layer = LAYERS - 1
+    last_layer: int | None = LAYERS - 1
     vector_width = state_width = 0
     unit_length = False
 
@@ -49,7 +50,7 @@ class TinyModel:
     def stream(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def hidden_states(
+    def prepare(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -60,17 +61,29 @@ class TinyModel:
         adapter: str = "",
         *,
         shortened: bool,
-    ) -> Tensor:
+    ) -> Callable[[], Tensor]:
         assert sum(row_lens) == len(token_ids) == len(positions)
         self.row_lens.append(row_lens)
         self.adapters.append(adapter)
+        cut = self.last_layer if shortened else None
+        return lambda: self._run(token_ids, positions, read_at, attend, overrides, cut)
+
+    def _run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        attend: Attend,
+        overrides: Overrides | None,
+        cut: int | None,
+    ) -> Tensor:
         embeds = self.tokens[token_ids]
         if overrides is not None:
             embeds[overrides.at] = overrides.embeds.float()
         hidden = 8 * (embeds + self.positions[positions % POSITIONS])
         for layer in range(LAYERS):
             key, value = hidden @ self.key[layer], hidden @ self.value[layer]
-            if layer == self.last_layer and shortened:
+            if layer == cut:
                 hidden = hidden[read_at]
             out = attend(
                 layer,
@@ -80,7 +93,7 @@ class TinyModel:
                 SCALE,
             )
             hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
-        return hidden if shortened else hidden[read_at]
+        return hidden[read_at] if cut is None else hidden
 
     def head_weight(self) -> Tensor | None:
         return None

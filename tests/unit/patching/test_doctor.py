@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -24,9 +25,11 @@ def _version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "installed_version", lambda name="sglang": "0.5.23")
 
 
-def diagnose(patches: Sequence[Patch], uses: Sequence[Use] = ()) -> doctor.Report:
+def diagnose(
+    patches: Sequence[Patch], uses: Sequence[Use] = (), libraries: Sequence[Use] = ()
+) -> doctor.Report:
     """`doctor.diagnose`, whose default are the uses of the real SGLang."""
-    return doctor.diagnose(patches, uses)
+    return doctor.diagnose(patches, uses, libraries)
 
 
 def text_of(report: doctor.Report, width: int = 60) -> str:
@@ -63,6 +66,22 @@ def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
     for word in ("used, not changed", "T51", "compat.tests", "T52", "would refuse to start"):
         assert word in text_of(report, width=120)
     assert str(report.mismatches[0]) in text_of(report)
+
+
+def test_a_library_that_differs_is_shown_and_stops_no_server(upstream: ModuleType) -> None:
+    missing = replace(wait_use(), id="T53", target="no_such_library.attend")
+    fits, differs = wait_use(), replace(wait_use(signature="()"), id="T54")
+    report = diagnose([], [], [fits, differs, missing])
+    assert [(e.checked.id, e.status) for e in report.libraries] == [
+        (fits.id, Status.OK),
+        ("T54", Status.DRIFT),
+    ]
+    assert report.ok
+    (mismatch,) = report.mismatches
+    assert "leave --prefill-only-attention at auto" in mismatch.remedy
+    assert str(mismatch) in text_of(report)
+    listed = json.loads(json.dumps(report.to_json()))["libraries"]
+    assert [each["status"] for each in listed] == ["ok", "drift"]
 
 
 def test_an_unsupported_version_is_a_failure(

@@ -1,0 +1,173 @@
+"""Padded, static forwards of a small model against the same forwards run eagerly.
+
+Without CUDA a replay runs the captured work again on the static buffers; fresh tensors hold NaN, so
+that whatever is not written shows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot import graphs as graphs_module
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.graphs import PackedGraphs
+from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.oneshot.split import split_request
+from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
+from tests.unit.wire.strategies import VOCAB, PlainRequest
+
+WAYS = [AttentionWay.FUSED, AttentionWay.MERGE]
+LARGEST = 48
+SIZES = (16, 24, 32, 48)
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+class DeviceModel(TinyModel):
+    """A model on the device of the kernels; whole layers if it does not shorten the last one."""
+
+    def __init__(self, device: torch.device, *, shortens: bool = True) -> None:
+        super().__init__()
+        self.device = device
+        if not shortens:
+            self.last_layer = None
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+            elif isinstance(value, list) and value and isinstance(value[0], Tensor):
+                setattr(self, name, [each.to(device) for each in value])
+
+
+def request(seed: int, prefix: int, *suffixes: int) -> PlainRequest:
+    rng = np.random.default_rng(seed)
+    labels = [[3, 5]] * len(suffixes)
+    ids = [rng.integers(0, VOCAB, length).tolist() for length in (prefix, *suffixes)]
+    return PlainRequest(ids[0], ids[1:], labels, shared_labels=True)
+
+
+def plan(*requests: PlainRequest) -> ForwardPlan:
+    return plan_forward([split_request(each.pack(), ForwardBudget(1000))[0] for each in requests])
+
+
+FORWARDS = {
+    "one_row": plan(request(1, 0, 7)),
+    "rows_behind_a_prefix": plan(request(2, 9, 2, 2, 1, 3)),
+    "exactly_full": plan(request(3, 10, 3, 3)),
+    "as_many_rows_as_fit": plan(request(4, 0, *[1] * 8)),
+    "several_groups": plan(request(5, 4, 2, 2), request(6, 0, 5, 1), request(7, 3, 20)),
+    "long_rows": plan(request(8, 0, 40)),
+}
+
+
+def executor_with_graphs(
+    model: TinyModel, way: AttentionWay, max_tokens: int = LARGEST
+) -> PackedExecutor:
+    executor = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
+    executor.capture_graphs(max_tokens)
+    return executor
+
+
+def graphs_of(model: TinyModel, way: AttentionWay) -> PackedGraphs:
+    graphs = PackedGraphs(model, way)
+    graphs.capture(LARGEST)
+    return graphs
+
+
+def answer(executor: PackedExecutor, forward: ForwardPlan) -> np.ndarray:
+    nothing = [None] * len(forward.hold)
+    return executor.launch(forward, nothing, nothing).wait()
+
+
+@each_way
+@pytest.mark.parametrize("shortens", [True, False])
+def test_replays_answer_as_eager_forwards_do(
+    way: AttentionWay, shortens: bool, device: torch.device
+) -> None:
+    model = DeviceModel(device, shortens=shortens)
+    eager = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
+    graphs = executor_with_graphs(model, way)
+    assert graphs.graph_use.sizes == SIZES
+    # Each twice, after all others: nothing of an earlier forward may be left in the buffers.
+    for forward in [*FORWARDS.values(), *reversed(FORWARDS.values())]:
+        found, wanted = answer(graphs, forward), answer(eager, forward)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+    assert graphs.graph_use.forwards == {"graph": 2 * len(FORWARDS)}
+    assert not eager.graph_use.forwards
+
+
+@pytest.mark.parametrize("asked", [AttentionWay.AUTO, AttentionWay.MERGE_FA3])
+def test_a_way_that_is_chosen_on_the_host_is_another_one_in_graphs(
+    asked: AttentionWay, device: torch.device
+) -> None:
+    model = DeviceModel(device)
+    executor = executor_with_graphs(model, asked, 16)
+    eager = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.MERGE)
+    forward = FORWARDS["one_row"]
+    wanted = answer(eager, forward)
+    np.testing.assert_allclose(answer(executor, forward), wanted, rtol=0, atol=1e-5)
+    assert executor.graph_use.forwards == {"graph": 1}
+
+
+@each_way
+@torch.inference_mode()
+def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.device) -> None:
+    """Everything that a graph makes is finite, what nobody reads included."""
+    graphs = graphs_of(DeviceModel(device), way)
+    (graph,) = [each for each in graphs._graphs if each.bucket.tokens == LARGEST]
+    for forward in FORWARDS.values():
+        graph.run(forward)
+        made = graph._replay()
+        assert made.shape == (LARGEST // 2, HIDDEN)
+        assert made.isfinite().all()
+
+
+@torch.inference_mode()
+def test_what_is_read_is_not_overwritten_by_the_next_replay(device: torch.device) -> None:
+    graphs = graphs_of(DeviceModel(device), AttentionWay.FUSED)
+    first = graphs.run(FORWARDS["rows_behind_a_prefix"], [None], [None])
+    assert first is not None
+    before = first.clone()
+    graphs.run(FORWARDS["exactly_full"], [None], [None])
+    assert torch.equal(first, before)
+
+
+def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) -> None:
+    executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
+    assert np.isfinite(answer(executor, plan(request(9, 0, LARGEST + 1)))).all()
+    assert np.isfinite(answer(executor, plan(request(9, 0, *[1] * 25)))).all()
+    assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
+    assert executor.graph_use.forwards == {"too_large": 2, "graph": 1}
+
+
+def test_without_kernels_there_is_no_graph(caplog: pytest.LogCaptureFixture) -> None:
+    executor = executor_with_graphs(TinyModel(), AttentionWay.TORCH)
+    assert executor.graph_use.obstacle == "attention by torch plans its calls on the host"
+    assert "--prefill-only-cuda-graphs 48: no graph" in caplog.text
+    assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
+    assert executor.graph_use.forwards == {"no_graphs": 1}
+
+
+def test_a_capture_that_fails_leaves_no_graph_and_forwards_run(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        """Captures the first, and largest, only."""
+
+        captured = 0
+
+        def capture(self, work: object) -> object:
+            self.captured += 1
+            if self.captured > 1:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return work
+
+    monkeypatch.setattr(graphs_module, "capture_for", lambda _device: Failing())
+    executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
+    assert executor.graph_use.sizes == ()
+    assert executor.graph_use.obstacle.startswith("the capture failed: RuntimeError: operation")
+    assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
+    assert executor.graph_use.forwards == {"no_graphs": 1}

@@ -1,0 +1,104 @@
+"""Sizes of graphs, which forwards they take, and how these are padded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.graph_plan import Bucket, buckets_up_to, eager_reason, pad
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.oneshot.split import split_request
+from tests.unit.attention.strategies import layout, layouts
+from tests.unit.oneshot.jobs import request
+
+
+def plan(adapter: str = "") -> ForwardPlan:
+    rows = replace(request([1, 2], [3], [4, 5]), adapter=adapter).pack()
+    return plan_forward(split_request(rows, ForwardBudget(100)))
+
+
+@given(st.integers(1, 5000))
+def test_sizes_ascend_in_small_steps_up_to_the_largest(max_tokens: int) -> None:
+    sizes = [bucket.tokens for bucket in buckets_up_to(max_tokens)]
+    assert sizes[-1] == max_tokens
+    assert sizes[0] == min(16, max_tokens)
+    for size, larger in pairwise(sizes):
+        assert size < larger <= size * 3 / 2
+
+
+def test_the_sizes_of_a_usual_limit() -> None:
+    sizes = [bucket.tokens for bucket in buckets_up_to(300)]
+    assert sizes == [16, 24, 32, 48, 64, 96, 128, 192, 256, 300]
+
+
+@given(layouts(max_groups=6), st.integers(1, 600), st.integers(0, 2**32 - 1))
+def test_padding_changes_nothing_of_what_is_padded(
+    forward: ForwardLayout, tokens: int, seed: int
+) -> None:
+    bucket = Bucket(tokens)
+    assume(forward.num_rows and bucket.holds(forward))
+    ids = np.random.default_rng(seed).integers(0, 99, forward.num_tokens, dtype=np.int32)
+    padded, own = pad(forward, ids, bucket), forward.num_tokens
+    assert padded.layout.num_tokens == len(padded.token_ids) == tokens
+    assert len(padded.layout.groups) <= bucket.groups + 1
+    assert np.array_equal(padded.token_ids[:own], ids)
+    assert not padded.token_ids[own:].any()
+    assert np.array_equal(padded.layout.positions()[:own], forward.positions())
+    assert np.array_equal(padded.layout.segment_starts()[:own], forward.segment_starts())
+    assert (padded.layout.segment_starts()[own:] == own).all()
+
+
+@given(layouts(max_groups=6), st.integers(1, 600))
+def test_as_many_tokens_go_on_as_the_size_has_and_the_ends_of_rows_are_among_them(
+    forward: ForwardLayout, tokens: int
+) -> None:
+    bucket = Bucket(tokens)
+    assume(forward.num_rows and bucket.holds(forward))
+    padded = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
+    assert padded.reads.shape == (bucket.reads,)
+    assert (np.diff(padded.reads) > 0).all()
+    assert padded.reads[0] >= 0
+    assert padded.reads[-1] < tokens
+    assert padded.places.shape == (bucket.reads,)
+    own = padded.places[: forward.num_rows]
+    assert np.array_equal(padded.reads[own], forward.row_ends())
+
+
+@pytest.mark.parametrize(
+    ("forward", "held"),
+    [
+        (layout((0, 36, *[1] * 28)), True),
+        (layout((0, 37, *[1] * 28)), False),  # one token too many
+        (layout((0, 0, *[1] * 32)), True),
+        (layout((0, 0, *[1] * 33)), False),  # one row too many
+        (layout(*[(0, 1, 1)] * 4), True),
+        (layout(*[(0, 1, 1)] * 5), False),  # one group too many
+    ],
+)
+def test_a_size_holds_so_many_tokens_rows_and_groups(forward: ForwardLayout, held: bool) -> None:
+    assert Bucket(64).holds(forward) is held
+
+
+def test_a_plain_forward_is_replayed() -> None:
+    assert eager_reason(plan(), [None], [None]) == ""
+
+
+def test_what_differs_from_a_plain_forward_runs_eagerly() -> None:
+    plain = plan()
+    (group,) = plain.layout.groups
+    reads_more = ForwardLayout((replace(group, read_lens=np.array([1, 2], np.int32)),))
+    something = object()
+    assert eager_reason(plain, [something], [None]) == "held_prefix"
+    assert eager_reason(plain, [None], [something]) == "kept_prefix"
+    assert eager_reason(replace(plain, hold=(True,)), [None], [None]) == "kept_prefix"
+    overridden = replace(plain, override_at=np.array([1]))
+    assert eager_reason(overridden, [None], [None]) == "overrides"
+    assert eager_reason(plan("a"), [None], [None]) == "adapter"
+    assert eager_reason(replace(plain, layout=reads_more), [None], [None]) == "many_reads"
