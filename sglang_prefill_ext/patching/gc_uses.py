@@ -36,8 +36,11 @@ GC_USES = (
         id="U273",
         target=f"{_CONTEXT}.get_serving",
         group=Group.FRONTEND,
-        used_by=("compat.gc_control", "compat.gc_frontend", "compat.scheduler_hooks"),
-        why="how many processes there are, and the model's name",
+        used_by=(
+            *("compat.gc_control", "compat.gc_frontend", "compat.scheduler_hooks"),
+            "compat.text_hooks",
+        ),
+        why="how many processes there are, the model's name, how lists of texts are encoded",
         signature="()",
     ),
     Use(

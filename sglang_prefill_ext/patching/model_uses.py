@@ -42,13 +42,13 @@ MODEL_USES = (
         group=Group.SCHEDULER,
         used_by=(
             *"compat.attached compat.model compat.frontend_hooks compat.frontend_link".split(),
-            *"compat.embed_hooks compat.known_answers compat.capability".split(),
+            *"compat.embed_hooks compat.known_answers compat.capability compat.text_hooks".split(),
         ),
         why="which token ids, labels and embeddings are valid; names of classes; whether weights "
         "are quantised",
         members=(
             *"vocab_size hidden_size hf_config hf_text_config quantization dtype".split(),
-            *"context_len model_path".split(),
+            *"context_len model_path is_embedding_gemma".split(),
         ),
     ),
     Use(

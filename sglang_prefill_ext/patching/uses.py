@@ -15,7 +15,6 @@ from sglang_prefill_ext.patching.replica_uses import REPLICA_USES
 from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
-from sglang_prefill_ext.patching.text_uses import TEXT_USES
 from sglang_prefill_ext.patching.token_uses import TOKEN_USES
 
 _DP_CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
@@ -89,13 +88,14 @@ _FRONTEND_USES = (
         used_by=(
             *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
             *("compat.adapter_lease", "compat.embed_hooks", "compat.rerank_hooks"),
+            "compat.text_hooks",
         ),
         why="limits, tokenizer, pauses, weight updates",
         members=(
             *"server_args tokenizer model_config metrics_collector enable_metrics".split(),
             *"is_generation mm_processor _result_dispatcher is_pause is_pause_cond".split(),
             *"model_update_lock context_len num_reserved_tokens max_req_input_len".split(),
-            "lora_registry",
+            *"lora_registry async_dynamic_batch_tokenizer".split(),
         ),
     ),
     Use(
@@ -134,12 +134,13 @@ _FRONTEND_USES = (
         id="U65",
         target=f"{_IO}.GenerateReqInput",
         group=Group.FRONTEND,
-        used_by=("compat.frontend_hooks", "frontend.generate_api"),
-        why="the prompt to validate; a plain request of `/generate`",
+        used_by=("compat.frontend_hooks", "compat.text_hooks", "frontend.generate_api"),
+        why="the prompt to validate; a plain request of `/generate`; texts of a list",
         members=(
             *"input_ids input_embeds session_params contains_mm_input rid text".split(),
             *"sampling_params return_logprob logprob_start_len top_logprobs_num".split(),
             *"token_ids_logprob return_text_in_logprobs stream lora_path".split(),
+            "parallel_sample_num",
         ),
     ),
     Use(
@@ -216,5 +217,4 @@ USES: tuple[Use, ...] = (
     *REPLICA_USES,
     *LORA_USES,
     *PLACE_USES,
-    *TEXT_USES,
 )

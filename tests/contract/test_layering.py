@@ -98,7 +98,6 @@ ZONES = {
             "patching.spec",
             "patching.table",
             "patching.text_patches",
-            "patching.text_uses",
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",

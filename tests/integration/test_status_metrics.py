@@ -109,6 +109,7 @@ def test_every_fall_back_is_counted_by_its_reason(client: Client, name: str) -> 
     fields, reason = FALLBACKS[name]
     with client.counting() as moved:
         client.post("/v1/score", BODY | fields)
+    del moved["frontend.text_batches"]  # of texts that SGLang makes of ids
     assert +moved == {"frontend.requests.stock": 1, f"frontend.fallbacks.{reason}": 1}
 
 
