@@ -32,15 +32,13 @@ class Mailbox:
         self._soon: asyncio.Handle | None = None
         self._descriptor = socket.fileno()
         self._loop.add_reader(self._descriptor, self._work)
-        self._work_soon()
+        self._go_on()
 
     def send(self, *parts: bytes) -> None:
         """Send a message, or keep it until the socket has somebody to send it to."""
         self._unsent.append(parts)
         self._flush()
-        # ZMQ's descriptor tells only once of what has come, and any use of the socket is the once.
-        if int(self._socket.getsockopt(zmq.SocketOption.EVENTS)) & zmq.PollEvent.POLLIN:
-            self._work_soon()
+        self._go_on()
 
     def close(self, linger_ms: int) -> None:
         """Close the socket, whose last messages may take that long to leave, in ms."""
@@ -48,6 +46,14 @@ class Mailbox:
         if self._soon is not None:
             self._soon.cancel()
         self._socket.close(linger_ms)
+
+    def _work(self) -> None:
+        self._soon = None
+        try:
+            self._flush()
+            self._take_some()
+        finally:
+            self._go_on()
 
     def _flush(self) -> None:
         while self._unsent:
@@ -57,28 +63,24 @@ class Mailbox:
                 return
             self._unsent.popleft()
 
-    def _work(self) -> None:
-        self._soon = None
-        emptied = False
-        try:
-            self._flush()
-            emptied = self._take_some()
-        finally:
-            if not emptied:
-                self._work_soon()
-
-    def _take_some(self) -> bool:
-        """Take messages; return whether there are no more."""
+    def _take_some(self) -> None:
         for _ in range(_AT_ONCE):
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return True
+                return
             self._take(parts)
             if self._socket.closed:
-                return True
-        return False
+                return
 
-    def _work_soon(self) -> None:
-        if self._soon is None:
+    def _go_on(self) -> None:
+        """Work again soon if there is something to do.
+
+        ZMQ's descriptor tells only once that something has changed, and any use of the socket,
+        also one that had another purpose, is that once: so this comes behind every use.
+        """
+        if self._soon is not None or self._socket.closed:
+            return
+        wanted = zmq.PollEvent.POLLIN | (zmq.PollEvent.POLLOUT if self._unsent else 0)
+        if int(self._socket.getsockopt(zmq.SocketOption.EVENTS)) & wanted:
             self._soon = self._loop.call_soon(self._work)
