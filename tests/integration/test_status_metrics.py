@@ -26,7 +26,10 @@ FALLBACKS: dict[str, tuple[Json, str]] = {
     "longer than the context": ({"query": [7] * 33_000}, "prompt_too_long"),
     "longer than a forward": ({"query": [], "items": [[7] * 16_385]}, "row_over_budget"),
     "pooled": ({"return_pooled_hidden_states": True}, "pooled_hidden_states"),
-    "extraction": ({"score_extraction_token": "a"}, "score_extraction"),
+    "extraction in items before the query": (
+        {"score_extraction_token": "a", "item_first": True},
+        "unusual_input",
+    ),
 }
 
 
