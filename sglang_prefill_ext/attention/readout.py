@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.merge import join_sinks
-from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.prefix import (
     HeldKV,
     check_inputs,
@@ -15,7 +14,7 @@ from sglang_prefill_ext.attention.prefix import (
     merge_prefixes,
 )
 from sglang_prefill_ext.attention.readout_plan import RowBatch, plan_readout
-from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.attention.token_grid import TokenGrid, attend_into
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
@@ -86,10 +85,5 @@ class _DeviceBatch:
         lse: Tensor,
     ) -> None:
         """Write `out` `[rows, H, Dv]` and `lse` `[rows, H]` of this batch's rows."""
-        part_out, part_lse = partial_attention(
-            *(self._rows.gather(q), self._keys.gather(k), self._keys.gather(v), scale),
-            mask=self._mask,
-            soft_cap=soft_cap,
-        )
-        self._rows.scatter(part_out, out)
-        self._rows.scatter(part_lse, lse)
+        grids = (self._rows, self._keys)
+        attend_into(*(*grids, q, k, v, scale), mask=self._mask, soft_cap=soft_cap, out=out, lse=lse)

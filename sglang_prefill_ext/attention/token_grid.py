@@ -5,6 +5,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_prefill_ext.attention.partial import partial_attention
+
 
 class TokenGrid:
     """A rectangle `[B, N]` of token indices; copies nothing where the tokens are consecutive."""
@@ -31,3 +33,29 @@ class TokenGrid:
 
     def _flat(self, tokens: Tensor) -> Tensor:
         return tokens.narrow(0, self._start, self._shape[0] * self._shape[1])
+
+
+def attend_into(
+    queries: TokenGrid,
+    keys: TokenGrid,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    *,
+    mask: Tensor | None,
+    soft_cap: float,
+    out: Tensor,
+    lse: Tensor,
+) -> None:
+    """Write `partial_attention` of a grid of queries over a grid of keys where the queries stand.
+
+    Args:
+        out: `[Q, H, Dv]`, of all queries.
+        lse: float32 `[Q, H]`, likewise.
+    """
+    part_out, part_lse = partial_attention(
+        *(queries.gather(q), keys.gather(k), keys.gather(v), scale), mask=mask, soft_cap=soft_cap
+    )
+    queries.scatter(part_out, out)
+    queries.scatter(part_lse, lse)

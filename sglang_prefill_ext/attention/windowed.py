@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.merge import join_sinks
-from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs
-from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.attention.token_grid import TokenGrid, attend_into
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.window_plan import WindowBatch, plan_windowed
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -84,13 +83,10 @@ class _DeviceBatch:
         lse: Tensor,
     ) -> None:
         """Write `out` `[Q, H, Dv]` and `lse` `[Q, H]` of this batch's queries."""
-        part_out, part_lse = partial_attention(
-            *(self._queries.gather(q), self._keys.gather(k), self._keys.gather(v), scale),
-            mask=self._mask(),
-            soft_cap=soft_cap,
+        grids = (self._queries, self._keys)
+        attend_into(
+            *(*grids, q, k, v, scale), mask=self._mask(), soft_cap=soft_cap, out=out, lse=lse
         )
-        self._queries.scatter(part_out, out)
-        self._queries.scatter(part_lse, lse)
 
     def _mask(self) -> Tensor:
         """Float32 `[B, M, K]`; made for every layer, as all together are too large to keep."""
