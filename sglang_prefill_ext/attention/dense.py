@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ class DenseAttention:
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         self._layout = layout
         self._device = device
-        self._last_position = int(layout.positions().max())
         self._plans: dict[int | None, PackedAttention | WindowedAttention] = {}
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
@@ -73,5 +73,10 @@ class DenseAttention:
 
     def _effective(self, window: int | None) -> int | None:
         """None for a window that hides no token of any prompt."""
-        hides = window is not None and window < self._last_position
-        return window if hides else None
+        if window is None:
+            return None
+        return window if window < self._last_position else None
+
+    @cached_property
+    def _last_position(self) -> int:
+        return int(self._layout.positions().max())

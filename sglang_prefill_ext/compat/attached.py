@@ -109,8 +109,11 @@ class AttachableEngine:
         Raises:
             RequestError: SGLang knows no such adapter.
         """
+        if not name:
+            yield ""
+            return
         async with AsyncExitStack() as lease:
-            request = EmbeddingReqInput(lora_path=name or None)
+            request = EmbeddingReqInput(lora_path=name)
             try:
                 found = await lease.enter_async_context(acquired_adapter(self._manager, request))
             except ValueError as error:

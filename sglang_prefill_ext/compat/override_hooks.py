@@ -58,6 +58,8 @@ def with_tensors(call: ScoreCall) -> ScoreCall:
 
 def vector_arrays(call: EmbedCall) -> EmbedCall:
     """Return a call whose embeddings are numpy arrays."""
+    if not call.has_overrides:
+        return call
     arrays = call.positional and [
         None if one is None else Positional(_array(one.embeds), one.positions)
         for one in call.positional

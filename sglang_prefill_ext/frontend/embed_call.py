@@ -105,19 +105,28 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> str | None:
 def embed_call_of(request: Any) -> EmbedCall:
     """Read an eligible `EmbeddingReqInput`."""
     prompts = _prompts_of(request)
-    is_single = prompts[0] is request.text or prompts[0] is request.input_ids
     positional = _positional(request)
-    unplaced = request.embed_overrides if positional is None else None
+    embeds = _embeds(request, prompts) if positional is None else None
     return EmbedCall(
         prompts,
-        is_single,
+        _is_single(request, prompts),
         request.dimensions,
         positional,
-        placeholder=None if unplaced is None else request.embed_override_token_id,
-        embeds=[unplaced] if is_single and unplaced is not None else unplaced,
+        placeholder=None if embeds is None else request.embed_override_token_id,
+        embeds=embeds,
         places=_places(request, prompts),
         with_states=bool(request.return_pooled_hidden_states),
     )
+
+
+def _is_single(request: Any, prompts: list[Any]) -> bool:
+    return prompts[0] is request.text or prompts[0] is request.input_ids
+
+
+def _embeds(request: Any, prompts: list[Any]) -> Any:
+    """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
+    embeds = request.embed_overrides
+    return [embeds] if embeds is not None and _is_single(request, prompts) else embeds
 
 
 def _positional(request: Any) -> list[Any] | None:
@@ -146,13 +155,11 @@ def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
 
 def _has_plain_embeds(request: Any, prompts: list[Any]) -> bool:
     """Whether embeddings that come for placeholders are listed, some for every prompt or None."""
-    embeds = request.embed_overrides
-    if embeds is None or request.positional_embed_overrides is not None:
+    listed = _embeds(request, prompts)
+    if listed is None or request.positional_embed_overrides is not None:
         return True
     if type(request.embed_override_token_id) is not int or request.is_cross_encoder_request:
         return False
-    is_single = prompts[0] is request.text or prompts[0] is request.input_ids
-    listed = [embeds] if is_single else embeds
     if not isinstance(listed, list) or len(listed) != len(prompts):
         return False
     return all(each is None or _are_vectors(each) for each in listed)

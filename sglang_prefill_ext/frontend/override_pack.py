@@ -11,7 +11,7 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.overrides import at_placeholders, place_at, place_overrides
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.prompts import flatten_ids
-from sglang_prefill_ext.frontend.read_places import places_of
+from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.setwise import pack_setwise
 from sglang_prefill_ext.wire.overrides import OverrideArray
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
@@ -48,9 +48,7 @@ def pack_overridden(
     if anchor is None:
         return pack_token_ids(placed.query, placed.items, False, *rest)
     # Where the anchor is a placeholder, it is one no more.
-    anchors = places_of([query + item for item in items], anchor)
-    if anchor in query or not all(anchors):
-        raise StockPathTaken("unusual_input")
+    anchors = anchors_of(query, [query + item for item in items], anchor)
     return pack_setwise([placed.query + item for item in placed.items], anchors, *rest)
 
 

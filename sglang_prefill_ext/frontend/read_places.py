@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.wire.packed import Int32Array, int_array
 
 
@@ -43,3 +44,17 @@ class ReadPlaces:
 def places_of(prompts: Sequence[Sequence[int]], token: int) -> list[list[int]]:
     """Where a token stands in each prompt, ascending; maybe nowhere."""
     return [[place for place, each in enumerate(ids) if each == token] for ids in prompts]
+
+
+def anchors_of(
+    query: Sequence[int], prompts: Sequence[Sequence[int]], token: int
+) -> list[list[int]]:
+    """Where an extraction token stands in each prompt, which begins with the query.
+
+    Raises:
+        StockPathTaken: the query has it, or a prompt has not, both of which SGLang refuses.
+    """
+    anchors = places_of(prompts, token)
+    if token in query or not all(anchors):
+        raise StockPathTaken("unusual_input")
+    return anchors

@@ -14,7 +14,7 @@ from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.read_places import places_of
+from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.text_pack import pack_texts
@@ -147,10 +147,7 @@ class ScoreFrontend:
         if isinstance(query, str):
             query = self._link.encode([query])[0] if query else []
             prompts = self._link.encode(prompts)
-        anchor = call.score_extraction_token_id
-        anchors = places_of(prompts, anchor)
-        if anchor in query or not all(anchors):  # which SGLang refuses
-            raise StockPathTaken("unusual_input")
+        anchors = anchors_of(query, prompts, call.score_extraction_token_id)
         return pack_setwise(prompts, anchors, labels, self._vocab_size)
 
 

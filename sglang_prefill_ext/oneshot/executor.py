@@ -46,11 +46,7 @@ class PackedExecutor:
     """
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        readout_bytes: int,
-        attention: AttentionWay = AttentionWay.TORCH,
+        self, model: Model, *, readout_bytes: int, attention: AttentionWay = AttentionWay.TORCH
     ) -> None:
         self._model = model
         self._way = attention

@@ -95,8 +95,8 @@ def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.D
     single = PackedAttention(alone, CPU).forward(
         q[tokens], k[tokens], v[tokens], scale, [held[index]]
     )
-    # The same sums in another order: a few units in the last place of numbers around one.
-    torch.testing.assert_close(packed[tokens], single, atol=5e-6, rtol=0)
+    # The same sums in another order: larger numbers differ by more.
+    torch.testing.assert_close(packed[tokens], single, atol=1e-6, rtol=1e-6)
 
 
 def test_inputs_are_left_as_they_are() -> None:
