@@ -142,8 +142,12 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
         )
     if args.nnodes > 1:
         yield f"--nnodes {args.nnodes} (not verified)"
-    if args.disaggregation_mode != "null":
-        yield f"--disaggregation-mode {args.disaggregation_mode} (it has an event loop of its own)"
+    if args.disaggregation_mode == "decode":
+        yield "--disaggregation-mode decode (it computes no prompts; prefill servers take the flag)"
+    if config.schedulers > 1 and args.disaggregation_mode == "prefill":
+        yield "--disaggregation-mode prefill (with --prefill-only-schedulers: not verified)"
+    if args.enable_pd_role_switch:
+        yield "--enable-pd-role-switch (a server that decodes computes no prompts)"
     if args.enable_pdmux:
         yield "--enable-pdmux (it has an event loop of its own)"
     if args.smg_grpc_mode or args.grpc_mode:

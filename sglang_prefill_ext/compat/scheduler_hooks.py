@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,6 +104,18 @@ def step_then_next_batch(
     plan = original(scheduler, running_batch, last_batch)
     work.record_iteration(computed_before, plan.batch_to_run)
     return plan
+
+
+def step_then_next_prefill(
+    original: Callable[..., Any],
+    scheduler: Any,
+    running_batch: Any,
+    last_batch: Any,
+    should_retry_storage_prefetch: bool = True,
+) -> Any:
+    """AROUND `Scheduler.get_next_disagg_prefill_batch_to_run`: likewise on a prefill server."""
+    choose = partial(original, should_retry_storage_prefetch=should_retry_storage_prefetch)
+    return step_then_next_batch(choose, scheduler, running_batch, last_batch)
 
 
 def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] | None:

@@ -118,4 +118,19 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         diffs=_POLICY,
         remove_when=_HAS_POLICY,
     ),
+    Patch(
+        id="P17",
+        target="sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+        ".get_next_disagg_prefill_batch_to_run",
+        kind=Kind.AROUND,
+        hook=f"{_SCHEDULER_HOOKS}:step_then_next_prefill",
+        group=Group.SCHEDULER,
+        why="The same on a prefill server of a disaggregated pair, whose event loops choose their "
+        "batches here.",
+        signature="(self, running_batch, last_batch, should_retry_storage_prefetch=True)",
+        relies_on=("NextBatchPlan",),
+        fingerprints={"0.5.23": "c67146d47314afb78872bc4a0ac2bb83c9938607e87723b5cf77d2126871b39e"},
+        diffs=_OUT_OF_BAND,
+        remove_when=_HAS_OUT_OF_BAND,
+    ),
 )

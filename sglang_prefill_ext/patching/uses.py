@@ -76,6 +76,7 @@ _FLAG_USES = (
             *"enable_mis schedule_policy disable_radix_cache enable_watermark".split(),
             *"tokenizer_worker_num dp_size tp_size max_total_tokens device".split(),
             *"load_balance_method mem_fraction_static weight_cache_mode attn_dp_size".split(),
+            "enable_pd_role_switch",
         ),
     ),
 )

@@ -26,8 +26,11 @@ COMBINATIONS: dict[str, list[str]] = {
     "--attn-dp-size": ["--tp-size", "2", "--attn-dp-size", "2"],
     "--enable-dp-attention": ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"],
     "--nnodes": ["--tp-size", "2", "--nnodes", "2", "--dist-init-addr", "127.0.0.1:9"],
-    "--disaggregation-mode": ["--disaggregation-mode", "prefill"],
-    "--disaggregation-mode decode": ["--disaggregation-mode", "decode"],
+    "--disaggregation-mode": ["--disaggregation-mode", "decode"],
+    "--disaggregation-mode prefill": [
+        *("--disaggregation-mode", "prefill", "--prefill-only-schedulers", "2")
+    ],
+    "--enable-pd-role-switch": ["--disaggregation-mode", "prefill", "--enable-pd-role-switch"],
     "--enable-pdmux": [
         *("--enable-pdmux", "--disable-overlap-schedule", "--chunked-prefill-size", "-1")
     ],

@@ -198,7 +198,6 @@ def outcomes(
     cases = {
         "alone": {"argv": argv},
         "priorities": {"argv": [*argv, ENABLE, "--enable-priority-scheduling"]},
-        "disaggregation": {"argv": [*argv, ENABLE, "--disaggregation-mode", "prefill"]},
         "help": {"argv": ["--help"], "parse_only": True},
     }
     asked, out = directory / "cases.json", directory / "out.json"
@@ -218,11 +217,6 @@ def test_without_the_flag_it_is_refused(outcomes: dict[str, Any]) -> None:
 def test_sglang_refuses_it_with_priorities(outcomes: dict[str, Any]) -> None:
     wanted = "schedule_policy must be 'fcfs' or 'lof'. 'srpt' is not supported."
     assert wanted in outcomes["priorities"]["error"]
-
-
-def test_disaggregation_is_refused(outcomes: dict[str, Any]) -> None:
-    message = outcomes["disaggregation"]["exit"]
-    assert "--enable-prefill-only cannot be combined with --disaggregation-mode" in message
 
 
 def test_the_help_lists_it(outcomes: dict[str, Any]) -> None:
