@@ -13,10 +13,9 @@ from bench.gate import TOLERANCE
 from bench.http_client import post_bytes
 from bench.workloads import (
     LABEL_IDS,
-    ClosedLoop,
     Load,
-    OpenLoop,
     Shape,
+    closed_first,
     draw_requests,
     score_body,
 )
@@ -70,15 +69,11 @@ class Plan:
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
             raise ConfigError(f"dtype {self.dtype!r}: use one of {', '.join(TOLERANCE)}.")
-        relative = any(isinstance(load, OpenLoop) and load.relative for load in self.loads)
-        if relative and not any(isinstance(load, ClosedLoop) for load in self.loads):
-            raise ConfigError("a load in % of stock needs a closed loop too; add a load like 8.")
+        self.ordered_loads()
 
     def ordered_loads(self) -> list[Load]:
-        """Closed loops first, fewest clients first, as open ones may need the last one's rate."""
-        closed = [load for load in self.loads if isinstance(load, ClosedLoop)]
-        opened = [load for load in self.loads if isinstance(load, OpenLoop)]
-        return [*sorted(closed, key=lambda load: load.clients), *opened]
+        """In the order in which they are put on a server."""
+        return closed_first(self.loads)
 
     def server_args(self, path: str) -> list[str]:
         """Flags of the stock or the extension server, beyond the launcher's own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -110,6 +110,20 @@ def parse_load(text: str) -> Load:
             "stock's closed-loop rate (70%)."
         )
     return OpenLoop(rate / 100, True) if match[2] == "%" else OpenLoop(rate, False)
+
+
+def closed_first(loads: Iterable[Load]) -> list[Load]:
+    """Order loads: closed loops, fewest clients first, as open ones may need the last one's rate.
+
+    Raises:
+        ConfigError: a load is relative to a closed loop that is not there.
+    """
+    loads = list(loads)
+    closed = [load for load in loads if isinstance(load, ClosedLoop)]
+    opened = [load for load in loads if isinstance(load, OpenLoop)]
+    if not closed and any(load.relative for load in opened):
+        raise ConfigError("a load in % of stock needs a closed loop too; add a load like 8.")
+    return [*sorted(closed, key=lambda load: load.clients), *opened]
 
 
 @dataclass(frozen=True, slots=True)

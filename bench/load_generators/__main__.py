@@ -9,14 +9,15 @@ import typer
 
 from bench.__main__ import RESULTS
 from bench.command import begin, measured_model
+from bench.load_generators.loads import require_tools
 from bench.load_generators.session import GeneratorRun
 from bench.load_generators.tools import require
 from bench.load_generators.wires import Wire
 from bench.plan import PATHS
 from bench.plot import save_plot
 from bench.record import append
-from bench.report import closed_table, compare_paths
-from bench.workloads import Shape
+from bench.report import closed_table, compare_paths, open_table
+from bench.workloads import Shape, closed_first, parse_load
 
 
 def main(
@@ -24,7 +25,10 @@ def main(
         list[str] | None, typer.Option(help="<query>+<item>x<items>; repeatable.")
     ] = None,
     wire: Annotated[list[Wire] | None, typer.Option(help="What travels; repeatable.")] = None,
-    clients: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable.")] = None,
+    load: Annotated[
+        list[str] | None,
+        typer.Option(help="Clients (8), rate (12.5/s) or share of stock (70%); repeatable."),
+    ] = None,
     preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
     seconds: Annotated[float, typer.Option(min=1, help="Of a measurement.")] = 6.0,
     alternations: Annotated[
@@ -40,13 +44,17 @@ def main(
     shapes = [Shape.parse(each) for each in shape or ["60+2x50"]]
     with measured_model(console, preset) as (model, status):
         tools = [require("h2load" if each is Wire.GRPC else "wrk") for each in (Wire.IDS, *wires)]
-        run = GeneratorRun(model, shapes, wires, clients or [8], seconds, front_ends, seed)
+        loads = closed_first(map(parse_load, load or ["8"]))
+        require_tools(loads, wires)
+        run = GeneratorRun(model, shapes, wires, loads, seconds, front_ends, seed)
         for repeat in range(alternations):
             for path in PATHS:
                 status.update(f"{preset}: start {repeat + 1} of {path}")
                 run.measure(path, repeat)
     comparisons = compare_paths(run.results)
-    console.print(closed_table(comparisons))
+    for closed, table in ((True, closed_table), (False, open_table)):
+        if any(each.closed is closed for each in comparisons):
+            console.print(table(comparisons))
     for what, agreement in run.gate.agreement.items():
         console.print(f"gate green: {what}: {agreement}", highlight=False)
     gate = {what: asdict(each) for what, each in run.gate.agreement.items()}

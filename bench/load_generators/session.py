@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 from tokenizers import Tokenizer
 
-from bench import load
 from bench.floor import ModelShape, operation_ratio
-from bench.http_client import LoadError, post_bytes
-from bench.load import Measurement, Window, run_loop
-from bench.load_generators import h2load, wrk
+from bench.http_client import LoadError
+from bench.load import Measurement
+from bench.load_generators.answers import grpc_answers, http_answers
+from bench.load_generators.loads import make_load, on_wire
 from bench.load_generators.servers import attachable_engine, engine
-from bench.load_generators.wires import (
-    GRPC_METHOD,
-    Wire,
-    answer_body,
-    grpc_messages,
-    http_bodies,
-)
+from bench.load_generators.wires import Wire, grpc_messages, http_bodies
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
 from bench.record import Result
 from bench.score_gate import ScoreGate
 from bench.session import result_of
 from bench.status import scheduled_requests
-from bench.workloads import LABEL_IDS, ClosedLoop, ScoreRequest, Shape, draw_requests
-from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from bench.workloads import (
+    LABEL_IDS,
+    ClosedLoop,
+    Load,
+    OpenLoop,
+    ScoreRequest,
+    Shape,
+    draw_requests,
+)
 
-_ENDPOINT = "/v1/score"
 _POOL = 64
-_CHECK_CLIENTS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class WireLoop(ClosedLoop):
-    """A closed loop, by what travels."""
-
-    wire: Wire
-
-    def __str__(self) -> str:
-        return f"{ClosedLoop.__str__(self)}, {self.wire}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +44,21 @@ class Target:
     http: int
     grpc: int = 0
 
+    def port(self, wire: Wire) -> int:
+        """Where the server takes what travels."""
+        return self.grpc if wire is Wire.GRPC else self.http
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """The requests of one shape, as they travel to one start of a server."""
+
+    path: str
+    repeat: int
+    shape: Shape
+    wire: Wire
+    bodies: list[bytes]
+
 
 @dataclass(slots=True)
 class GeneratorRun:
@@ -63,7 +66,7 @@ class GeneratorRun:
 
     Attributes:
         model: its directory, named after the preset.
-        clients: of each closed loop.
+        loads: as `closed_first` orders them.
         seconds: length of each measurement.
         front_ends: processes that serve gRPC.
     """
@@ -71,12 +74,13 @@ class GeneratorRun:
     model: Path
     shapes: Sequence[Shape]
     wires: Sequence[Wire]
-    clients: Sequence[int]
+    loads: Sequence[Load]
     seconds: float
     front_ends: int
     seed: int = 0
     gate: ScoreGate = field(default_factory=lambda: ScoreGate("float32"))
     results: list[Result] = field(default_factory=list)
+    _stock_rates: dict[tuple[Shape, Wire], float] = field(default_factory=dict)
 
     def measure(self, path: str, repeat: int) -> None:
         """Start a server and measure everything on it.
@@ -105,87 +109,71 @@ class GeneratorRun:
         for shape in self.shapes:
             requests = self._requests(shape)
             for wire in wires:
-                self._check(target, path, shape, wire, requests)
-                for clients in self.clients:
-                    packed_before = scheduled_requests(target.http)
-                    seen = self._loop(target, wire, requests, clients)
-                    share = (scheduled_requests(target.http) - packed_before) / seen.sent
-                    if path == EXTENSION and share < 1:
-                        raise LoadError(f"{wire}: only {share:.0%} of the requests were packed")
-                    self._keep(path, repeat, shape, wire, clients, min(share, 1.0), seen)
+                case = _Case(path, repeat, shape, wire, self._bodies(wire, requests))
+                self._check(target, case)
+                for each in self.loads:
+                    self._measure_load(target, case, each)
                 # Once more behind the load, when the server has been through it.
-                self._check(target, path, shape, wire, requests)
+                self._check(target, case)
+
+    def _measure_load(self, target: Target, case: _Case, load: Load) -> None:
+        rate = self._rate_of(load, case)
+        packed_before = scheduled_requests(target.http)
+        port = target.port(case.wire)
+        seen = make_load(case.wire, port, case.bodies, load, rate or 0.0, self.seconds)
+        share = (scheduled_requests(target.http) - packed_before) / seen.sent
+        if case.path == EXTENSION and share < 1:
+            raise LoadError(f"{case.wire}: only {share:.0%} of the requests were packed")
+        if case.path == STOCK and case.repeat == 0 and isinstance(load, ClosedLoop):
+            self._stock_rates[case.shape, case.wire] = seen.requests_per_s
+        self._keep(case, load, rate, min(share, 1.0), seen)
+
+    def _rate_of(self, load: Load, case: _Case) -> float | None:
+        """Requests per second of an open loop."""
+        if isinstance(load, OpenLoop):
+            stock_rate = self._stock_rates.get((case.shape, case.wire.of_stock), 0.0)
+            return load.requests_per_s(stock_rate)
+        return None
 
     def _requests(self, shape: Shape) -> list[ScoreRequest]:
         vocabulary = ModelShape.from_directory(self.model).vocabulary
-        return draw_requests(shape, vocabulary, max(_POOL, *self.clients), self.seed)
+        clients = [load.clients for load in self.loads if isinstance(load, ClosedLoop)]
+        return draw_requests(shape, vocabulary, max(_POOL, *clients), self.seed)
 
     def _bodies(self, wire: Wire, requests: Sequence[ScoreRequest]) -> list[bytes]:
+        if wire is Wire.GRPC:
+            return grpc_messages(requests)
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
         return http_bodies(wire, requests, tokenizer.decode)
 
-    def _loop(
-        self, target: Target, wire: Wire, requests: Sequence[ScoreRequest], clients: int
-    ) -> Measurement:
-        if wire is Wire.GRPC:
-            messages = grpc_messages(requests)
-            return h2load.closed_loop(target.grpc, GRPC_METHOD, messages, clients, self.seconds)
-        bodies = self._bodies(wire, requests)
-        return wrk.closed_loop(target.http, _ENDPOINT, bodies, clients, self.seconds)
-
-    def _check(
-        self, target: Target, path: str, shape: Shape, wire: Wire, requests: Sequence[ScoreRequest]
-    ) -> None:
+    def _check(self, target: Target, case: _Case) -> None:
         """Hold the answers to all requests against stock's, or keep these."""
-        if wire is Wire.GRPC:
-            answers = _grpc_answers(target.grpc, grpc_messages(requests))
-        else:
-            answers = _http_answers(target.http, self._bodies(wire, requests))
-        asked = f"{shape} {wire.of_stock}"
-        if path == STOCK:
+        ask = grpc_answers if case.wire is Wire.GRPC else http_answers
+        answers = ask(target.port(case.wire), case.bodies)
+        asked = f"{case.shape} {case.wire.of_stock}"
+        if case.path == STOCK:
             self.gate.keep(asked, answers)
         else:
-            self.gate.check(f"{shape} {wire}", asked, answers)
+            self.gate.check(f"{case.shape} {case.wire}", asked, answers)
 
     def _keep(
-        self,
-        path: str,
-        repeat: int,
-        shape: Shape,
-        wire: Wire,
-        clients: int,
-        packed_share: float,
-        seen: Measurement,
+        self, case: _Case, load: Load, rate: float | None, packed_share: float, seen: Measurement
     ) -> None:
         """Record what was seen, of stock for every way that is compared with it."""
         sizes = ModelShape.from_directory(self.model)
-        compared = [each for each in self.wires if each.of_stock is wire]
-        for each in compared if path == STOCK else [wire]:
+        compared = [each for each in self.wires if each.of_stock is case.wire]
+        for each in compared if case.path == STOCK else [case.wire]:
             self.results.append(
                 result_of(
                     seen,
                     preset=self.model.name,
-                    shape=str(shape),
-                    load=WireLoop(clients, each),
-                    path=path,
-                    repeat=repeat,
-                    items=shape.items,
+                    shape=str(case.shape),
+                    load=on_wire(load, each),
+                    path=case.path,
+                    repeat=case.repeat,
+                    items=case.shape.items,
                     packed_share=packed_share,
-                    operation_ratio=operation_ratio(sizes, shape, len(LABEL_IDS)),
+                    rate_per_s=rate,
+                    operation_ratio=operation_ratio(sizes, case.shape, len(LABEL_IDS)),
                 )
             )
-
-
-def _http_answers(port: int, bodies: Sequence[bytes]) -> Mapping[int, bytes]:
-    pool = [post_bytes(_ENDPOINT, body) for body in bodies]
-    window = Window(seconds=0.0, min_requests=2 * len(pool))
-    return run_loop(load.closed_loop(port, pool, _CHECK_CLIENTS, window)).answers
-
-
-def _grpc_answers(port: int, messages: Sequence[bytes]) -> Mapping[int, bytes]:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        score = channel.unary_unary(GRPC_METHOD, response_deserializer=pb.ScoreResponse.FromString)
-        try:
-            return {number: answer_body(score(each)) for number, each in enumerate(messages)}
-        except grpc.RpcError as error:
-            raise LoadError(f"gRPC: {error}") from error

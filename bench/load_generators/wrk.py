@@ -1,4 +1,4 @@
-"""Closed loops over HTTP by wrk."""
+"""Closed and open loops over HTTP by wrk."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ from bench.load_generators.tools import counting_cpu, outputs, require
 _SCRIPT = Path(__file__).with_name("wrk.lua")
 _TIMEOUT_S = 60
 
+_USERS = 400
+"""Connections of an open loop. An answer delays the next request of its own connection only, so
+the more there are the less arrivals know of answers."""
+
 
 def closed_loop(
     port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float
@@ -31,13 +35,40 @@ def closed_loop(
         ConfigError: wrk is not installed.
         LoadError: an answer was not 2xx or 3xx, did not come within a minute, or none came.
     """
+    return _measured(port, bodies, clients, seconds, path)
+
+
+def open_loop(
+    port: int, path: str, bodies: Sequence[bytes], requests_per_s: float, seconds: float, seed: int
+) -> Measurement:
+    """Let many connections post a body each now and then, at that rate together.
+
+    Between an answer and its next request a connection waits, exponentially distributed, so long
+    that the answers' own time hardly matters: arrivals are Poisson, but for the few connections
+    that wait for an answer. No request waits for another one's answer before it is sent, so
+    latencies, from sending, are those from the arrival.
+
+    Args:
+        seed: of the waits.
+
+    Raises:
+        ConfigError, LoadError: see `closed_loop`.
+    """
+    wait_ms = 1e3 * _USERS / requests_per_s
+    return _measured(port, bodies, _USERS, seconds, path, f"{wait_ms:g}", str(seed))
+
+
+def _measured(
+    port: int, bodies: Sequence[bytes], connections: int, seconds: float, *arguments: str
+) -> Measurement:
+    """Run the script with a file of the bodies and the arguments, and read what it saw."""
     seen = Measurement()
     with TemporaryDirectory(prefix="wrk-") as directory, counting_cpu(seen):
         file = Path(directory) / "bodies"
         file.write_bytes(b"\n".join(bodies))
-        command = [require("wrk"), f"-c{clients}", "-t1", f"-d{math.ceil(seconds)}s"]
+        command = [require("wrk"), f"-c{connections}", "-t1", f"-d{math.ceil(seconds)}s"]
         command += [f"--timeout={_TIMEOUT_S}s", f"--script={_SCRIPT}", f"http://127.0.0.1:{port}"]
-        (text,) = outputs([[*command, "--", str(file), path]])
+        (text,) = outputs([[*command, "--", str(file), *arguments]])
     summary = json.loads(text.splitlines()[-1])
     if summary["errors"] or not summary["requests"]:
         raise LoadError(f"wrk saw {summary['errors']} errors, {summary['requests']} answers")

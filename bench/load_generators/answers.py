@@ -1,0 +1,40 @@
+"""Every request answered once, for the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import grpc
+
+from bench.http_client import LoadError, post_bytes
+from bench.load import Window, closed_loop, run_loop
+from bench.load_generators.loads import ENDPOINT
+from bench.load_generators.wires import GRPC_METHOD, answer_body
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+
+_CLIENTS = 4
+
+
+def http_answers(port: int, bodies: Sequence[bytes]) -> Mapping[int, bytes]:
+    """The answers to bodies, by their number.
+
+    Raises:
+        LoadError: one of them was not 200.
+    """
+    pool = [post_bytes(ENDPOINT, body) for body in bodies]
+    window = Window(seconds=0.0, min_requests=2 * len(pool))
+    return run_loop(closed_loop(port, pool, _CLIENTS, window)).answers
+
+
+def grpc_answers(port: int, messages: Sequence[bytes]) -> Mapping[int, bytes]:
+    """The answers to messages, by their number, as bodies of HTTP.
+
+    Raises:
+        LoadError: a call failed.
+    """
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        score = channel.unary_unary(GRPC_METHOD, response_deserializer=pb.ScoreResponse.FromString)
+        try:
+            return {number: answer_body(score(each)) for number, each in enumerate(messages)}
+        except grpc.RpcError as error:
+            raise LoadError(f"gRPC: {error}") from error

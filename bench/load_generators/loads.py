@@ -1,0 +1,70 @@
+"""Loads by what travels, and the tool that makes each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.load import Measurement
+from bench.load_generators import h2load, wrk
+from bench.load_generators.wires import GRPC_METHOD, Wire
+from bench.workloads import ClosedLoop, Load, OpenLoop
+from sglang_prefill_ext.errors import ConfigError
+
+ENDPOINT = "/v1/score"
+
+
+@dataclass(frozen=True, slots=True)
+class WireLoop(ClosedLoop):
+    """A closed loop, by what travels."""
+
+    wire: Wire
+
+    def __str__(self) -> str:
+        return f"{ClosedLoop.__str__(self)}, {self.wire}"
+
+
+@dataclass(frozen=True, slots=True)
+class WireArrivals(OpenLoop):
+    """An open loop, by what travels."""
+
+    wire: Wire
+
+    def __str__(self) -> str:
+        return f"{OpenLoop.__str__(self)}, {self.wire}"
+
+
+def on_wire(load: Load, wire: Wire) -> Load:
+    """Name what travels under a load."""
+    if isinstance(load, ClosedLoop):
+        return WireLoop(load.clients, wire)
+    return WireArrivals(load.rate, load.relative, wire)
+
+
+def require_tools(loads: Sequence[Load], wires: Sequence[Wire]) -> None:
+    """Check that there is a tool for every load on every wire.
+
+    Raises:
+        ConfigError: an open loop over gRPC, which h2load does not make.
+    """
+    if Wire.GRPC in wires and any(isinstance(load, OpenLoop) for load in loads):
+        raise ConfigError("h2load makes no open loop; leave out --wire grpc or the rate.")
+
+
+def make_load(
+    wire: Wire, port: int, bodies: Sequence[bytes], load: Load, rate: float, seconds: float
+) -> Measurement:
+    """Put a load on a server with the tool for it.
+
+    Args:
+        port: where the server takes what travels.
+        bodies: of HTTP requests, or messages of gRPC.
+        rate: requests per second of an open loop.
+        seconds: length of the measurement.
+    """
+    if wire is Wire.GRPC:
+        assert isinstance(load, ClosedLoop)
+        return h2load.closed_loop(port, GRPC_METHOD, bodies, load.clients, seconds)
+    if isinstance(load, ClosedLoop):
+        return wrk.closed_loop(port, ENDPOINT, bodies, load.clients, seconds)
+    return wrk.open_loop(port, ENDPOINT, bodies, rate, seconds, seed=0)
