@@ -22,7 +22,7 @@ _App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 _Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
 _Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
 
-_JSON = "application/json"
+JSON = "application/json"
 
 # Entry of an ASGI scope: why SGLang is to serve the request.
 _TAKEN = "prefill_only_stock_path_taken"
@@ -43,7 +43,7 @@ class FastRoute:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
-        if request.headers.get("content-type", "").lower().split(";", 1)[0] != _JSON:
+        if request.headers.get("content-type", "").lower().split(";", 1)[0] != JSON:
             await self._stock(scope, receive, send)
             return
         try:
@@ -77,7 +77,7 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
         except (HTTPException, ValueError) as error:
             response: Response = error_response(getattr(request.app.state, serving), error)
             return response
-        return body if content is None else Response(content, 200, _HEADERS, _JSON)
+        return body if content is None else Response(content, 200, _HEADERS, JSON)
 
     shorten(app, path, serve)
 

@@ -12,6 +12,7 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 from sglang_prefill_ext.compat import embed_hooks, http, text_hooks, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
+from sglang_prefill_ext.compat.direct_generate import DirectGenerate
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
@@ -57,9 +58,9 @@ def attach_frontend(_result: None, manager: Any) -> None:
         if app is not None:
             shorten_embeddings(app, manager, embedding)
     elif manager.tokenizer is not None:
-        token_hooks.attach(manager, frontend)
+        tokens = token_hooks.attach(manager, frontend)
         if app is not None:
-            shorten_generate(app)
+            shorten_generate(app, DirectGenerate(manager, tokens))
 
     def on_result(message: PackedRowsResult) -> None:
         frontend.exchange.deliver(message.rid, message.result)

@@ -15,6 +15,7 @@ from sglang.srt.runtime_context import get_serving
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.compat.token_hooks import is_opted_out
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -67,6 +68,21 @@ async def handle_batch(
             obj[number].input_ids = ids
     async for answer in original(manager, obj, *args):
         yield answer
+
+
+async def encoded(manager: Any, texts: list[str], request: Any) -> list[list[int]]:
+    """The ids of texts, as SGLang would make them.
+
+    Args:
+        request: of the client, see `TextBatches.ask`.
+
+    Raises:
+        StockPathTaken: this manager's texts are SGLang's to encode.
+    """
+    batches = _batches_of(manager)
+    if batches is None or not _has_texts(texts):
+        raise StockPathTaken("unusual_input")
+    return await batches.ask(texts, request)
 
 
 def _batches_of(manager: Any) -> TextBatches[list[int]] | None:

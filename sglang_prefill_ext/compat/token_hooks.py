@@ -47,7 +47,7 @@ _stock_path: ContextVar[bool] = ContextVar("prefill_only_stock_path", default=Fa
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def attach(manager: Any, scoring: ScoreFrontend) -> None:
+def attach(manager: Any, scoring: ScoreFrontend) -> TokenFrontend:
     """Let requests of a manager that ends with the prompt take the packed path."""
     frontend = TokenFrontend(
         scoring.exchange,
@@ -57,6 +57,7 @@ def attach(manager: Any, scoring: ScoreFrontend) -> None:
         watermarks=manager.server_args.enable_watermark,
     )
     setattr(manager, _ATTRIBUTE, frontend)
+    return frontend
 
 
 @contextmanager

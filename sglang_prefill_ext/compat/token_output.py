@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,23 +17,41 @@ _LISTS = tuple(field.name for field in fields(TokenAnswer) if field.name != "tok
 
 def finished(manager: Any, request: Any, answer: TokenAnswer, cached_tokens: int) -> BatchStrOutput:
     """The answer to a tokenized request that ran to its end."""
-    sampling, token = request.sampling_params, answer.token
-    reason: dict[str, Any] = {"type": "length", "length": sampling.max_new_tokens}
-    text = ""
-    if token is not None:
-        stops = not sampling.ignore_eos and token in stop_tokens(manager, sampling)
-        if stops:
-            reason = {"type": "stop", "matched": token}
-        if not stops or sampling.no_stop_trim:
-            text = first_text(
-                manager.tokenizer,
-                request.input_ids,
-                token,
-                skip_special=sampling.skip_special_tokens,
-                spaces=sampling.spaces_between_special_tokens,
-            )
-    ids = [] if token is None else [token]
+    sampling = request.sampling_params
+    stops = stop_tokens(manager, sampling)
+    reason, text = ending(manager, sampling, stops, request.input_ids, answer.token)
+    ids = [] if answer.token is None else [answer.token]
     return _message(manager, request, answer, reason, text, ids, cached_tokens)
+
+
+def ending(
+    manager: Any,
+    sampling: Any,
+    stops: Collection[int],
+    prompt: Sequence[int],
+    token: int | None,
+) -> tuple[dict[str, Any], str]:
+    """Why a prompt with that token behind it ends, and the text that the token adds.
+
+    Args:
+        sampling: SGLang's parameters.
+        stops: `stop_tokens` of them.
+        token: None where none was wanted.
+    """
+    length = {"type": "length", "length": sampling.max_new_tokens}
+    if token is None:
+        return length, ""
+    ends = not sampling.ignore_eos and token in stops
+    text = ""
+    if not ends or sampling.no_stop_trim:
+        text = first_text(
+            manager.tokenizer,
+            prompt,
+            token,
+            skip_special=sampling.skip_special_tokens,
+            spaces=sampling.spaces_between_special_tokens,
+        )
+    return ({"type": "stop", "matched": token} if ends else length), text
 
 
 def aborted(manager: Any, request: Any, message: str, status: int) -> BatchStrOutput:

@@ -1,4 +1,4 @@
-"""Bodies of ``POST /generate`` that ask for log-probs or one token, read in one step.
+"""Bodies of ``POST /generate`` that ask for log-probs or one token, in both directions.
 
 Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
 refused.
@@ -6,12 +6,14 @@ refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.token_answer import TokenAnswer
 
 
 class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -27,7 +29,9 @@ class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     no_stop_trim: bool | UnsetType = UNSET
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A body with nothing unusual in it."""
+
     sampling_params: _Sampling
     text: str | list[str] | UnsetType = UNSET
     input_ids: list[Int64 | list[Int64]] | UnsetType = UNSET
@@ -40,17 +44,87 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     stream: bool | UnsetType = UNSET
     lora_path: str | UnsetType = UNSET
 
+    def arguments(self) -> dict[str, Any]:
+        """Of SGLang's `GenerateReqInput`."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
-_DECODER = msgspec.json.Decoder(_Body)
+    @property
+    def is_single(self) -> bool:
+        """One prompt, not in a list; its answer is not in a list either."""
+        if isinstance(self.input_ids, list):
+            return not isinstance(self.input_ids[0], list)
+        return isinstance(self.text, str)
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Texts, or lists of ids."""
+        given: Any = self.text if self.input_ids is UNSET else self.input_ids
+        return [given] if self.is_single else given
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.return_logprob is True
+
+    @property
+    def needs_no_request_state(self) -> bool:
+        """Whether the request can be answered without SGLang's record of it.
+
+        It can where nobody names it (`rid`), nothing is streamed, no adapter has to be held, and
+        log-probs come without the texts of their tokens.
+        """
+        has_prompts = (self.text is UNSET) != (self.input_ids is UNSET) and bool(self.prompts)
+        asks = self.wants_logprobs or self.sampling_params.max_new_tokens == 1
+        named = (self.rid, self.stream, self.lora_path, self.return_text_in_logprobs)
+        return has_prompts and asks and not any(named)
 
 
-def read_request(body: bytes) -> dict[str, Any] | None:
-    """Read a body into arguments of SGLang's `GenerateReqInput`; None if SGLang is to read it."""
+_DECODER = msgspec.json.Decoder(GenerateBody)
+_ENCODER = msgspec.json.Encoder()
+
+
+def read_request(body: bytes) -> GenerateBody | None:
+    """Read a body; None if SGLang is to read it."""
     try:
         read = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if isinstance(read.input_ids, list) and len(set(map(type, read.input_ids))) != 1:
         return None
-    fields: dict[str, Any] = msgspec.to_builtins(read)
+    return read
+
+
+def answer_body(answers: list[dict[str, Any]], *, is_single: bool) -> bytes:
+    """Write the answers; a list for a list of prompts."""
+    return _ENCODER.encode(answers[0] if is_single else answers)
+
+
+def logprob_fields(
+    answer: TokenAnswer, *, num_top: int, token_ids: tuple[int, ...] | None
+) -> dict[str, Any]:
+    """The log-probs of a prompt as SGLang's `meta_info` has them: value, token id, no text.
+
+    Args:
+        num_top, token_ids: see `TokenCall`.
+    """
+    output = _triples(answer.output_token_logprobs_val, answer.output_token_logprobs_idx)
+    fields = {
+        "input_token_logprobs": _triples(
+            answer.input_token_logprobs_val, answer.input_token_logprobs_idx
+        ),
+        "output_token_logprobs": output,
+        "output_token_logprobs_length": len(output),
+    }
+    for name, wanted in (("top", num_top > 0), ("token_ids", token_ids is not None)):
+        for side in ("input", "output") if wanted else ():
+            values, ids = (
+                getattr(answer, f"{side}_{name}_logprobs_{part}") for part in ("val", "idx")
+            )
+            fields[f"{side}_{name}_logprobs"] = [
+                _triples(*pair) if pair[0] else None for pair in zip(values, ids, strict=True)
+            ]
     return fields
+
+
+def _triples(values: Iterable[Any], ids: Iterable[Any]) -> list[tuple[Any, Any, None]]:
+    return [(value, token, None) for value, token in zip(values, ids, strict=True)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -54,6 +54,25 @@ _UNPACKED_SAMPLING = {
     "custom_params": "unusual_input",
     "watermark": "watermark",
 }
+
+
+class TokenRequest(Protocol):
+    """What is read of a `TokenizedGenerateReqInput`, see there."""
+
+    @property
+    def input_ids(self) -> Sequence[int]: ...
+    @property
+    def sampling_params(self) -> Any: ...
+    @property
+    def return_logprob(self) -> bool: ...
+    @property
+    def logprob_start_len(self) -> int: ...
+    @property
+    def top_logprobs_num(self) -> int: ...
+    @property
+    def token_ids_logprob(self) -> list[int] | None: ...
+    @property
+    def lora_id(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +142,8 @@ def _reasons(request: Any) -> Iterator[str]:
         yield "unusual_input"
 
 
-def token_call_of(request: Any, stop_tokens: Collection[int]) -> TokenCall:
-    """Read an eligible `TokenizedGenerateReqInput`.
+def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
+    """Read an eligible request.
 
     Args:
         stop_tokens: those that would end it, as far as the model has them.

@@ -15,6 +15,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token_batch import ReadKind, pack_calls
 from sglang_prefill_ext.frontend.token_call import (
     TokenCall,
+    TokenRequest,
     ineligible_token_reason,
     token_call_of,
 )
@@ -66,6 +67,19 @@ class TokenFrontend:
         reason = self._exchange.declined_reason or ineligible_token_reason(request)
         if reason:
             raise StockPathTaken(reason)
+        return self.plain_call_of(request, stop_tokens)
+
+    def plain_call_of(self, request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
+        """Read a request of which nothing else is wanted.
+
+        Args:
+            stop_tokens: see `token_call_of`.
+
+        Raises:
+            StockPathTaken: this process does not serve it.
+        """
+        if self._exchange.declined_reason:
+            raise StockPathTaken(self._exchange.declined_reason)
         call = token_call_of(request, stop_tokens)
         if self._watermarks and call.generates:
             raise StockPathTaken("watermark")
@@ -81,6 +95,24 @@ class TokenFrontend:
         (read_out,) = await self._calls.ask(_Kind(options, ReadKind.of(call)), [call])
         self.metrics.record_packed()
         return read_out
+
+    async def read_all(
+        self, calls: Sequence[TokenCall], options: RequestOptions, request: Any
+    ) -> list[ReadOut]:
+        """Admit and serve the calls of one HTTP request, all or none.
+
+        Raises:
+            StockPathTaken: they cannot share a batch; or see `PackedExchange.ask`.
+            PrefillExtError: see `PackedExchange.ask`.
+        """
+        kind, *others = set(map(ReadKind.of, calls))
+        if others:
+            raise StockPathTaken("unusual_input")
+        async with self._exchange.admitted(options):
+            read_outs = await self._calls.ask(_Kind(options, kind), list(calls), request)
+        for _ in calls:
+            self.metrics.record_packed()
+        return read_outs
 
     async def _serve(self, kind: _Kind, calls: list[TokenCall]) -> Sequence[ReadOut | Exception]:
         pack = partial(pack_calls, kind=kind.reads, caching=self._caching)

@@ -66,7 +66,7 @@ EMBED_USES = (
         id="U95",
         target=f"{_TOKENIZER_MANAGER}.config_value",
         group=Group.FRONTEND,
-        used_by=("compat.embed_hooks",),
+        used_by=("compat.embed_hooks", "compat.token_output", "compat.direct_generate"),
         why="the version of the weights, for the answer",
         signature="(self, name)",
     ),

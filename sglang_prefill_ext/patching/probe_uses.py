@@ -75,12 +75,15 @@ PROBE_USES = (
         id="U127",
         target="sglang.srt.sampling.sampling_params.SamplingParams",
         group=Group.SCHEDULER,
-        used_by=("compat.known_answers", "compat.token_output", "frontend.token_call"),
+        used_by=(
+            *("compat.known_answers", "compat.token_output", "frontend.token_call"),
+            "compat.direct_generate",
+        ),
         why="how many tokens are generated, and what changes the first",
         members=(
             *"max_new_tokens temperature n top_k ignore_eos stop_token_ids no_stop_trim".split(),
             *"skip_special_tokens spaces_between_special_tokens beam_width".split(),
-            *"top_p min_p sampling_seed min_new_tokens".split(),
+            *"top_p min_p sampling_seed min_new_tokens normalize verify".split(),
             *"json_schema regex ebnf structural_tag logit_bias".split(),
             *"stop_strs stop_regex_strs custom_params watermark".split(),
         ),

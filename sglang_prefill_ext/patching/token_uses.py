@@ -102,7 +102,7 @@ TOKEN_USES = (
         id="U138",
         target="sglang.srt.utils.request_logger.RequestLogger",
         group=Group.FRONTEND,
-        used_by=("compat.fast_route",),
+        used_by=("compat.fast_route", "compat.direct_generate"),
         why="whether SGLang has to see every request",
         members=("log_requests",),
     ),
@@ -150,5 +150,14 @@ TOKEN_USES = (
         used_by=("compat.generate_route",),
         why="serves a request of `/generate` that was read already",
         signature="(obj, request)",
+    ),
+    Use(
+        id="U144",
+        target="sglang.srt.observability.request_metrics_exporter.RequestMetricsExporterManager"
+        ".exporter_enabled",
+        group=Group.FRONTEND,
+        used_by=("compat.direct_generate",),
+        why="whether SGLang has to see every request",
+        signature="(self)",
     ),
 )

@@ -68,7 +68,7 @@ _FLAG_USES = (
         group=Group.FLAGS,
         used_by=(
             *"compat.flags compat.frontend_hooks compat.token_hooks compat.dp_hooks".split(),
-            "compat.several_schedulers",
+            *("compat.several_schedulers", "compat.direct_generate"),
         ),
         why="the other combinations to refuse, what is not packed, and several schedulers",
         members=(
@@ -76,7 +76,7 @@ _FLAG_USES = (
             *"enable_mis schedule_policy disable_radix_cache enable_watermark".split(),
             *"tokenizer_worker_num dp_size tp_size max_total_tokens device".split(),
             *"load_balance_method mem_fraction_static weight_cache_mode attn_dp_size".split(),
-            "enable_pd_role_switch",
+            *"enable_pd_role_switch speculative_algorithm".split(),
         ),
     ),
 )
@@ -89,14 +89,16 @@ _FRONTEND_USES = (
         used_by=(
             *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
             *("compat.adapter_lease", "compat.embed_hooks", "compat.rerank_hooks"),
-            "compat.text_hooks",
+            *("compat.text_hooks", "compat.direct_generate"),
         ),
-        why="limits, tokenizer, pauses, weight updates",
+        why="limits, tokenizer, pauses, weight updates, records of requests",
         members=(
             *"server_args tokenizer model_config metrics_collector enable_metrics".split(),
             *"is_generation mm_processor _result_dispatcher is_pause is_pause_cond".split(),
             *"model_update_lock context_len num_reserved_tokens max_req_input_len".split(),
-            *"lora_registry async_dynamic_batch_tokenizer".split(),
+            *"lora_registry async_dynamic_batch_tokenizer enable_trace request_logger".split(),
+            *"request_metrics_exporter_manager dump_requests_folder crash_dump_folder".split(),
+            *"preferred_sampling_params sampling_params_class".split(),
         ),
     ),
     Use(

@@ -78,6 +78,20 @@ def test_log_probs_of_a_prompt_are_stocks(
     assert len(answer["meta_info"]["input_token_logprobs"]) == read
 
 
+@pytest.mark.parametrize("wanted", [{}, {"return_logprob": True, "top_logprobs_num": 2}], ids=str)
+def test_answers_with_and_without_sglangs_record_of_the_request_are_the_same(
+    generator: Serving, wanted: Json
+) -> None:
+    """Only with a name it makes one; the fields come in the same order."""
+    body = {"input_ids": PROMPT, "sampling_params": GREEDY} | wanted
+    plain = generator.client.post("/generate", body).json()
+    named = generator.client.post("/generate", body | {"rid": "named"}).json()
+    assert named["meta_info"]["id"] == "named"
+    assert list(plain) == list(named)
+    assert list(plain["meta_info"]) == list(named["meta_info"])
+    assert_same(plain, named)
+
+
 @pytest.mark.patch("P27")
 @pytest.mark.parametrize("start", [-1, 0, 30, 59, 60])
 def test_log_probs_of_prompts_that_begin_alike_are_stocks_and_computed_once(

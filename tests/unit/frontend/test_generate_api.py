@@ -5,12 +5,18 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.frontend.generate_api import read_request
+from sglang_prefill_ext.frontend.generate_api import (
+    GenerateBody,
+    answer_body,
+    logprob_fields,
+    read_request,
+)
+from sglang_prefill_ext.frontend.token_answer import TokenAnswer
 
 ONE_TOKEN = {"max_new_tokens": 1, "temperature": 0}
 
 
-def read(**fields: Any) -> dict[str, Any] | None:
+def read(**fields: Any) -> GenerateBody | None:
     return read_request(json.dumps(fields).encode())
 
 
@@ -38,7 +44,9 @@ def read(**fields: Any) -> dict[str, Any] | None:
     ids=str,
 )
 def test_plain_requests_are_read(fields: dict[str, Any]) -> None:
-    assert read(**fields) == fields
+    found = read(**fields)
+    assert found is not None
+    assert found.arguments() == fields
 
 
 @pytest.mark.parametrize(
@@ -73,3 +81,86 @@ def test_everything_else_is_left_to_sglang(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"text": "\xff"}', b"\x00" * 8, b"null"])
 def test_what_is_no_json_object_is_left_to_sglang(body: bytes) -> None:
     assert read_request(body) is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "single", "wanted"),
+    [
+        ({"input_ids": [5, 6]}, True, [[5, 6]]),
+        ({"input_ids": [[5], [6, 7]]}, False, [[5], [6, 7]]),
+        ({"text": "a"}, True, ["a"]),
+        ({"text": ["a"]}, False, ["a"]),
+    ],
+)
+def test_the_prompts_of_a_body(prompts: dict[str, Any], single: bool, wanted: list[Any]) -> None:
+    body = read(**prompts, sampling_params=ONE_TOKEN)
+    assert body is not None
+    assert body.is_single is single
+    assert body.prompts == wanted
+    assert body.needs_no_request_state
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rid": "r"},
+        {"stream": True},
+        {"lora_path": "adapter"},
+        {"return_logprob": True, "return_text_in_logprobs": True},
+        {"text": "a"},  # beside the ids
+        {"sampling_params": {"max_new_tokens": 0}},  # only to leave its prefix in the cache
+    ],
+    ids=str,
+)
+def test_what_sglang_has_to_know_of(fields: dict[str, Any]) -> None:
+    body = read(**{"input_ids": [5, 6], "sampling_params": ONE_TOKEN} | fields)
+    assert body is not None
+    assert not body.needs_no_request_state
+
+
+@pytest.mark.parametrize("fields", [{}, {"text": []}])
+def test_there_must_be_prompts(fields: dict[str, Any]) -> None:
+    body = read(**fields, sampling_params=ONE_TOKEN)
+    assert body is not None
+    assert not body.needs_no_request_state
+
+
+def test_log_probs_of_a_prompt_alone_need_no_token() -> None:
+    fields = {"return_logprob": True, "stream": False, "return_text_in_logprobs": False}
+    body = read(input_ids=[5], sampling_params={"max_new_tokens": 0}, **fields)
+    assert body is not None
+    assert body.needs_no_request_state
+    assert body.wants_logprobs
+
+
+def test_log_probs_are_written_as_sglang_does() -> None:
+    answer = TokenAnswer(
+        token=7,
+        input_token_logprobs_val=[None, -0.5],
+        input_token_logprobs_idx=[5, 6],
+        output_token_logprobs_val=[-1.5],
+        output_token_logprobs_idx=[7],
+        input_top_logprobs_val=[None, [-0.5]],
+        input_top_logprobs_idx=[None, [6]],
+        output_top_logprobs_val=[[-1.5]],
+        output_top_logprobs_idx=[[7]],
+        output_token_ids_logprobs_val=[[-2.0, -3.0]],
+        output_token_ids_logprobs_idx=[[3, 4]],
+    )
+    plain = {
+        "input_token_logprobs": [(None, 5, None), (-0.5, 6, None)],
+        "output_token_logprobs": [(-1.5, 7, None)],
+        "output_token_logprobs_length": 1,
+    }
+    assert logprob_fields(answer, num_top=0, token_ids=None) == plain
+    assert logprob_fields(answer, num_top=1, token_ids=(3, 4)) == plain | {
+        "input_top_logprobs": [None, [(-0.5, 6, None)]],
+        "output_top_logprobs": [[(-1.5, 7, None)]],
+        "input_token_ids_logprobs": [],
+        "output_token_ids_logprobs": [[(-2.0, 3, None), (-3.0, 4, None)]],
+    }
+
+
+def test_a_list_of_prompts_has_a_list_of_answers() -> None:
+    assert answer_body([{"text": "a"}], is_single=True) == b'{"text":"a"}'
+    assert answer_body([{"text": "a"}], is_single=False) == b'[{"text":"a"}]'

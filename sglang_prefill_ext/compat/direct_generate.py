@@ -1,0 +1,170 @@
+"""Plain bodies of ``POST /generate``, answered without SGLang's record of a request.
+
+For every prompt SGLang makes a request object, a copy of it with tokens, a state and an answer of
+the detokenizer's kind, which for one token takes longer than the forward of a small model. Where
+nobody can see those, the answer is made at once. It has SGLang's parameters, checked by its own
+code, and all fields of its answer.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_prefill_ext.compat import text_hooks
+from sglang_prefill_ext.compat.frontend_link import embedding_rows
+from sglang_prefill_ext.compat.http_errors import counted
+from sglang_prefill_ext.compat.token_output import ending, stop_tokens
+from sglang_prefill_ext.frontend.batch_exchange import ReadOut
+from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
+from sglang_prefill_ext.frontend.generate_api import GenerateBody, answer_body, logprob_fields
+from sglang_prefill_ext.frontend.options import options_of
+from sglang_prefill_ext.frontend.token_answer import answer_of
+from sglang_prefill_ext.frontend.token_call import TokenCall
+from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt of a body as `token_call_of` reads it, with SGLang's defaults."""
+
+    input_ids: Sequence[int]
+    sampling_params: Any
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
+    token_ids_logprob: list[int] | None
+    lora_id: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What the answers of one body have in common."""
+
+    sampling: Any
+    stops: Collection[int]
+    seconds: float
+
+
+class DirectGenerate:
+    """Serves what of one manager's requests needs no record."""
+
+    def __init__(self, manager: Any, frontend: TokenFrontend) -> None:
+        self._manager = manager
+        self._frontend = frontend
+        self._vocab_size: int = manager.model_config.vocab_size
+        self._embedding_rows = embedding_rows(manager)
+
+    async def answer(self, body: GenerateBody, request: Any) -> bytes | None:
+        """Return the body of the answer; None if SGLang is to serve the request.
+
+        Raises:
+            PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+        """
+        if self._keeps_records() or not body.needs_no_request_state:
+            return None
+        begin_s = time.perf_counter()
+        try:
+            options = options_of(headers_unless_opted_out(request), now_ms=time.time() * 1e3)
+            sampling = self._sampling(body)
+            stops = stop_tokens(self._manager, sampling)
+            with counted(self._frontend.metrics, request):
+                calls = await self._calls(body, sampling, stops, request)
+                read_outs = await self._frontend.read_all(calls, options, request)
+        except (StockPathTaken, ValueError):
+            return None  # SGLang takes it from the start, and finds the same
+        ended = _Ended(sampling, stops, time.perf_counter() - begin_s)
+        answers = [
+            self._answer(body, ended, call, read_out)
+            for call, read_out in zip(calls, read_outs, strict=True)
+        ]
+        return answer_body(answers, is_single=body.is_single)
+
+    def _keeps_records(self) -> bool:
+        """Whether this server shows or keeps more of a request than its plain answer."""
+        manager = self._manager
+        return bool(
+            manager.enable_metrics
+            or manager.enable_trace
+            or manager.request_logger.log_requests
+            or manager.request_metrics_exporter_manager.exporter_enabled()
+            or manager.dump_requests_folder
+            or manager.crash_dump_folder
+            or manager.server_args.speculative_algorithm  # answers tell how it went
+            or manager.preferred_sampling_params
+        )
+
+    def _sampling(self, body: GenerateBody) -> Any:
+        """SGLang's parameters.
+
+        Raises:
+            ValueError: they are wrong.
+        """
+        sampling = self._manager.sampling_params_class(**body.arguments()["sampling_params"])
+        sampling.normalize(self._manager.tokenizer)
+        sampling.verify(self._vocab_size)
+        return sampling
+
+    async def _calls(
+        self, body: GenerateBody, sampling: Any, stops: Collection[int], request: Any
+    ) -> list[TokenCall]:
+        """Raises: StockPathTaken: not all prompts are plainly right."""
+        prompts = body.prompts
+        if isinstance(prompts[0], str):
+            prompts = await text_hooks.encoded(self._manager, prompts, request)
+        calls = []
+        for ids in prompts:
+            _require_within(ids, self._embedding_rows)
+            prompt = _prompt_of(body, sampling, ids)
+            if prompt.token_ids_logprob is not None:
+                _require_within(prompt.token_ids_logprob, self._vocab_size)
+            calls.append(self._frontend.plain_call_of(prompt, stops))
+        return calls
+
+    def _answer(
+        self, body: GenerateBody, ended: _Ended, call: TokenCall, read_out: ReadOut
+    ) -> dict[str, Any]:
+        manager, ids, cached = self._manager, call.ids.tolist(), read_out.cached_tokens
+        answer = answer_of(call, read_out.table, vocab_size=self._vocab_size)
+        reason, text = ending(manager, ended.sampling, ended.stops, ids, answer.token)
+        output_ids = [] if answer.token is None else [answer.token]
+        version = manager.config_value("weight_version")
+        logprobs = {}
+        if body.wants_logprobs:
+            logprobs = logprob_fields(answer, num_top=call.num_top, token_ids=call.token_ids)
+        meta_info = {
+            "id": uuid.uuid4().hex,
+            "finish_reason": reason,
+            "prompt_tokens": len(ids),
+            "weight_version": version,
+            "num_retractions": 0,
+            **logprobs,
+            "reasoning_tokens": 0,
+            "completion_tokens": len(output_ids),
+            "cached_tokens": cached,
+            "weight_versions": [{"version": version, "start": 0, "end": len(output_ids)}],
+            "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+            "dp_rank": None,
+            "e2e_latency": ended.seconds,
+            "response_sent_to_client_ts": time.time(),
+        }
+        return {"text": text, "output_ids": output_ids, "meta_info": meta_info}
+
+
+def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> _Prompt:
+    """Raises: StockPathTaken: log-probs are wanted of what is not there."""
+    start = body.logprob_start_len if isinstance(body.logprob_start_len, int) else -1
+    num_top = body.top_logprobs_num if isinstance(body.top_logprobs_num, int) else 0
+    listed = body.token_ids_logprob if isinstance(body.token_ids_logprob, list) else None
+    if not -1 <= start <= len(ids) or num_top < 0:
+        raise StockPathTaken("unusual_input")
+    return _Prompt(ids, sampling, body.wants_logprobs, start, num_top, listed)
+
+
+def _require_within(ids: list[int], limit: int) -> None:
+    """Raises: StockPathTaken: there are no ids, or some are no tokens."""
+    if not ids or min(ids) < 0 or max(ids) >= limit:
+        raise StockPathTaken("unusual_input")
