@@ -172,8 +172,8 @@ class ForwardLayout:
                 for part in ([group.held], np.full(group.num_rows, group.prefix_len))
             ]
         )
-        offsets = np.arange(self.num_tokens) - self.segment_starts()
-        return offsets + np.repeat(first, self._segment_lens())
+        lens = self._segment_lens()
+        return np.arange(self.num_tokens) + np.repeat(first - _starts(lens), lens)
 
     def segment_starts(self) -> NDArray[np.int64]:
         """int64 `[T]`: flat index of the first token of each token's segment."""
