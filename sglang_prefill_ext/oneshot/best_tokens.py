@@ -54,7 +54,8 @@ def best_values(
         Ids are exact below 2 ** 24.
     """
     more = 2 * num_best
-    out = torch.empty(len(label_ids) + more * len(label_lens), device=hidden.device)
+    size = len(label_ids) + more * len(label_lens)
+    out = torch.empty(size, dtype=torch.float32, device=hidden.device)
     for chunk in logit_chunks(hidden, label_ids, label_lens, logits_of, chunk_reads):
         start = chunk.labels.start + more * chunk.reads.start
         stop = chunk.labels.stop + more * chunk.reads.stop

@@ -97,13 +97,13 @@ class LabelReader:
     def _read(
         self, hidden: Tensor, ids: Int32Array, lens: Int32Array, kind: _Kind, draw: TokenDraw | None
     ) -> Tensor:
-        weight, head = self._model.head_weight(), self._model.logits
+        head = self._model.logits
         if draw is not None:
             most = max(1, self._max_rows // DRAW_MEMORY)
             return best_values(hidden, ids, lens, head, most, kind.num_best, draw)
         if kind.num_best:
             return best_values(hidden, ids, lens, head, self._max_rows, kind.num_best)
-        normalised = kind.normalised
+        weight, normalised = self._model.head_weight(), kind.normalised
         if weight is not None and self._kernels:
             return _read_with_kernel(hidden, weight, ids, lens, normalised=normalised)
         if weight is not None and not normalised and len(ids):
