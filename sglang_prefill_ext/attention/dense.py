@@ -67,7 +67,7 @@ class DenseAttention:
         attention = (
             ReadoutAttention(self._layout, self._device)
             if window is None
-            else WindowedAttention(self._layout, window, self._device, self._layout.row_ends())
+            else WindowedAttention(self._layout, window, self._device, self._layout.row_ends)
         )
         return attention.forward(q, k, v, scale, held, variant)
 

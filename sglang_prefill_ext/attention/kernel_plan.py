@@ -60,7 +60,7 @@ def plan_tiles(
     _require(page_size >= 1, f"page_size is {page_size}; it must be at least 1")
     held = np.array([group.held for group in layout.groups], dtype=np.int64)
     fresh = np.array([group.fresh for group in layout.groups], dtype=np.int64)
-    group_starts = layout.group_starts()
+    group_starts = layout.group_starts
     starts = np.stack([group_starts, group_starts + fresh], axis=1).ravel()
     lens = np.diff(starts, append=layout.num_tokens)
     section = np.repeat(np.arange(starts.size), lens)

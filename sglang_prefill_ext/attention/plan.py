@@ -95,7 +95,7 @@ def plan_attention(layout: ForwardLayout) -> AttentionPlan:
     spans: list[PrefixSpan] = []
     num_keys = layout.num_tokens
     for index, (group, start) in enumerate(
-        zip(layout.groups, layout.group_starts().tolist(), strict=True)
+        zip(layout.groups, layout.group_starts.tolist(), strict=True)
     ):
         blocks = cut_group(group, start)
         held_keys = np.arange(num_keys, num_keys + group.held)
@@ -119,7 +119,7 @@ def prefix_spans(layout: ForwardLayout) -> tuple[PrefixSpan, ...]:
     every tile is one segment and none copies its prefix."""
     spans: list[PrefixSpan] = []
     for index, (group, start) in enumerate(
-        zip(layout.groups, layout.group_starts().tolist(), strict=True)
+        zip(layout.groups, layout.group_starts.tolist(), strict=True)
     ):
         rows = start + group.fresh
         if group.held and group.fresh:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.merge import join_sinks
+from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.prefix import (
     HeldKV,
     check_inputs,
@@ -14,7 +15,7 @@ from sglang_prefill_ext.attention.prefix import (
     merge_prefixes,
 )
 from sglang_prefill_ext.attention.readout_plan import RowBatch, plan_readout
-from sglang_prefill_ext.attention.token_grid import TokenGrid, attend_into
+from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
@@ -54,10 +55,8 @@ class ReadoutAttention:
             PackingError: an input does not have the shape that the layout asks for.
         """
         check_inputs(self._layout, self._layout.num_rows, q, k, v, held)
-        out = q.new_empty(*q.shape[:2], v.shape[2])
-        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
-        for batch in self._batches:
-            batch.attend(q, k, v, scale, variant.soft_cap, out, lse)
+        parts = (batch.attend(q, k, v, scale, variant.soft_cap) for batch in self._batches)
+        out, lse = in_token_order([batch.rows for batch in self._batches], parts, len(q))
         capped = partial(dense_partial, soft_cap=variant.soft_cap)
         merge_prefixes(self._spans, out, lse, q, k, v, scale, held, partial=capped)
         if variant.sinks is not None:
@@ -69,21 +68,18 @@ class _DeviceBatch:
     """A `RowBatch` on the device."""
 
     def __init__(self, batch: RowBatch, device: torch.device) -> None:
-        self._rows = TokenGrid(batch.rows[:, None], device)
+        self.rows = TokenGrid(batch.rows[:, None], device)
         self._keys = TokenGrid(batch.key_index, device)
         mask = batch.additive_mask()
         self._mask = None if mask is None else torch.from_numpy(mask).to(device)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        soft_cap: float,
-        out: Tensor,
-        lse: Tensor,
-    ) -> None:
-        """Write `out` `[rows, H, Dv]` and `lse` `[rows, H]` of this batch's rows."""
-        grids = (self._rows, self._keys)
-        attend_into(*(*grids, q, k, v, scale), mask=self._mask, soft_cap=soft_cap, out=out, lse=lse)
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float
+    ) -> tuple[Tensor, Tensor]:
+        """`out` `[B, 1, H, Dv]` and `lse` `[B, 1, H]` of this batch's rows."""
+        keys = self._keys
+        return partial_attention(
+            *(self.rows.gather(q), keys.gather(k), keys.gather(v), scale),
+            mask=self._mask,
+            soft_cap=soft_cap,
+        )

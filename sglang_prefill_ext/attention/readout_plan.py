@@ -53,7 +53,10 @@ def plan_readout(layout: ForwardLayout) -> ReadoutPlan:
 def _row_batches(layout: ForwardLayout) -> Iterator[RowBatch]:
     """Rows of similar length, padded as far as that is cheaper than one more call."""
     lens = np.concatenate([group.suffix_lens for group in layout.groups]).astype(np.int64)
-    starts = layout.row_starts()
+    starts = layout.row_starts
+    if (lens == lens[0]).all():  # nothing to sort or to pad, as where there is one row
+        yield RowBatch(np.arange(lens.size), starts[:, None] + np.arange(lens[0]), lens)
+        return
     order = np.argsort(-lens, kind="stable")
     lens, starts = lens[order], starts[order]
     ends = np.cumsum(lens)
@@ -72,7 +75,7 @@ def _row_batches(layout: ForwardLayout) -> Iterator[RowBatch]:
 def _spans(layout: ForwardLayout) -> Iterator[PrefixSpan]:
     row = 0
     for index, (group, start) in enumerate(
-        zip(layout.groups, layout.group_starts().tolist(), strict=True)
+        zip(layout.groups, layout.group_starts.tolist(), strict=True)
     ):
         if group.num_rows and group.prefix_len:
             rows = slice(row, row + group.num_rows)

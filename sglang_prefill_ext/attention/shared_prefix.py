@@ -16,7 +16,7 @@ from sglang_prefill_ext.attention.prefix import (
     dense_partial,
     merge_prefixes,
 )
-from sglang_prefill_ext.attention.token_grid import TokenGrid
+from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
@@ -86,15 +86,9 @@ class PackedAttention:
         if copied:
             k = torch.cat([k, *(keys for keys, _ in copied)])
             v = torch.cat([v, *(values for _, values in copied)])
-        parts = [batch.attend(q, k, v, scale, soft_cap) for batch in self._batches]
-        if len(parts) == 1 and self._batches[0].results.is_contiguous:
-            out, lse = (part.flatten(0, 1) for part in parts[0])
-        else:
-            out = q.new_empty(self._num_tokens + 1, q.shape[1], v.shape[2])
-            lse = q.new_empty(self._num_tokens + 1, q.shape[1], dtype=torch.float32)
-            for batch, (part_out, part_lse) in zip(self._batches, parts, strict=True):
-                batch.results.scatter(part_out, out)
-                batch.results.scatter(part_lse, lse)
+        parts = (batch.attend(q, k, v, scale, soft_cap) for batch in self._batches)
+        grids = [batch.results for batch in self._batches]
+        out, lse = in_token_order(grids, parts, self._num_tokens + 1)
         return out[: self._num_tokens], lse[: self._num_tokens]
 
 

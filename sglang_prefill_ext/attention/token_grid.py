@@ -1,11 +1,11 @@
 """Moving tokens between the flat layout and the rectangles of dense calls."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from sglang_prefill_ext.attention.partial import partial_attention
 
 
 class TokenGrid:
@@ -35,27 +35,26 @@ class TokenGrid:
         return tokens.narrow(0, self._start, self._shape[0] * self._shape[1])
 
 
-def attend_into(
-    queries: TokenGrid,
-    keys: TokenGrid,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    *,
-    mask: Tensor | None,
-    soft_cap: float,
-    out: Tensor,
-    lse: Tensor,
-) -> None:
-    """Write `partial_attention` of a grid of queries over a grid of keys where the queries stand.
+def in_token_order(
+    grids: Sequence[TokenGrid], parts: Iterable[tuple[Tensor, Tensor]], num_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """Join what dense calls have computed, each at one grid of the flat layout.
 
     Args:
-        out: `[Q, H, Dv]`, of all queries.
-        lse: float32 `[Q, H]`, likewise.
+        grids: at least one; together they name every token.
+        parts: `out` `[B, N, H, Dv]` and `lse` `[B, N, H]` of each grid; not needed any more.
+        num_tokens: of the result.
+
+    Returns:
+        `out` `[num_tokens, H, Dv]` and `lse` `[num_tokens, H]`; any strides.
     """
-    part_out, part_lse = partial_attention(
-        *(queries.gather(q), keys.gather(k), keys.gather(v), scale), mask=mask, soft_cap=soft_cap
-    )
-    queries.scatter(part_out, out)
-    queries.scatter(part_lse, lse)
+    if len(grids) == 1 and grids[0].is_contiguous:
+        ((out, lse),) = parts
+        return out.flatten(0, 1), lse.flatten(0, 1)
+    joined: list[Tensor] = []
+    for grid, part in zip(grids, parts, strict=True):
+        joined = joined or [values.new_empty(num_tokens, *values.shape[2:]) for values in part]
+        for values, tokens in zip(part, joined, strict=True):
+            grid.scatter(values, tokens)
+    out, lse = joined
+    return out, lse

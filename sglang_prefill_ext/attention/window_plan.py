@@ -64,7 +64,7 @@ def plan_windowed(
 
 def _tiles(layout: ForwardLayout, window: int, queries: NDArray[np.int64]) -> Iterator[_Tile]:
     starts, positions = layout.segment_starts(), layout.positions()
-    group_starts = layout.group_starts()
+    group_starts = layout.group_starts
     held = np.array([group.held for group in layout.groups])
     held_keys = layout.num_tokens + np.cumsum(held) - held
     group_of = np.searchsorted(group_starts, queries, side="right") - 1

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.merge import join_sinks
+from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs
-from sglang_prefill_ext.attention.token_grid import TokenGrid, attend_into
+from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.window_plan import WindowBatch, plan_windowed
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -53,10 +54,8 @@ class WindowedAttention:
         if pairs:
             k = torch.cat([k, *(keys for keys, _ in pairs)])
             v = torch.cat([v, *(values for _, values in pairs)])
-        out = q.new_empty(*q.shape[:2], v.shape[2])
-        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
-        for batch in self._batches:
-            batch.attend(q, k, v, scale, variant.soft_cap, out, lse)
+        parts = (batch.attend(q, k, v, scale, variant.soft_cap) for batch in self._batches)
+        out, lse = in_token_order([batch.queries for batch in self._batches], parts, len(q))
         if variant.sinks is not None:
             join_sinks(out, lse, variant.sinks)
         return out
@@ -66,26 +65,21 @@ class _DeviceBatch:
     """A `WindowBatch` on the device."""
 
     def __init__(self, batch: WindowBatch, window: int, device: torch.device) -> None:
-        self._queries = TokenGrid(batch.query_index, device)
+        self.queries = TokenGrid(batch.query_index, device)
         self._keys = TokenGrid(batch.key_index, device)
         self._query_position = torch.from_numpy(batch.query_position).to(device)[:, :, None]
         self._key_position = torch.from_numpy(batch.key_position).to(device)[:, None, :]
         self._window = window
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        soft_cap: float,
-        out: Tensor,
-        lse: Tensor,
-    ) -> None:
-        """Write `out` `[Q, H, Dv]` and `lse` `[Q, H]` of this batch's queries."""
-        grids = (self._queries, self._keys)
-        attend_into(
-            *(*grids, q, k, v, scale), mask=self._mask(), soft_cap=soft_cap, out=out, lse=lse
+        self, q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float
+    ) -> tuple[Tensor, Tensor]:
+        """`out` `[B, M, H, Dv]` and `lse` `[B, M, H]` of this batch's queries."""
+        keys = self._keys
+        return partial_attention(
+            *(self.queries.gather(q), keys.gather(k), keys.gather(v), scale),
+            mask=self._mask(),
+            soft_cap=soft_cap,
         )
 
     def _mask(self) -> Tensor:

@@ -115,6 +115,9 @@ class SglangModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """All-gathered over tensor-parallel ranks, scaled and capped as the model demands."""
+        weight = self.head_weight()
+        if weight is not None:  # what SGLang's method comes to, which looks at many settings first
+            return torch.matmul(hidden.to(weight.dtype), weight.T)
         model = self._model
         logits: Tensor = model.logits_processor._get_logits(
             hidden, _output_head(model), self._logits_metadata, use_logits_buffer=False

@@ -19,9 +19,14 @@ Pick: TypeAlias = Callable[[LogitChunk, int], tuple[Tensor, Tensor]]
 
 def greedy(chunk: LogitChunk, num_best: int) -> tuple[Tensor, Tensor]:
     """The most probable tokens; of equally probable ones a greedy sampler takes the lowest id."""
-    total = chunk.logits.logsumexp(dim=-1, keepdim=True)
-    best = _best(chunk.logits, num_best) - _only_values(total, num_best)
-    return chunk.label_logits - total[chunk.read_of_label, 0], best
+    log_probs = chunk.logits.log_softmax(dim=-1)
+    # Of the logits, as SGLang's sampler does: the log-probs of two that differ may be equal.
+    token = chunk.logits.argmax(dim=-1, keepdim=True)
+    best = [log_probs.gather(1, token), token.float()]
+    if num_best > 1:
+        values, ids = log_probs.topk(num_best - 1, dim=-1)
+        best += [values, ids.float()]
+    return chunk.at_labels(log_probs), torch.cat(best, dim=-1)
 
 
 def best_values(
@@ -48,28 +53,26 @@ def best_values(
         float32 ``[sum(label_lens) + 2 * num_best * reads]``, read by read as `PackedRows` says.
         Ids are exact below 2 ** 24.
     """
-    lens = label_lens.astype(np.int64)
-    starts = np.concatenate(([0], np.cumsum(lens + 2 * num_best)))
-    # A label's place is its number, moved by the best tokens of the reads before its own.
-    moved = 2 * num_best * np.repeat(np.arange(len(lens)), lens)
-    best_places = (starts[:-1] + lens)[:, None] + np.arange(2 * num_best)
-    label_place, best_place = upload([np.arange(len(moved)) + moved, best_places], hidden.device)
-    out = torch.empty(int(starts[-1]), dtype=torch.float32, device=hidden.device)
+    more = 2 * num_best
+    size = len(label_ids) + more * len(label_lens)
+    out = torch.empty(size, dtype=torch.float32, device=hidden.device)
     for chunk in logit_chunks(hidden, label_ids, label_lens, logits_of, chunk_reads):
-        labels, best = pick(chunk, num_best)
-        out[label_place[chunk.labels]], out[best_place[chunk.reads]] = labels, best
+        start = chunk.labels.start + more * chunk.reads.start
+        stop = chunk.labels.stop + more * chunk.reads.stop
+        out[start:stop] = _read_by_read(*pick(chunk, num_best), chunk.label_lens)
     return out
 
 
-def _best(logits: Tensor, num_best: int) -> Tensor:
-    """``[n, 2 * num_best]``: greedy value and id, then the highest values, and then their ids."""
-    greedy = logits.argmax(dim=-1, keepdim=True)
-    values, ids = logits.topk(num_best - 1, dim=-1)
-    return torch.cat([logits.gather(1, greedy), greedy.float(), values, ids.float()], dim=-1)
-
-
-def _only_values(total: Tensor, num_best: int) -> Tensor:
-    """``[n, 2 * num_best]``: what normalises the values, and 0 at the ids."""
-    more = num_best - 1
-    zero = torch.zeros_like(total)
-    return torch.cat([total, zero, total.expand(-1, more), zero.expand(-1, more)], dim=-1)
+def _read_by_read(labels: Tensor, best: Tensor, label_lens: Int32Array) -> Tensor:
+    """Values of a chunk in the order of the answer; arguments as in `Pick` and `LogitChunk`."""
+    if not len(labels):
+        return best.flatten()
+    reads, more = best.shape
+    lens = label_lens.astype(np.int64)
+    # A label's place is its number, moved by the best tokens of the reads before its own.
+    label_place = np.arange(len(labels)) + more * np.repeat(np.arange(reads), lens)
+    is_label = np.zeros(len(labels) + more * reads, dtype=np.bool_)
+    is_label[label_place] = True
+    source = np.where(is_label, np.cumsum(is_label) - 1, len(labels) - 1 + np.cumsum(~is_label))
+    (source_index,) = upload([source], labels.device)
+    return torch.cat([labels, best.flatten()])[source_index]

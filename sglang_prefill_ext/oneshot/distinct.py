@@ -21,7 +21,7 @@ def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | Non
         The distinct rows in order of first appearance, and the place in their answer of every
         value of the full answer, int64 ``[rows.num_values]``; None if all rows are distinct.
     """
-    if not rows.reads_row_ends or len(rows.sampling):
+    if rows.num_rows == 1 or not rows.reads_row_ends or len(rows.sampling):
         return rows, None
     ends = np.cumsum(rows.suffix_lens, dtype=np.int64) * rows.tokens.itemsize
     suffixes = rows.tokens[rows.prefix_len :].tobytes()

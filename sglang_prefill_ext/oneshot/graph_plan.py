@@ -104,7 +104,7 @@ def pad(layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket) -> 
     padding = (GroupSpan(0, 0, np.array([missing], np.int32)),) if missing else ()
     ids = np.zeros(bucket.tokens, dtype=np.int64)
     ids[: layout.num_tokens] = token_ids
-    ends = layout.row_ends()
+    ends = layout.row_ends
     goes_on = np.zeros(bucket.tokens, dtype=np.bool_)
     goes_on[ends] = True
     # Kernels want ascending queries, so other tokens fill up, the last ones first.

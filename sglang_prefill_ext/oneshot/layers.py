@@ -67,7 +67,7 @@ class LayerAttention:
         self._held = held
         self._stores = stores
         self._shortened = shortened
-        spans = zip(plan.layout.group_starts().tolist(), plan.layout.groups, strict=True)
+        spans = zip(plan.layout.group_starts.tolist(), plan.layout.groups, strict=True)
         self._fresh = [slice(start, start + span.fresh) for start, span in spans]
 
     def __call__(

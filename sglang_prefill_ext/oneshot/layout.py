@@ -9,6 +9,7 @@ every row, so each row is numbered exactly as if it had been sent alone.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: sums that are asked for all the time are kept
 class GroupSpan:
     """Rows that share one prefix, as far as this forward computes them.
 
@@ -82,17 +83,17 @@ class GroupSpan:
             return np.ones(self.num_rows, dtype=np.int64)
         return self.read_lens.astype(np.int64)
 
-    @property
+    @cached_property
     def num_suffix_tokens(self) -> int:
         return int(self.suffix_lens.sum())
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens that this forward computes for the group."""
         return self.fresh + self.num_suffix_tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # likewise
 class ForwardLayout:
     """The groups of one forward, in the order in which their tokens are laid out.
 
@@ -106,24 +107,26 @@ class ForwardLayout:
         if not self.groups:
             raise PackingError("groups is empty: a forward needs at least one token")
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(group.num_tokens for group in self.groups)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return sum(group.num_rows for group in self.groups)
 
+    @cached_property
     def group_starts(self) -> NDArray[np.int64]:
         """int64 `[groups]`: flat index of the first token of each group."""
         return _starts(np.array([group.num_tokens for group in self.groups], dtype=np.int64))
 
+    @cached_property
     def row_starts(self) -> NDArray[np.int64]:
         """int64 `[rows]`: flat index of each row's first token."""
         return np.concatenate(
             [
                 start + group.fresh + _starts(group.suffix_lens)
-                for start, group in zip(self.group_starts(), self.groups, strict=True)
+                for start, group in zip(self.group_starts, self.groups, strict=True)
             ]
         )
 
@@ -132,19 +135,20 @@ class ForwardLayout:
         """Whether there is one read a row, at its last token."""
         return all(group.reads_row_ends for group in self.groups)
 
+    @cached_property
     def row_ends(self) -> NDArray[np.int64]:
         """int64 `[rows]`: flat index of each row's last token."""
         lens = np.concatenate([group.suffix_lens for group in self.groups])
-        last: NDArray[np.int64] = self.row_starts() + lens - 1
+        last: NDArray[np.int64] = self.row_starts + lens - 1
         return last
 
     def read_positions(self) -> NDArray[np.int64]:
         """int64 `[reads]`: flat index of each token that is read, in the order of the tokens."""
         if self.reads_row_ends:
-            return self.row_ends()
+            return self.row_ends
         lens, ends = [], []
-        row_ends = np.split(self.row_ends(), np.cumsum([g.num_rows for g in self.groups])[:-1])
-        for start, group, rows in zip(self.group_starts(), self.groups, row_ends, strict=True):
+        row_ends = np.split(self.row_ends, np.cumsum([g.num_rows for g in self.groups])[:-1])
+        for start, group, rows in zip(self.group_starts, self.groups, row_ends, strict=True):
             lens += [np.array([group.prefix_reads]), group.row_reads()]
             ends += [np.array([start + group.fresh - 1]), rows]
         counts = np.concatenate(lens)
@@ -157,7 +161,7 @@ class ForwardLayout:
 
         The ends of the rows; the first token stands in where a chunk of a prefix has none.
         """
-        return self.row_ends() if self.num_rows else np.zeros(1, np.int64)
+        return self.row_ends if self.num_rows else np.zeros(1, np.int64)
 
     def positions(self) -> NDArray[np.int64]:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""
@@ -168,8 +172,8 @@ class ForwardLayout:
                 for part in ([group.held], np.full(group.num_rows, group.prefix_len))
             ]
         )
-        offsets = np.arange(self.num_tokens) - self.segment_starts()
-        return offsets + np.repeat(first, self._segment_lens())
+        lens = self._segment_lens()
+        return np.arange(self.num_tokens) + np.repeat(first - _starts(lens), lens)
 
     def segment_starts(self) -> NDArray[np.int64]:
         """int64 `[T]`: flat index of the first token of each token's segment."""

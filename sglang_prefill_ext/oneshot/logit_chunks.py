@@ -20,8 +20,6 @@ class LogitChunk:
         reads, labels: which of all reads and of all labels they are.
         label_ids, label_lens: labels of these reads.
         logits: float32 ``[reads, columns]``.
-        read_of_label: int64 ``[labels]``, rows of `logits`.
-        label_logits: float32 ``[labels]``.
     """
 
     reads: slice
@@ -29,8 +27,14 @@ class LogitChunk:
     label_ids: Int32Array
     label_lens: Int32Array
     logits: Tensor
-    read_of_label: Tensor
-    label_logits: Tensor
+
+    def at_labels(self, table: Tensor) -> Tensor:
+        """``[labels]`` of ``[reads, columns]``: the column that each label names, of its read."""
+        if not len(self.label_ids):
+            return table.new_empty(0)
+        read_of_label = np.repeat(np.arange(len(self.label_lens)), self.label_lens)
+        read, label = upload([read_of_label, self.label_ids], table.device)
+        return table[read, label]
 
 
 def logit_chunks(
@@ -54,9 +58,6 @@ def logit_chunks(
     for first in range(0, reads, chunk_reads):
         last = min(first + chunk_reads, reads)
         labels = slice(int(ends[first]), int(ends[last]))
-        ids, lens = label_ids[labels], label_lens[first:last]
-        reads_of_labels = np.repeat(np.arange(last - first), lens)
-        read, label = upload([reads_of_labels, ids], hidden.device)
         logits = logits_of(hidden[first:last]).float()
-        label_logits = logits[read, label]
-        yield LogitChunk(slice(first, last), labels, ids, lens, logits, read, label_logits)
+        reads_here = slice(first, last)
+        yield LogitChunk(reads_here, labels, label_ids[labels], label_lens[reads_here], logits)

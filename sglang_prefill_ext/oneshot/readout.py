@@ -71,7 +71,7 @@ class LabelReader:
         """
         ids, lens = plan.label_ids, plan.label_lens
         kind_of, asked = _kind_numbers(plan), plan.value_lens > 0
-        kinds = np.unique(kind_of[asked]).tolist() or [0]
+        kinds = sorted(set(kind_of[asked].tolist())) or [0]
         if len(kinds) == 1 and asked.all():
             kind = _Kind.of(kinds[0])
             return self._read(hidden, ids, lens, kind, self._draw(plan, kind, asked))
@@ -97,13 +97,13 @@ class LabelReader:
     def _read(
         self, hidden: Tensor, ids: Int32Array, lens: Int32Array, kind: _Kind, draw: TokenDraw | None
     ) -> Tensor:
-        weight, head = self._model.head_weight(), self._model.logits
+        head = self._model.logits
         if draw is not None:
             most = max(1, self._max_rows // DRAW_MEMORY)
             return best_values(hidden, ids, lens, head, most, kind.num_best, draw)
         if kind.num_best:
             return best_values(hidden, ids, lens, head, self._max_rows, kind.num_best)
-        normalised = kind.normalised
+        weight, normalised = self._model.head_weight(), kind.normalised
         if weight is not None and self._kernels:
             return _read_with_kernel(hidden, weight, ids, lens, normalised=normalised)
         if weight is not None and not normalised and len(ids):
@@ -149,15 +149,14 @@ def label_values(
         label_lens: labels a row, ``[rows]``; 0 rows give an empty result.
         logits_of: ``[n, hidden] -> [n, columns]``.
         chunk_rows: most rows whose logits exist at a time.
-        normalised: subtract the log-sum-exp over all columns.
+        normalised: log-probs over all columns instead of logits.
 
     Returns:
         float32 ``[sum(label_lens)]`` on the device of `hidden`.
     """
     out = torch.empty(len(label_ids), dtype=torch.float32, device=hidden.device)
     for chunk in logit_chunks(hidden, label_ids, label_lens, logits_of, chunk_rows):
-        values = chunk.label_logits
-        if normalised:
-            values = values - chunk.logits.logsumexp(dim=-1)[chunk.read_of_label]
-        out[chunk.labels] = values
+        # On a CPU in half the time of `logsumexp`, which makes a pass of each of its parts.
+        table = chunk.logits.log_softmax(dim=-1) if normalised else chunk.logits
+        out[chunk.labels] = chunk.at_labels(table)
     return out

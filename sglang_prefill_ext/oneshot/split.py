@@ -130,7 +130,6 @@ def split_request(rows: PackedRows, budget: ForwardBudget) -> list[Piece]:
     Raises:
         PackingError: there is an `unfit_row`; such a request must not come here.
     """
-    longest = int(rows.suffix_lens.max())
     unfit = unfit_row(rows, budget)
     if unfit is not None:
         raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
@@ -138,20 +137,18 @@ def split_request(rows: PackedRows, budget: ForwardBudget) -> list[Piece]:
     if budget.fits(len(rows.tokens), rows.num_reads):
         cuts = [(0, rows.prefix_len, 0, rows.num_rows)]
     else:
-        cuts = _balanced_cuts(rows, starts, longest, budget)
+        cuts = _balanced_cuts(rows, starts, budget)
     return [
         _piece(rows, starts, cut, is_last=number == len(cuts))
         for number, cut in enumerate(cuts, start=1)
     ]
 
 
-def _balanced_cuts(
-    rows: PackedRows, starts: _Starts, longest: int, budget: ForwardBudget
-) -> list[_Cut]:
+def _balanced_cuts(rows: PackedRows, starts: _Starts, budget: ForwardBudget) -> list[_Cut]:
     # Filling one piece after the other gives the fewest for any limit on their tokens, and
     # fewer the higher the limit: the lowest limit that needs no more pieces is found by bisection.
     fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget))
-    lowest = max(longest, -(-len(rows.tokens) // fewest))
+    lowest = max(int(rows.suffix_lens.max()), -(-len(rows.tokens) // fewest))
     limit = lowest + bisect_left(
         range(lowest, budget.max_tokens),
         True,

@@ -185,7 +185,7 @@ class PackedRows:
         if self.shared_labels:
             reads = last - first
             counts = np.full(reads, self.vector_width or len(self.label_ids), dtype=_INT)
-            return np.tile(self.label_ids, reads), counts
+            return self.label_ids if reads == 1 else np.tile(self.label_ids, reads), counts
         if self.vector_width:
             return self.label_ids, self.label_lens[first:last] * _INT.type(self.vector_width)
         start, stop = int(self.label_lens[:first].sum()), int(self.label_lens[:last].sum())

@@ -16,7 +16,7 @@ def test_every_row_meets_its_own_keys_once_and_its_prefix_once(forward: ForwardL
     plan = plan_readout(forward)
     rows = np.concatenate([batch.rows for batch in plan.batches])
     assert sorted(rows.tolist()) == list(range(forward.num_rows))
-    starts, stops = forward.row_starts(), forward.read_positions() + 1
+    starts, stops = forward.row_starts, forward.read_positions() + 1
     for batch in plan.batches:
         mask = batch.additive_mask()
         seen = np.ones_like(batch.key_index, bool) if mask is None else mask[:, 0] == 0
@@ -27,7 +27,7 @@ def test_every_row_meets_its_own_keys_once_and_its_prefix_once(forward: ForwardL
     group_of_row = np.repeat(np.arange(len(forward.groups)), [g.num_rows for g in forward.groups])
     with_prefix = {}
     for span in plan.spans:
-        start = forward.group_starts()[span.group]
+        start = forward.group_starts[span.group]
         assert span.fresh == slice(start, start + forward.groups[span.group].fresh)
         with_prefix |= dict.fromkeys(range(*span.queries.indices(forward.num_rows)), span.group)
     expected = {

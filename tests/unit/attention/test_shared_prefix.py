@@ -86,7 +86,7 @@ def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.D
     index, row = data.draw(st.sampled_from(rows))
     span = forward.groups[index]
     alone = ForwardLayout((GroupSpan(span.held, span.fresh, span.suffix_lens[row : row + 1]),))
-    start = int(forward.group_starts()[index])
+    start = int(forward.group_starts[index])
     row_start = start + span.fresh + int(span.suffix_lens[:row].sum())
     length = int(span.suffix_lens[row])
     tokens = np.r_[start : start + span.fresh, row_start : row_start + length]

@@ -68,7 +68,7 @@ def test_as_many_tokens_go_on_as_the_size_has_and_the_ends_of_rows_are_among_the
     assert padded.reads[-1] < tokens
     assert padded.places.shape == (bucket.reads,)
     own = padded.places[: forward.num_rows]
-    assert np.array_equal(padded.reads[own], forward.row_ends())
+    assert np.array_equal(padded.reads[own], forward.row_ends)
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,10 @@ def test_counts_every_token_once(forward: ForwardLayout) -> None:
     assert forward.num_tokens == len(positions)
     assert forward.num_rows == len(row_starts)
     assert forward.positions().tolist() == positions
-    assert forward.group_starts().tolist() == group_starts
-    assert forward.row_starts().tolist() == row_starts
+    assert forward.group_starts.tolist() == group_starts
+    assert forward.row_starts.tolist() == row_starts
     assert forward.read_positions().tolist() == read_positions
-    for array in (forward.positions(), forward.row_starts(), forward.read_positions()):
+    for array in (forward.positions(), forward.row_starts, forward.read_positions()):
         assert array.dtype == np.int64
 
 

@@ -171,6 +171,15 @@ def test_equally_probable_tokens_are_told_apart_by_their_ids() -> None:
     assert values.tolist() == pytest.approx([float(torch.log_softmax(logits, -1)[0, 1]), 1.0])
 
 
+def test_the_token_is_that_of_the_highest_logit_where_log_probs_are_equal() -> None:
+    logits = torch.tensor([[1e-9, 2e-9]])
+    log_probs = torch.log_softmax(logits, -1)[0].tolist()
+    assert log_probs[0] == log_probs[1]
+    empty = int_array([])
+    values = best_values(logits, empty, int_array([0]), lambda states: states, 1, num_best=1)
+    assert values.tolist() == [log_probs[1], 1.0]
+
+
 def test_memory_does_not_grow_with_reads_times_vocabulary() -> None:
     vocabulary, chunk = 20_000, 8
     head = torch.randn(4, vocabulary)
