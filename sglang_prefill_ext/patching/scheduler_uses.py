@@ -59,7 +59,7 @@ SCHEDULER_USES = (
         target=f"{_COMPONENTS}.output_sender.SenderWrapper.send_output",
         group=Group.SCHEDULER,
         used_by=("compat.runtime_setup",),
-        why="answers the front-end process that asked",
+        why="answers the front-end processes that asked",
         signature="(self, output, recv_obj=None)",
     ),
     Use(
