@@ -9,6 +9,7 @@ every row, so each row is numbered exactly as if it had been sent alone.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class GroupSpan:
     """Rows that share one prefix, as far as this forward computes them.
 
@@ -82,7 +83,7 @@ class GroupSpan:
             return np.ones(self.num_rows, dtype=np.int64)
         return self.read_lens.astype(np.int64)
 
-    @property
+    @cached_property
     def num_suffix_tokens(self) -> int:
         return int(self.suffix_lens.sum())
 
@@ -92,7 +93,7 @@ class GroupSpan:
         return self.fresh + self.num_suffix_tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ForwardLayout:
     """The groups of one forward, in the order in which their tokens are laid out.
 
@@ -106,7 +107,7 @@ class ForwardLayout:
         if not self.groups:
             raise PackingError("groups is empty: a forward needs at least one token")
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(group.num_tokens for group in self.groups)
 
@@ -119,7 +120,11 @@ class ForwardLayout:
         return _starts(np.array([group.num_tokens for group in self.groups], dtype=np.int64))
 
     def row_starts(self) -> NDArray[np.int64]:
-        """int64 `[rows]`: flat index of each row's first token."""
+        """int64 `[rows]`: flat index of each row's first token; not to be changed."""
+        return self._row_starts
+
+    @cached_property
+    def _row_starts(self) -> NDArray[np.int64]:
         return np.concatenate(
             [
                 start + group.fresh + _starts(group.suffix_lens)

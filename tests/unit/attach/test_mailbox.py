@@ -46,19 +46,22 @@ class Inbox:
         self._came.set()
 
     async def wait_for(self, count: int) -> list[Parts]:
-        async with asyncio.timeout(10):
-            while len(self.messages) < count:
-                self._came.clear()
-                await self._came.wait()
+        await self.until(lambda: len(self.messages) >= count)
         return self.messages
 
     async def wait_for_bodies(self, count: int) -> list[bytes]:
         """What came at a ROUTER, however many messages it was."""
+        await self.until(lambda: len(self._bodies()) >= count)
+        return self._bodies()
+
+    async def until(self, enough: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while len(bodies := [body for _, *bodies in self.messages for body in bodies]) < count:
+            while not enough():
                 self._came.clear()
                 await self._came.wait()
-        return bodies
+
+    def _bodies(self) -> list[bytes]:
+        return [body for _, *bodies in self.messages for body in bodies]
 
 
 @pytest.mark.parametrize("count", [1, 64, 1_000])
@@ -127,9 +130,7 @@ async def test_both_ends_talk_at_once(path: Path) -> None:
         mailbox(zmq.SocketType.DEALER, next_turn, path) as dealer,
     ):
         dealer.send(b"ping")
-        async with asyncio.timeout(10):
-            while pongs() < 3 * turns:
-                await asyncio.sleep(0.01)
+        await seen.until(lambda: pongs() >= 3 * turns)
 
 
 async def test_what_is_sent_to_nobody_waits_for_somebody(path: Path) -> None:
