@@ -139,7 +139,8 @@ class PackedExchange:
             RequestAbortedError: the client left.
         """
         rid = f"packed-{uuid.uuid4().hex}"
-        future = self._pending[rid] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[PackedResult] = asyncio.get_running_loop().create_future()
+        self._pending[rid] = future
         try:
             self._link.send(rid, rows, options)
             if request is None:  # and nobody else waits for this future

@@ -92,6 +92,14 @@ SCHEDULER_USES = (
         members=("rid",),
     ),
     Use(
+        id="U332",
+        target=f"{_IO}.BaseReq",
+        group=Group.SCHEDULER,
+        used_by=("compat.runtime_setup",),
+        why="which tokenizer worker asked, so that each gets one message of results",
+        members=("http_worker_ipc",),
+    ),
+    Use(
         id="U18",
         target=f"{_IO}.hook_custom_types",
         group=Group.SCHEDULER,
