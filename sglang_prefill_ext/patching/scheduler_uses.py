@@ -87,17 +87,12 @@ SCHEDULER_USES = (
         id="U17",
         target=f"{_IO}.BaseReq",
         group=Group.SCHEDULER,
-        used_by=("compat.messages", "compat.scheduler_hooks", "compat.frontend_link"),
-        why="the base of our messages",
-        members=("rid",),
-    ),
-    Use(
-        id="U332",
-        target=f"{_IO}.BaseReq",
-        group=Group.SCHEDULER,
-        used_by=("compat.runtime_setup",),
-        why="which tokenizer worker asked, so that each gets one message of results",
-        members=("http_worker_ipc",),
+        used_by=(
+            *"compat.messages compat.scheduler_hooks compat.frontend_link".split(),
+            "compat.runtime_setup",
+        ),
+        why="the base of our messages, and whom to answer",
+        members=("rid", "http_worker_ipc"),
     ),
     Use(
         id="U18",
