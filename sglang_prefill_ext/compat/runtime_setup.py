@@ -58,15 +58,10 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     board = Board.found(config.schedulers) if config.schedulers > 1 else None
 
     def answer(ended: Sequence[Ended]) -> None:
-        # One message to each front end: with several tokenizer workers there are several.
-        messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
-        for job, result in ended:
-            messages[job.reply_to.http_worker_ipc].results[job.rid] = result
-            if board is not None:
-                board.done[rank] += len(job.rows.tokens)
-        for route, message in messages.items():
-            message.http_worker_ipc = route
+        for message in result_messages(ended):
             sender.send_output(message)
+        if board is not None:
+            board.done[rank] += sum(len(job.rows.tokens) for job, _ in ended)
 
     def declining(reason: str) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
@@ -84,6 +79,16 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     cache = prefix_cache_of(scheduler, config)
     runtime = PackedRuntime(executor, answer, policy, cache=cache)
     return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
+
+
+def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
+    """Results in one message to each front end; with several tokenizer workers there are several."""
+    messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
+    for job, result in ended:
+        messages[job.reply_to.http_worker_ipc].results[job.rid] = result
+    for route, message in messages.items():
+        message.http_worker_ipc = route
+    return list(messages.values())
 
 
 def _set_up_executor(
