@@ -82,7 +82,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
 
 
 def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
-    """Results in one message to each front end; with several tokenizer workers there are several."""
+    """Put results into one message to each front end; tokenizer workers are several of them."""
     messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
     for job, result in ended:
         messages[job.reply_to.http_worker_ipc].results[job.rid] = result
