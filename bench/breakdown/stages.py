@@ -36,7 +36,7 @@ with warnings.catch_warnings():
     from sglang.srt.entrypoints.openai.protocol import ScoringRequest, ScoringResponse, UsageInfo
     from sglang.srt.managers.io_struct import sock_recv, sock_send
 
-    from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedRowsResult
+    from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedRowsResults
 
 _REPEATS = 7
 _PATH = "/v1/score"
@@ -85,7 +85,7 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     yield from _scheduled(rows)
     values = np.linspace(-9, -1, rows.num_values, dtype=np.float32)
     result = PackedResult("ok", values=values.tobytes())
-    yield from _sent("result", PackedRowsResult(rid="packed-1", result=result))
+    yield from _sent("result", PackedRowsResults(results={"packed-1": result}))
     kind: dict[str, Any] = {"apply_softmax": True, "temperature": 1.0}
     yield timed("scores", lambda: scores_from_values(values, rows, **kind))
     scored = Scored(scores_from_values(values, rows, **kind), 1, None, rows, result)
@@ -136,7 +136,7 @@ def _scheduled(rows: PackedRows) -> Iterator[Stage]:
     """Queued, planned, launched on nothing, collected and answered."""
     executor = _Nothing(np.zeros(rows.num_values, dtype=np.float32))
     policy = policy_of(PrefillOnlyConfig(order=Order.SRPT), ForwardBudget(10**6), 1000)
-    runtime = PackedRuntime(executor, lambda _job, _result: None, policy)
+    runtime = PackedRuntime(executor, lambda _ended: None, policy)
 
     def serve() -> None:
         runtime.submit("packed-1", rows, None)

@@ -23,11 +23,10 @@ from bench.simulation.cache import SimulatedCache
 from bench.simulation.traffic import LENGTHS, CostModel, Traffic
 from bench.simulation.variants import Variant
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.oneshot.job import Job, JobStatus
+from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array
-from sglang_prefill_ext.wire.result import PackedResult
 
 WARM_UP = 0.1  # share of the requests that is left out of the figures
 
@@ -95,12 +94,13 @@ def simulate(variant: Variant, traffic: Traffic, cost: CostModel) -> Outcome:
     end_ms = np.zeros(len(traffic.lengths))
     waited_tokens, needed_tokens = np.zeros((2, len(traffic.lengths)), dtype=np.int64)
 
-    def answer(job: Job, result: PackedResult) -> None:
-        assert result.status is JobStatus.OK, result.message
-        end_ms[job.number] = device.now_ms
+    def answer(ended: Sequence[Ended]) -> None:
         started = device.processed_tokens - device.forward_tokens[-1]
-        waited_tokens[job.number] = started - job.mark
-        needed_tokens[job.number] = job.rows.num_prompt_tokens - job.cached_tokens
+        for job, result in ended:
+            assert result.status is JobStatus.OK, result.message
+            end_ms[job.number] = device.now_ms
+            waited_tokens[job.number] = started - job.mark
+            needed_tokens[job.number] = job.rows.num_prompt_tokens - job.cached_tokens
 
     policy = variant.policy(lambda: device.processed_tokens, cost.launch_tokens)
     runtime = PackedRuntime(device, answer, policy, cache=SimulatedCache())

@@ -138,12 +138,13 @@ class Broker:
             self._path.unlink(missing_ok=True)
 
     def _receive(self, parts: list[bytes]) -> None:
-        name, *body = parts
-        try:
-            self._take(name, messages.decode_from_frontend(b"".join(body)))
-        except msgspec.DecodeError as error:
-            logger.warning("A front end sent what cannot be read: %s", error)
-            self._send(name, Refusal("The engine cannot read what this front end sends."))
+        name, *bodies = parts
+        for body in bodies:
+            try:
+                self._take(name, messages.decode_from_frontend(body))
+            except msgspec.DecodeError as error:
+                logger.warning("A front end sent what cannot be read: %s", error)
+                self._send(name, Refusal("The engine cannot read what this front end sends."))
 
     def _take(self, name: bytes, message: FromFrontend) -> None:
         if isinstance(message, Hello):
@@ -171,7 +172,7 @@ class Broker:
                 self._start(peer, message.rid, self._serve_stock(name, message))
 
     def _start(self, peer: _Peer, rid: str, work: Coroutine[Any, Any, None]) -> None:
-        task = peer.tasks[rid] = asyncio.ensure_future(work)
+        task = peer.tasks[rid] = asyncio.create_task(work)
         task.add_done_callback(lambda _: peer.tasks.pop(rid, None))
 
     def _welcome(self, name: bytes, hello: Hello) -> None:
@@ -210,7 +211,7 @@ class Broker:
         self._send(name, await self._engine.serve_stock(call))
 
     def _send(self, name: bytes, message: FromEngine) -> None:
-        self._mailbox.send(name, messages.encode(message))
+        self._mailbox.send(messages.encode(message), name)
 
     async def _forget_silent(self) -> None:
         while True:

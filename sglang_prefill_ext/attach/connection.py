@@ -19,6 +19,7 @@ from sglang_prefill_ext.attach.messages import (
     Beat,
     Facts,
     Farewell,
+    FromEngine,
     FromFrontend,
     GcAnswer,
     GcCall,
@@ -110,11 +111,13 @@ class EngineConnection:
             self._close("The engine has gone. Try again when it is back.")
 
     def _receive(self, parts: list[bytes]) -> None:
-        try:
-            message = messages.decode_from_engine(b"".join(parts))
-        except msgspec.DecodeError as error:
-            self._close(f"The engine sends what cannot be read ({error}). Install one version.")
-            return
+        for part in parts:
+            try:
+                self._take(messages.decode_from_engine(part))
+            except msgspec.DecodeError as error:
+                self._close(f"The engine sends what cannot be read ({error}). Install one version.")
+
+    def _take(self, message: FromEngine) -> None:
         match message:
             case Facts():
                 self._open(message)

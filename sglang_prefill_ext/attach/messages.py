@@ -14,6 +14,8 @@
     GcAnswer     ──────────────────────►
                  ◄──────────────────────    Farewell, when the engine goes
 
+Those that leave at the same time are the parts of one ZMQ message (see `Mailbox`).
+
 A front end whose version differs from the engine's is refused, so fields may change from release to
 release; only `Hello` and `Refusal` may not.
 """

@@ -20,7 +20,7 @@ from sglang_prefill_ext.compat.gc_frontend import FrontendGc
 from sglang_prefill_ext.compat.gc_route import add_gc_route
 from sglang_prefill_ext.compat.generate_route import shorten_generate
 from sglang_prefill_ext.compat.http_errors import counted
-from sglang_prefill_ext.compat.messages import GcReq, PackedRowsResult, PackedStatusResult
+from sglang_prefill_ext.compat.messages import GcReq, PackedRowsResults, PackedStatusResult
 from sglang_prefill_ext.compat.override_hooks import (
     accept_bodies,
     call_of,
@@ -62,10 +62,11 @@ def attach_frontend(_result: None, manager: Any) -> None:
         if app is not None:
             shorten_generate(app, DirectGenerate(manager, tokens))
 
-    def on_result(message: PackedRowsResult) -> None:
-        frontend.exchange.deliver(message.rid, message.result)
+    def on_results(message: PackedRowsResults) -> None:
+        for rid, result in message.results.items():
+            frontend.exchange.deliver(rid, result)
 
-    manager._result_dispatcher._mapping[PackedRowsResult] = on_result
+    manager._result_dispatcher._mapping[PackedRowsResults] = on_results
     manager._result_dispatcher._mapping[PackedStatusResult] = link.deliver_status
     broker = accept_frontends(app, manager, link, frontend) if config.attach else None
     collection = FrontendGc(manager, frontend, broker)

@@ -65,10 +65,10 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
         return from_bytes(self.row_bytes.tokens)
 
 
-class PackedRowsResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
-    """Scheduler to frontend: the values of one request, or why there are none."""
+class PackedRowsResults(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Scheduler to frontend: how requests that ended together ended, by their ids."""
 
-    result: PackedResult
+    results: dict[str, PackedResult] = msgspec.field(default_factory=dict)
 
 
 class PackedExpireReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
@@ -98,4 +98,4 @@ class GcReq(FreezeGCReq, kw_only=True):  # type: ignore[misc, call-arg]
     reports: list[GcReport] = msgspec.field(default_factory=list)
 
 
-hook_custom_types(PackedRowsReq, PackedRowsResult, PackedStatusReq, PackedStatusResult, GcReq)
+hook_custom_types(PackedRowsReq, PackedRowsResults, PackedStatusReq, PackedStatusResult, GcReq)

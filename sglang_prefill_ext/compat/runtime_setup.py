@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,7 +13,7 @@ from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.known_answers import compare_paths
-from sglang_prefill_ext.compat.messages import PackedRowsResult
+from sglang_prefill_ext.compat.messages import PackedRowsResults
 from sglang_prefill_ext.compat.model import model_of
 from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
@@ -19,13 +21,11 @@ from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
-from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.runtime.startup import STARTUP
 from sglang_prefill_ext.schedulers.board import Board
-from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,11 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     sender, rank = scheduler.ipc_channels.send_to_tokenizer, get_parallel().dp_rank or 0
     board = Board.found(config.schedulers) if config.schedulers > 1 else None
 
-    def answer(job: Job, result: PackedResult) -> None:
-        sender.send_output(PackedRowsResult(rid=job.rid, result=result), job.reply_to)
+    def answer(ended: Sequence[Ended]) -> None:
+        for message in result_messages(ended):
+            sender.send_output(message)
         if board is not None:
-            board.done[rank] += len(job.rows.tokens)
+            board.done[rank] += sum(len(job.rows.tokens) for job, _ in ended)
 
     def declining(reason: str) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
@@ -78,6 +79,16 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     cache = prefix_cache_of(scheduler, config)
     runtime = PackedRuntime(executor, answer, policy, cache=cache)
     return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
+
+
+def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
+    """Put results into one message to each front end; tokenizer workers are several of them."""
+    messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
+    for job, result in ended:
+        messages[job.reply_to.http_worker_ipc].results[job.rid] = result
+    for route, message in messages.items():
+        message.http_worker_ipc = route
+    return list(messages.values())
 
 
 def _set_up_executor(

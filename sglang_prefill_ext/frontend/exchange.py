@@ -139,9 +139,12 @@ class PackedExchange:
             RequestAbortedError: the client left.
         """
         rid = f"packed-{uuid.uuid4().hex}"
-        future = self._pending[rid] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[PackedResult] = asyncio.get_running_loop().create_future()
+        self._pending[rid] = future
         try:
             self._link.send(rid, rows, options)
+            if request is None:  # and nobody else waits for this future
+                return await future
             return await outcome_while_connected(future, request)
         finally:
             del self._pending[rid]
@@ -151,9 +154,11 @@ class PackedExchange:
 
 async def _by(deadline_ms: float | None, admission: Awaitable[object]) -> None:
     """Wait for an admission; what has been admitted is ended by the scheduler."""
-    left_s = None if deadline_ms is None else deadline_ms / 1e3 - time.time()
+    if deadline_ms is None:
+        await admission
+        return
     try:
-        async with asyncio.timeout(left_s):
+        async with asyncio.timeout(deadline_ms / 1e3 - time.time()):
             await admission
     except TimeoutError as error:
         raise DeadlineExceededError(

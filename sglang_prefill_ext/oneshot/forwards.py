@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from sglang_prefill_ext.oneshot.boarding import Boarding
@@ -19,8 +19,8 @@ from sglang_prefill_ext.oneshot.stats import RuntimeStats
 
 logger = logging.getLogger(__name__)
 
-End: TypeAlias = Callable[[Job, JobStatus, str], None]
-"""Called with a job that is done or has failed, and the message in the latter case."""
+End: TypeAlias = Callable[[Sequence[Job], JobStatus, str], None]
+"""Called with jobs that are done or have failed, and the message in the latter case."""
 
 
 class Forwards:
@@ -152,12 +152,14 @@ class Forwards:
             flight.boarding.plan.num_tokens, now - max(flight.launch_s, self._collect_s)
         )
         self._collect_s = now
+        completed = []
         for rider in flight.passengers:
             if not rider.aboard:
                 continue
             rider.job.values.append(values[rider.share.values])
             if rider.job.completed:
-                self._end(rider.job, JobStatus.OK, "")
+                completed.append(rider.job)
+        self._end(completed, JobStatus.OK, "")
 
     def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
         """End the job of a failed forward; if it was shared, let each job run alone instead."""
@@ -168,4 +170,4 @@ class Forwards:
                 job.alone = True
                 self.requeue(job)
             else:
-                self._end(job, JobStatus.FAILED, f"{type(error).__name__}: {error}")
+                self._end([job], JobStatus.FAILED, f"{type(error).__name__}: {error}")

@@ -17,9 +17,9 @@ from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.oneshot.flight import Executor
-from sglang_prefill_ext.oneshot.job import Job, JobStatus
+from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import (
     NO_INTS,
     Float32Array,
@@ -174,8 +174,8 @@ def packed_answers(
     )
     results: dict[str, PackedResult] = {}
 
-    def answer(job: Job, result: PackedResult) -> None:
-        results[job.rid] = result
+    def answer(ended: Sequence[Ended]) -> None:
+        results.update((job.rid, result) for job, result in ended)
 
     runtime = PackedRuntime(executor, answer, policy)
     for number, rows in enumerate(requests):

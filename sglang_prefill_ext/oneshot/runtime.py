@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of, retry_after_s
 from sglang_prefill_ext.oneshot.budget import UNLIMITED
@@ -29,13 +29,15 @@ from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
 
+Ended: TypeAlias = tuple[Job, PackedResult]
+
 
 class PackedRuntime:
     """Everything of the packed path behind one interface.
 
     Args:
         executor: runs forwards; None declines every job with `declined_reason`.
-        answer: called exactly once a job with its result.
+        answer: called with jobs that end together and their results; exactly once for every job.
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
     """
@@ -43,7 +45,7 @@ class PackedRuntime:
     def __init__(
         self,
         executor: Executor | None,
-        answer: Callable[[Job, PackedResult], None],
+        answer: Callable[[Sequence[Ended]], None],
         policy: SchedulingPolicy,
         *,
         cache: PrefixCache | None = None,
@@ -133,15 +135,15 @@ class PackedRuntime:
         )
         self._num_jobs += 1
         if self._declines:
-            self._end(job, JobStatus.DECLINED, self.declined_reason)
+            self._end([job], JobStatus.DECLINED, self.declined_reason)
             return
         unfit = unfit_row(rows, self.policy.budget)
         if unfit is not None:
-            self._end(job, JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward.")
+            self._end([job], JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward.")
             return
         refusal = self.policy.limits.refusal(self._queue.load, load_of(rows))
         if refusal:
-            self._end(job, JobStatus.REJECTED, refusal)
+            self._end([job], JobStatus.REJECTED, refusal)
             return
         try:
             kept, job.value_places = distinct_rows(rows)
@@ -149,7 +151,7 @@ class PackedRuntime:
             job.cached_tokens = self._cached_tokens(job.piece)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)
-            self._end(job, JobStatus.FAILED, str(error))
+            self._end([job], JobStatus.FAILED, str(error))
             return
         self._queue.push(job)
 
@@ -181,8 +183,7 @@ class PackedRuntime:
             tokens_per_s: see `JobQueue.late`.
         """
         late = self._queue.late(now_ms, tokens_per_s)
-        for job in late:
-            self._end(job, JobStatus.EXPIRED, "The deadline of the request cannot be met any more.")
+        self._end(late, JobStatus.EXPIRED, "The deadline of the request cannot be met any more.")
         return [job.rid for job in late]
 
     def restart_waiting(self) -> None:
@@ -201,17 +202,20 @@ class PackedRuntime:
             return everything or job.rid.startswith(rid_prefix)
 
         flying = [job for job in self._forwards.flying if wanted(job)]
-        for job in self._queue.select(wanted) + flying:
-            self._end(job, JobStatus.ABORTED, "The request was aborted.")
+        waiting = self._queue.select(wanted)
+        self._end(waiting + flying, JobStatus.ABORTED, "The request was aborted.")
 
     def _cached_tokens(self, piece: Piece) -> int:
         if self._cache is None or not piece.uses_cache:
             return 0
         return self._cache.cached_tokens(piece.prefix_ids, piece.adapter)
 
-    def _end(self, job: Job, status: JobStatus, message: str = "") -> None:
-        if job.ended:
-            return
+    def _end(self, jobs: Sequence[Job], status: JobStatus, message: str = "") -> None:
+        ended = [(job, self._ended(job, status, message)) for job in jobs if not job.ended]
+        if ended:
+            self._answer(ended)
+
+    def _ended(self, job: Job, status: JobStatus, message: str) -> PackedResult:
         job.ended = True
         job.held = None
         self._queue.drop(job)
@@ -219,4 +223,4 @@ class PackedRuntime:
         wait_s = 0.0
         if status is JobStatus.REJECTED:
             wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
-        self._answer(job, job.result(status, message, retry_after_s=wait_s))
+        return job.result(status, message, retry_after_s=wait_s)

@@ -59,7 +59,7 @@ SCHEDULER_USES = (
         target=f"{_COMPONENTS}.output_sender.SenderWrapper.send_output",
         group=Group.SCHEDULER,
         used_by=("compat.runtime_setup",),
-        why="answers the front-end process that asked",
+        why="answers the front-end processes that asked",
         signature="(self, output, recv_obj=None)",
     ),
     Use(
@@ -87,9 +87,12 @@ SCHEDULER_USES = (
         id="U17",
         target=f"{_IO}.BaseReq",
         group=Group.SCHEDULER,
-        used_by=("compat.messages", "compat.scheduler_hooks", "compat.frontend_link"),
-        why="the base of our messages",
-        members=("rid",),
+        used_by=(
+            *"compat.messages compat.scheduler_hooks compat.frontend_link".split(),
+            "compat.runtime_setup",
+        ),
+        why="the base of our messages, and whom to answer",
+        members=("rid", "http_worker_ipc"),
     ),
     Use(
         id="U18",

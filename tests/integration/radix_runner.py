@@ -46,12 +46,10 @@ from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  #
 from sglang_prefill_ext.oneshot import forwards  # noqa: E402
 from sglang_prefill_ext.oneshot.admission import QueueLimits  # noqa: E402
 from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
-from sglang_prefill_ext.oneshot.job import Job  # noqa: E402
 from sglang_prefill_ext.oneshot.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy  # noqa: E402
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime  # noqa: E402
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime  # noqa: E402
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows  # noqa: E402
-from sglang_prefill_ext.wire.result import PackedResult  # noqa: E402
 
 EPISODES = 2_500
 """Of each of the four set-ups; an episode begins and ends idle."""
@@ -290,10 +288,11 @@ class Episodes:
         self.answered: set[str] = set()
         self.submitted = 0
 
-    def _answer(self, job: Job, result: PackedResult) -> None:
-        assert job.rid not in self.answered, "a request is answered once"
-        self.answered.add(job.rid)
-        self.seen[result.status] += 1
+    def _answer(self, ended: Sequence[Ended]) -> None:
+        for job, result in ended:
+            assert job.rid not in self.answered, "a request is answered once"
+            self.answered.add(job.rid)
+            self.seen[result.status] += 1
 
     def run(self) -> dict[str, int]:
         calls = [self.submit] * 6 + [self.runtime.step] * 5

@@ -86,7 +86,7 @@ def tracked_by_stage(num_rows: int) -> dict[str, int]:
     items = [[rng.randrange(VOCAB) for _ in range(5)] for _ in range(num_rows)]
     labels = int_array([5, 9]), int_array([])
     results: list[PackedResult] = []
-    runtime = PackedRuntime(Executor(), lambda _job, result: results.append(result), POLICY)
+    runtime = PackedRuntime(Executor(), lambda ended: results.extend(r for _, r in ended), POLICY)
     with Tracked() as packing:
         rows = pack_token_ids(query, items, False, labels, VOCAB)
     with Tracked() as sending:

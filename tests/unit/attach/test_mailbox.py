@@ -46,11 +46,22 @@ class Inbox:
         self._came.set()
 
     async def wait_for(self, count: int) -> list[Parts]:
+        await self.until(lambda: len(self.messages) >= count)
+        return self.messages
+
+    async def wait_for_bodies(self, count: int) -> list[bytes]:
+        """What came at a ROUTER, however many messages it was."""
+        await self.until(lambda: len(self._bodies()) >= count)
+        return self._bodies()
+
+    async def until(self, enough: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while len(self.messages) < count:
+            while not enough():
                 self._came.clear()
                 await self._came.wait()
-        return self.messages
+
+    def _bodies(self) -> list[bytes]:
+        return [body for _, *bodies in self.messages for body in bodies]
 
 
 @pytest.mark.parametrize("count", [1, 64, 1_000])
@@ -61,9 +72,39 @@ async def test_every_message_comes_once_and_in_order(path: Path, count: int) -> 
         mailbox(zmq.SocketType.DEALER, lambda _: None, path) as sender,
     ):
         for number in range(count):
-            sender.send(b"%d" % number, b"x")
-        came = await inbox.wait_for(count)
-    assert [parts[1:] for parts in came] == [[b"%d" % number, b"x"] for number in range(count)]
+            sender.send(b"%d" % number)
+            if number % 3 == 0:
+                await asyncio.sleep(0)
+        came = await inbox.wait_for_bodies(count)
+    assert came == [b"%d" % number for number in range(count)]
+
+
+async def test_what_is_sent_in_one_turn_leaves_as_one_message_to_each_receiver(path: Path) -> None:
+    inboxes = [Inbox(), Inbox()]
+    hello = Inbox()
+    with (
+        mailbox(zmq.SocketType.ROUTER, hello, path) as router,
+        mailbox(zmq.SocketType.DEALER, inboxes[0], path) as first,
+        mailbox(zmq.SocketType.DEALER, inboxes[1], path) as second,
+    ):
+        first.send(b"0")
+        second.send(b"1")
+        names = {body: name for name, body in await hello.wait_for(2)}
+        for number in range(6):
+            router.send(b"%d" % number, names[b"%d" % (number % 2)])
+        assert await inboxes[0].wait_for(1) == [[b"0", b"2", b"4"]]
+        assert await inboxes[1].wait_for(1) == [[b"1", b"3", b"5"]]
+
+
+async def test_what_was_sent_before_closing_leaves(path: Path) -> None:
+    inbox = Inbox()
+    with mailbox(zmq.SocketType.ROUTER, inbox, path):
+        with mailbox(zmq.SocketType.DEALER, lambda _: None, path) as sender:
+            sender.send(b"first")
+            await inbox.wait_for(1)
+            sender.send(b"last")
+            sender.close(linger_ms=1_000)
+        assert [body for _, body in await inbox.wait_for(2)] == [b"first", b"last"]
 
 
 async def test_both_ends_talk_at_once(path: Path) -> None:
@@ -71,20 +112,25 @@ async def test_both_ends_talk_at_once(path: Path) -> None:
     turns, seen = 300, Inbox()
 
     def reply(parts: Parts) -> None:
-        for _ in range(3):
-            router.send(*parts)
+        name, body = parts
+        for delay_s in (0.0, 1e-4, 3e-4):  # in turns of their own
+            asyncio.get_running_loop().call_later(delay_s, router.send, body, name)
 
     def next_turn(parts: Parts) -> None:
+        before = pongs()
         seen(parts)
-        if len(seen.messages) % 3 == 0 and len(seen.messages) < 3 * turns:
+        if pongs() // 3 > before // 3 and pongs() < 3 * turns:
             dealer.send(b"ping")
+
+    def pongs() -> int:
+        return sum(map(len, seen.messages))
 
     with (
         mailbox(zmq.SocketType.ROUTER, reply, path) as router,
         mailbox(zmq.SocketType.DEALER, next_turn, path) as dealer,
     ):
         dealer.send(b"ping")
-        await seen.wait_for(3 * turns)
+        await seen.until(lambda: pongs() >= 3 * turns)
 
 
 async def test_what_is_sent_to_nobody_waits_for_somebody(path: Path) -> None:
@@ -94,8 +140,8 @@ async def test_what_is_sent_to_nobody_waits_for_somebody(path: Path) -> None:
         await asyncio.sleep(0.05)
         with mailbox(zmq.SocketType.ROUTER, inbox, path):
             sender.send(b"late")
-            came = await inbox.wait_for(2)
-    assert [parts[1:] for parts in came] == [[b"early"], [b"late"]]
+            came = await inbox.wait_for_bodies(2)
+    assert came == [b"early", b"late"]
 
 
 async def test_a_message_that_cannot_be_taken_keeps_none_from_coming(path: Path) -> None:
@@ -115,6 +161,7 @@ async def test_a_message_that_cannot_be_taken_keeps_none_from_coming(path: Path)
     ):
         for body in (b"bad", b"good", b"bad", b"good"):
             sender.send(body)
+            await asyncio.sleep(0.01)
         await inbox.wait_for(4)
     assert [str(failure) for failure in failures] == ["bad", "bad"]
 
@@ -133,6 +180,7 @@ async def test_a_closed_one_takes_nothing_more(
         mailbox(zmq.SocketType.ROUTER, take, path) as router,
     ):
         sender.send(b"first")
+        await asyncio.sleep(0)
         sender.send(b"second")
         await inbox.wait_for(1)
         await asyncio.sleep(0.05)

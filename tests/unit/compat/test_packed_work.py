@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,8 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.execution import Account, ExecutionClass
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
-from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.policy import policy_of
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from tests.unit.attach.engines import StubCollector
 from tests.unit.oneshot.jobs import IdleExecutor, request
 
@@ -39,8 +38,8 @@ NOW_MS = 1e12
 class Answers(list[str]):
     """Ids of the jobs that were answered."""
 
-    def __call__(self, job: Job, _result: PackedResult) -> None:
-        self.append(job.rid)
+    def __call__(self, ended: Sequence[Ended]) -> None:
+        self.extend(job.rid for job, _ in ended)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.order import order_key
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from tests.unit.oneshot.jobs import IdleExecutor, job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -81,10 +79,11 @@ class Watched:
         self._last_forward = plan.num_tokens
         self.largest_forward = max(self.largest_forward, plan.num_tokens)
 
-    def _on_answer(self, job: Job, result: PackedResult) -> None:
+    def _on_answer(self, ended: Sequence[Ended]) -> None:
         started = self.runtime.stats.tokens_computed - self._last_forward
-        tokens = sum(piece.num_tokens for piece in job.pieces)
-        self.waits.append((tokens, started - job.mark))
+        for job, _ in ended:
+            tokens = sum(piece.num_tokens for piece in job.pieces)
+            self.waits.append((tokens, started - job.mark))
 
     def submit(self, plain: PlainRequest) -> None:
         self.adapters.add(plain.adapter)

@@ -18,10 +18,10 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.oneshot import forwards
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.job import Job, JobStatus
+from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array, values_from_bytes
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
@@ -173,16 +173,19 @@ class Simulation:
     policy: SchedulingPolicy = POLICY
     requests: list[PlainRequest] = field(default_factory=list)
     results: dict[int, PackedResult] = field(default_factory=dict)
+    answered_together: list[int] = field(default_factory=list)
     aborted: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.runtime = PackedRuntime(self.executor, self._on_answer, self.policy)
 
-    def _on_answer(self, job: Job, result: PackedResult) -> None:
-        number = int(job.rid.removeprefix("job-"))
-        assert number not in self.results, "a job is answered once"
-        assert job.reply_to == number
-        self.results[number] = result
+    def _on_answer(self, ended: Sequence[Ended]) -> None:
+        self.answered_together.append(len(ended))
+        for job, result in ended:
+            number = int(job.rid.removeprefix("job-"))
+            assert number not in self.results, "a job is answered once"
+            assert job.reply_to == number
+            self.results[number] = result
 
     @property
     def unanswered(self) -> set[int]:
@@ -378,7 +381,7 @@ def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
     results: list[PackedResult] = []
     runtime = PackedRuntime(
         None,
-        lambda job, result: results.append(result),
+        lambda ended: results.extend(result for _, result in ended),
         POLICY,
         declined_reason="linear_attention",
     )
@@ -409,6 +412,7 @@ def test_waiting_requests_share_a_forward_and_the_prefix() -> None:
     assert simulation.executor.launches == [[0, 1, 2, 3]]
     assert simulation.executor.num_tokens == [3 + 4 * 2]
     assert [result.tokens_computed for result in simulation.results.values()] == [5, 2, 2, 2]
+    assert simulation.answered_together == [4]
     assert simulation.runtime.stats.tokens_saved == 4 * 8 - 11
 
 

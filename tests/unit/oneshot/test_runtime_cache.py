@@ -15,12 +15,11 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.oneshot import forwards
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.job import Job, JobStatus
+from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array
-from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.oneshot.caches import MemoryCache
 from tests.unit.oneshot.jobs import request
 
@@ -88,9 +87,10 @@ class Setup:
         self.answers: dict[str, JobStatus] = {}
         self.runtime = PackedRuntime(executor, self._answer, policy, cache=self.cache)
 
-    def _answer(self, job: Job, result: PackedResult) -> None:
-        assert job.rid not in self.answers
-        self.answers[job.rid] = result.status
+    def _answer(self, ended: Sequence[Ended]) -> None:
+        for job, result in ended:
+            assert job.rid not in self.answers
+            self.answers[job.rid] = JobStatus(result.status)
 
     def submit(self, *prefixes: list[int]) -> None:
         for prefix in prefixes:
