@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -68,6 +69,11 @@ class PackedExecutor:
         return self._model.asynchronous
 
     @property
+    def causal(self) -> bool:
+        """See `Model`."""
+        return self._model.causal
+
+    @property
     def vector_width(self) -> int:
         """See `Model`."""
         return self._model.vector_width
@@ -115,7 +121,7 @@ class PackedExecutor:
         stores: Sequence[PrefixTransaction | None],
     ) -> tuple[Tensor, list[HeldPrefix | None]]:
         """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
-        layout, model = plan.layout, self._model
+        layout, model = replace(plan.layout, causal=self._model.causal), self._model
         attention = self._attention(layout)
         ends_only = layout.reads_row_ends
         reads = layout.last_layer_queries() if ends_only else layout.read_positions()

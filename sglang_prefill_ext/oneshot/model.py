@@ -63,12 +63,14 @@ class Overrides:
 
 
 class Model(Protocol):
-    """A decoder whose every layer calls `Attend` once."""
+    """A decoder or an encoder whose every layer calls `Attend` once."""
 
     device: torch.device
     dtype: torch.dtype
     """Of queries, keys and values."""
     heads: HeadShape
+    causal: bool
+    """Whether a token sees those before it only; in an encoder it sees its whole prompt."""
     vocab_size: int
     asynchronous: bool
     """Whether work runs on after a call returns (a GPU in the overlap event loop)."""
