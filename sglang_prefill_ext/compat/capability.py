@@ -91,6 +91,8 @@ def declined_reason(scheduler: Any) -> str:
     Reasons are short names; the frontend counts stock-path requests by them.
     """
     runner = scheduler.tp_worker.model_runner
+    if scheduler.enable_lora and is_encoder([type(runner.model).__name__]):
+        return "lora_encoder"
     if scheduler.enable_lora and (reason := _adapters_reason(scheduler, runner.lora_manager)):
         return reason
     labels = RESIDUAL_ON_BATCH | RESIDUAL_IN_LAYERS

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_prefill_ext.compat.attention_backend import PackedForwardBatch
-from sglang_prefill_ext.compat.capability import is_encoder
+from sglang_prefill_ext.compat.capability import encoder_traits, is_encoder
 from sglang_prefill_ext.compat.model import SglangModel, SglangVectorModel
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.oneshot.model import Overrides
@@ -21,6 +21,12 @@ class SglangEncoder(SglangVectorModel):
     """
 
     causal = False
+
+    def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
+        super().__init__(runner, forward_stream)
+        traits = encoder_traits(runner.model_config)
+        assert traits is not None, "a model class of `ENCODER_ARCHITECTURES`"
+        self.longest_prompt = traits.longest_prompt
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         # See `wire.token_types`.

@@ -12,6 +12,7 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 from sglang_prefill_ext.compat import embed_hooks, http, text_hooks, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
+from sglang_prefill_ext.compat.capability import encoder_traits
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
@@ -33,7 +34,7 @@ from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import options_of
-from sglang_prefill_ext.frontend.prompts import check_prompt
+from sglang_prefill_ext.frontend.prompts import check_positions, check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.startup import STARTUP
@@ -125,8 +126,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     alone. A turn of a session may be empty: what is scored is the session's history.
 
     Raises:
-        RequestError: the prompt is empty, an id lies outside the vocabulary, or embeddings that
-            come with it are unlike the model's.
+        RequestError: the prompt is empty, an id lies outside the vocabulary, embeddings that
+            come with it are unlike the model's, or an encoder has no positions for so many tokens.
     """
     if getattr(manager, _ATTRIBUTE, None) is None or input_ids is None:
         return
@@ -141,6 +142,10 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     # What came as texts may have ids by now, see `text_hooks`.
     field = "text" if obj.text is not None else "input_ids"
     check_prompt(input_ids, embedding_rows(manager), field=field)
+    encoder = encoder_traits(manager.model_config)
+    # What is over the context length is refused by SGLang.
+    if encoder is not None and len(input_ids) <= manager.context_len:
+        check_positions(len(input_ids), encoder.longest_prompt, field=field)
 
 
 def _build_frontend(

@@ -57,7 +57,9 @@ def compare_paths(
     requests = known_requests(
         vocab_size=model.vocab_size,
         vector_width=model.vector_width,
-        longest_prompt=min(longest, scheduler.chunked_prefill_size or longest),
+        longest_prompt=min(
+            longest, scheduler.chunked_prefill_size or longest, model.longest_prompt or longest
+        ),
         max_tokens=budget.max_tokens,
     )
     prompts = lengths_of(requests)

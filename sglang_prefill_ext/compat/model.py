@@ -32,6 +32,7 @@ class SglangModel:
     """
 
     causal = True
+    longest_prompt: int | None = None
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         self._model = runner.model

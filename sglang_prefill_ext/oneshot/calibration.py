@@ -133,7 +133,9 @@ def _run(executor: Executor, plan: ForwardPlan) -> None:
 
 def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
     """A forward whose rows pass over the vocabulary; the prefix, where prompts can share one, is a
-    quarter if there are rows."""
+    quarter if there are rows. There are more rows where prompts cannot be so long."""
+    if executor.longest_prompt is not None:
+        rows = max(rows, -(-tokens // executor.longest_prompt))
     labels = [] if executor.vector_width else [0]
     prefix = tokens // 4 if rows > 1 and executor.causal else 0
     lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))

@@ -74,6 +74,11 @@ class PackedExecutor:
         return self._model.causal
 
     @property
+    def longest_prompt(self) -> int | None:
+        """See `Model`."""
+        return self._model.longest_prompt
+
+    @property
     def vector_width(self) -> int:
         """See `Model`."""
         return self._model.vector_width
@@ -164,7 +169,7 @@ def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
     if asked is AttentionWay.TORCH or on_cpu:
         return AttentionWay.TORCH
     kind = (model.heads, model.dtype, model.device)
-    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind)
+    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind, causal=model.causal)
     if not obstacle:
         return _with_right_library(asked, model)
     if asked is AttentionWay.AUTO:

@@ -43,6 +43,7 @@ MODEL_USES = (
         used_by=(
             *"compat.attached compat.model compat.frontend_hooks compat.frontend_link".split(),
             *"compat.embed_hooks compat.known_answers compat.capability compat.text_hooks".split(),
+            "compat.encoder",
         ),
         why="which token ids, labels and embeddings are valid; names of classes; whether weights "
         "are quantised",

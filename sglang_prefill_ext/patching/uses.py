@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.architecture_uses import ARCHITECTURE_USES
 from sglang_prefill_ext.patching.embed_uses import EMBED_USES
+from sglang_prefill_ext.patching.encoder_uses import ENCODER_USES
 from sglang_prefill_ext.patching.gc_uses import GC_USES
 from sglang_prefill_ext.patching.lora_uses import LORA_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
@@ -208,6 +209,7 @@ USES: tuple[Use, ...] = (
     *ORDER_USES,
     *_DP_USES,
     *EMBED_USES,
+    *ENCODER_USES,
     *RERANK_USES,
     *PROBE_USES,
     *TOKEN_USES,

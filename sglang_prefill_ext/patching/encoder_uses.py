@@ -1,0 +1,50 @@
+"""What packed forwards use of SGLang's encoders; a part of `uses.USES`."""
+
+from __future__ import annotations
+
+from sglang_prefill_ext.patching.spec import Group, Use
+
+_MODELS = (
+    ("bert.BertModel", "False"),
+    ("bert.BertForSequenceClassification", "False"),
+    ("roberta.XLMRobertaModel", "False"),
+    ("roberta.XLMRobertaForSequenceClassification", "True"),
+)
+
+ENCODER_USES = (
+    Use(
+        id="U340",
+        target="sglang.srt.layers.pooler.CrossEncodingPooler",
+        group=Group.SCHEDULER,
+        used_by=("compat.capability",),
+        why="the head of a cross encoder",
+    ),
+    *(
+        Use(
+            id=f"U{number}",
+            target=f"sglang.srt.models.{model}.forward",
+            group=Group.SCHEDULER,
+            used_by=("compat.encoder",),
+            why="the layers, pooling and head of a packed encoder",
+            signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
+            f"get_embedding={default})",
+        )
+        for number, (model, default) in enumerate(_MODELS, start=341)
+    ),
+    Use(
+        id="U345",
+        target="sglang.srt.model_executor.forward_batch_info.ForwardBatch",
+        group=Group.SCHEDULER,
+        used_by=("compat.encoder",),
+        why="types of tokens, as of the second text of a pair",
+        members=("token_type_ids",),
+    ),
+    Use(
+        id="U346",
+        target="sglang.srt.layers.radix_attention.AttentionType",
+        group=Group.SCHEDULER,
+        used_by=("compat.capability",),
+        why="attention of an encoder",
+        members=("ENCODER_ONLY",),
+    ),
+)
