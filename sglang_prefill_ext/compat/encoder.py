@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -36,12 +37,13 @@ class SglangEncoder(SglangVectorModel):
         vectors: Tensor = output.embeddings
         return vectors.view(len(read_at), -1)  # a head of one class makes numbers, not vectors
 
-    def _overridden(self, overrides: Overrides | None) -> AbstractContextManager[None]:
+    @contextmanager
+    def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
         if overrides is not None:
             raise PackedForwardError(
                 "Embeddings in the place of tokens are not possible with an encoder; leave them out"
             )
-        return super()._overridden(overrides)
+        yield
 
 
 def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:

@@ -131,7 +131,7 @@ def _stock_output(scheduler: Any, model: SglangModel, prompt: Int32Array) -> Ten
             )
             output = runner.forward(forward_batch).logits_output
             read = output.embeddings if model.vector_width else output.next_token_logits
-            on_host = read.float().cpu()  # waits, so the slots are free to go
+            on_host: Tensor = read.float().cpu()  # waits, so the slots are free to go
             return on_host.view(1, -1)  # a head of one class makes a number of no dimension
     finally:
         release_kv_cache(request, scheduler.tree_cache, checkpoint=False)

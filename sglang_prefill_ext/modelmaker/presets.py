@@ -74,7 +74,7 @@ _FAMILY: Mapping[str, Any] = {
 }
 
 _BERT = _shape(
-    **(_FAMILY | {"kv_heads": 4}),
+    **{**_FAMILY, "kv_heads": 4},
     max_position_embeddings=512,
     position_embedding_type="absolute",
 )

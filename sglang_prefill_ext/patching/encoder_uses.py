@@ -14,10 +14,11 @@ _MODELS = (
 ENCODER_USES = (
     Use(
         id="U340",
-        target="sglang.srt.layers.pooler.CrossEncodingPooler",
+        target="sglang.srt.layers.pooler.CrossEncodingPooler.forward",
         group=Group.SCHEDULER,
         used_by=("compat.capability",),
         why="the head of a cross encoder",
+        signature="(self, hidden_states, forward_batch)",
     ),
     *(
         Use(
