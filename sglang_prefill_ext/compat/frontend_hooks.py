@@ -127,7 +127,8 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
 
     Raises:
         RequestError: the prompt is empty, an id lies outside the vocabulary, embeddings that
-            come with it are unlike the model's, or an encoder has no positions for so many tokens.
+            come with it are unlike the model's, or an encoder has no use for them, or no positions
+            for so many tokens.
     """
     if getattr(manager, _ATTRIBUTE, None) is None or input_ids is None:
         return
@@ -138,11 +139,11 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     continues_session = bool((getattr(obj, "session_params", None) or {}).get("id"))
     if len(input_ids) == 0 and continues_session:
         return
-    check_overrides(obj, manager.model_config.hidden_size)
+    encoder = encoder_traits(manager.model_config)
+    check_overrides(obj, manager.model_config.hidden_size, encoder=encoder is not None)
     # What came as texts may have ids by now, see `text_hooks`.
     field = "text" if obj.text is not None else "input_ids"
     check_prompt(input_ids, embedding_rows(manager), field=field)
-    encoder = encoder_traits(manager.model_config)
     # What is over the context length is refused by SGLang.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)

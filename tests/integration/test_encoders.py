@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from sglang_prefill_ext.modelmaker import catalogue
-from tests.integration.client import OPT_OUT, Client, random_ids
+from tests.integration.client import Client, random_ids
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same, both
 
@@ -51,7 +51,8 @@ def classes(model_dir: Callable[[str], Path]) -> Callable[..., list[float]]:
 
     @torch.inference_mode()
     def logits(*texts: str) -> list[float]:
-        found: list[float] = model(**tokenizer(*texts, return_tensors="pt")).logits[0].tolist()
+        tokens = tokenizer(*texts, return_tensors="pt", return_token_type_ids=True)
+        found: list[float] = model(**tokens).logits[0].tolist()
         return found
 
     return logits
@@ -111,10 +112,11 @@ def test_prompts_of_many_clients_share_forwards_but_no_prefix(client: Client) ->
         for found, stock in zip(answers, wanted, strict=True):
             assert_same(found["embedding"], stock["embedding"])
     assert moved["frontend.requests.packed"] == len(prompts)
-    assert 1 <= moved["scheduler.forwards"] < len(prompts) / 2
+    assert 1 <= moved["scheduler.forwards"] < len(prompts)
 
 
-def test_embeddings_in_place_of_tokens_are_left_to_sglang(client: Client) -> None:
+@pytest.mark.patch("P22")
+def test_embeddings_in_place_of_tokens_are_refused(client: Client) -> None:
     body = {
         "input": [[5, 6, 7]],
         "model": "bert",
@@ -123,8 +125,11 @@ def test_embeddings_in_place_of_tokens_are_left_to_sglang(client: Client) -> Non
     }
     with client.counting() as moved:
         packed = client.post("/v1/embeddings", body)
-    stock = client.http.post("/v1/embeddings", json=body, headers=OPT_OUT)
-    assert packed.status_code == stock.status_code
+    stock = client.post("/v1/embeddings", body, stock=True)
+    # A plain server ends with an AttributeError of its scheduler.
+    assert packed.status_code == stock.status_code == 400
+    assert "an encoder takes none" in packed.text
+    assert "an encoder takes none" in stock.text
     assert moved["frontend.requests.packed"] == 0
     assert moved["frontend.fallbacks.embed_overrides"] == 1
 

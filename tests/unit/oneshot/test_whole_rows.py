@@ -37,6 +37,6 @@ def test_without_a_prefix_nothing_is_copied() -> None:
 
 
 def test_places_inside_prompts_are_refused() -> None:
-    reads = replace(packed(2, [3]), read_lens=int_array([2]))
+    reads = replace(packed(2, [3]), read_lens=int_array([2]), label_lens=int_array([1, 1]))
     with pytest.raises(PackingError, match="places"):
         whole_rows(reads)
