@@ -32,20 +32,4 @@ ENCODER_USES = (
         )
         for number, (model, default) in enumerate(_MODELS, start=341)
     ),
-    Use(
-        id="U345",
-        target="sglang.srt.model_executor.forward_batch_info.ForwardBatch",
-        group=Group.SCHEDULER,
-        used_by=("compat.encoder",),
-        why="types of tokens, as of the second text of a pair",
-        members=("token_type_ids",),
-    ),
-    Use(
-        id="U346",
-        target="sglang.srt.layers.radix_attention.AttentionType",
-        group=Group.SCHEDULER,
-        used_by=("compat.capability",),
-        why="attention of an encoder",
-        members=("ENCODER_ONLY",),
-    ),
 )

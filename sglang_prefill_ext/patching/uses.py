@@ -209,7 +209,6 @@ USES: tuple[Use, ...] = (
     *ORDER_USES,
     *_DP_USES,
     *EMBED_USES,
-    *ENCODER_USES,
     *RERANK_USES,
     *PROBE_USES,
     *TOKEN_USES,
@@ -219,4 +218,5 @@ USES: tuple[Use, ...] = (
     *REPLICA_USES,
     *LORA_USES,
     *PLACE_USES,
+    *ENCODER_USES,
 )
