@@ -78,7 +78,10 @@ class TokenizerManagerLink:
         return ids
 
     def _encode_typed(self, pairs: Sequence[Any]) -> list[list[int]]:
-        """Pairs as SGLang encodes them for a cross encoder, see `wire.token_types`."""
+        """Pairs as SGLang encodes them for a cross encoder, see `wire.token_types`.
+
+        A type that the model does not have is an id beyond all that are allowed.
+        """
         vocab_size = embedding_rows(self._manager)
         encoded = self._manager.tokenizer(list(pairs), return_token_type_ids=True)
         typed = zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)

@@ -87,7 +87,10 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
 
     progress(f"training a tokenizer of {VOCABULARY} tokens")
     tokenizer = train_tokenizer(
-        VOCABULARY, CONTEXT_LENGTH, reranker=preset.reranker, encoder=preset.encoder
+        VOCABULARY,
+        CONTEXT_LENGTH,
+        reranker=preset.reranker,
+        token_types=preset.shape["type_vocab_size"] if preset.encoder else 0,
     )
     progress("drawing random weights")
     model = weights.build_model(preset, tokenizer, seed)

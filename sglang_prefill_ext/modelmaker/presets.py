@@ -77,6 +77,7 @@ _BERT = _shape(
     **{**_FAMILY, "kv_heads": 4},
     max_position_embeddings=512,
     position_embedding_type="absolute",
+    type_vocab_size=2,
 )
 _XLM_ROBERTA = {**_BERT, "max_position_embeddings": 514, "type_vocab_size": 1}
 

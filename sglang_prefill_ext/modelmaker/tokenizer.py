@@ -37,7 +37,7 @@ _ANSWER_LINES = 1_000
 
 
 def train_tokenizer(
-    vocabulary: int, context_length: int, *, reranker: bool = False, encoder: bool = False
+    vocabulary: int, context_length: int, *, reranker: bool = False, token_types: int = 0
 ) -> PreTrainedTokenizerFast:
     """A fast tokenizer of exactly `vocabulary` tokens, the same on every call.
 
@@ -51,8 +51,9 @@ def train_tokenizer(
         context_length: tokens that the model accepts; only recorded.
         reranker: the chat template is `RERANKER_TEMPLATE`, and "yes" and "no", with which an
             answer begins, are single tokens.
-        encoder: a text is put between two special tokens, and the second one of a pair, which has
-            tokens of type 1, in front of another; there is no chat template.
+        token_types: of an encoder, for which a text is put between two special tokens, and the
+            second one of a pair, which has the last type, in front of another; there is no chat
+            template. 0: not for an encoder.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,8 +66,8 @@ def train_tokenizer(
     )
     answers = chain.from_iterable(repeat(_ANSWERS, _ANSWER_LINES if reranker else 0))
     bpe.train_from_iterator(chain(corpus.lines(), answers), trainer)
-    if encoder:
-        bpe.post_processor = _encoder_frame(bpe)
+    if token_types:
+        bpe.post_processor = _encoder_frame(bpe, token_types - 1)
     template = RERANKER_TEMPLATE if reranker else CHAT_TEMPLATE
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -75,18 +76,18 @@ def train_tokenizer(
         additional_special_tokens=[TURN_START],
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
-        chat_template=None if encoder else template,
+        chat_template=None if token_types else template,
     )
     assert len(tokenizer) == vocabulary, f"the corpus yields only {len(tokenizer)} tokens"
-    if not encoder:
+    if not token_types:
         label_ids(tokenizer)
     return tokenizer
 
 
-def _encoder_frame(bpe: Tokenizer) -> processors.TemplateProcessing:
+def _encoder_frame(bpe: Tokenizer, second: int) -> processors.TemplateProcessing:
     return processors.TemplateProcessing(
         single=f"{TURN_START} $A {TURN_END}",
-        pair=f"{TURN_START} $A {TURN_END} $B:1 {TURN_END}:1",
+        pair=f"{TURN_START} $A {TURN_END} $B:{second} {TURN_END}:{second}",
         special_tokens=[(token, bpe.token_to_id(token)) for token in (TURN_START, TURN_END)],
     )
 
