@@ -22,7 +22,8 @@ class KernelPlan:
     """The arrays of the kernels' `TilePlan`, on the host.
 
     Attributes:
-        query_token: int32 `[Q]`: the token of the forward that each query is.
+        query_token: int32 `[Q]`: the last token of its own row or fresh prefix that each query
+            sees: itself, or where the layout is not causal the end of its row.
         segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
         tiles: int32 `[num_tiles, 8]`: query_start, query_stop, fresh_start, fresh_stop, own_start,
             own_stop, page_offset, cached_len. Every query is in one tile. The tiles that see most
@@ -64,12 +65,13 @@ def plan_tiles(
     starts = np.stack([group_starts, group_starts + fresh], axis=1).ravel()
     lens = np.diff(starts, append=layout.num_tokens)
     section = np.repeat(np.arange(starts.size), lens)
-    segment_start = layout.segment_starts()
+    segment_start, last_key = layout.segment_starts(), layout.last_keys()
     if queries is None:
         queries = np.arange(layout.num_tokens)
     else:
         _check_queries(queries, layout.num_tokens)
         section, segment_start = section[queries], segment_start[queries]
+        last_key = last_key[queries]
 
     first, stop = _cut(section, queries - starts[section], block_tokens)
     group, in_rows = np.divmod(section[first], 2)
@@ -77,7 +79,7 @@ def plan_tiles(
     page_offsets = np.cumsum(pages) - pages
     fresh_start = group_starts[group] * in_rows
     fresh_len = fresh[group] * in_rows
-    own_start, own_stop = segment_start[first], queries[stop - 1] + 1
+    own_start, own_stop = segment_start[first], last_key[stop - 1] + 1
     num_keys = held[group] + fresh_len + own_stop - own_start
     tiles = np.stack(
         [
@@ -87,7 +89,7 @@ def plan_tiles(
         axis=1,
     )
     return KernelPlan(
-        query_token=queries.astype(np.int32),
+        query_token=last_key.astype(np.int32),
         segment_start=segment_start.astype(np.int32),
         tiles=tiles[np.argsort(-num_keys, kind="stable")].astype(np.int32),
         block_tokens=block_tokens,

@@ -56,6 +56,7 @@ class KernelAttention:
     ) -> None:
         sizes = (shape.group_size, shape.largest_dim, dtype)
         own = fused.block_tokens(*sizes)
+        self._layout = layout
         self._num_held = sum(group.held for group in layout.groups)
         self._plans = [plan_tiles(layout, block_tokens=own)]
         reads = layout.last_layer_queries() if reads is None else reads
@@ -95,6 +96,8 @@ class KernelAttention:
         variant: AttentionVariant = PLAIN,
     ) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
+        if variant.window is not None:
+            self._layout.require_causal_window()
         own = self._device_plans[0]
         if self._library and variant.is_plain:
             out, lse = self._fused(q, k, v, own, scale, variant, parts=fused.KeyParts.OWN)

@@ -28,6 +28,8 @@ class TileBatch:
     """`[B, E + M]` token or held token of each key; the last M columns are `query_index`."""
     segments: NDArray[np.int64]
     """`[B, M]` segment within the tile: 0 is a prefix, rows count from 1, -1 is padding."""
+    causal: bool
+    """See `ForwardLayout`."""
 
     @property
     def is_padding(self) -> NDArray[np.bool_]:
@@ -37,7 +39,13 @@ class TileBatch:
     @property
     def is_causal(self) -> bool:
         """Whether plain causal attention, without a mask, is right for every tile."""
-        return self.key_index.shape == self.query_index.shape and not self._joins_segments
+        is_square = self.key_index.shape == self.query_index.shape
+        return self.causal and is_square and not self._joins_segments
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every query sees every key of its tile."""
+        return not self.causal and bool((self.segments == self.segments[0, 0]).all())
 
     @property
     def _joins_segments(self) -> bool:
@@ -50,6 +58,8 @@ class TileBatch:
         """
         num_queries, num_keys = self.query_index.shape[1], self.key_index.shape[1]
         own = np.tri(num_queries, dtype=np.bool_)[None]
+        if not self.causal:
+            own = own | ~self.is_padding[:, None, :]
         if self._joins_segments:
             alike = (self.segments == self.segments[0]) | self.is_padding
             segments = self.segments[:1] if alike.all() else self.segments
@@ -111,7 +121,8 @@ def plan_attention(layout: ForwardLayout) -> AttentionPlan:
                 queries = slice(block.tiles[0].start, block.tiles[-1].stop)
                 spans.append(PrefixSpan(queries, index, fresh))
             placed.extend((tile, front) for tile in block.tiles)
-    return AttentionPlan(tuple(_batches(placed)), tuple(copied_groups), tuple(spans))
+    batches = tuple(_batches(placed, causal=layout.causal))
+    return AttentionPlan(batches, tuple(copied_groups), tuple(spans))
 
 
 def prefix_spans(layout: ForwardLayout) -> tuple[PrefixSpan, ...]:
@@ -130,7 +141,7 @@ def prefix_spans(layout: ForwardLayout) -> tuple[PrefixSpan, ...]:
     return tuple(spans)
 
 
-def _batches(placed: Iterable[_Placed]) -> Iterator[TileBatch]:
+def _batches(placed: Iterable[_Placed], *, causal: bool) -> Iterator[TileBatch]:
     """Tiles with equally many keys in front, padded as far as that is cheaper than a call."""
     batch: list[_Placed] = []
     wasted = 0
@@ -140,13 +151,13 @@ def _batches(placed: Iterable[_Placed]) -> Iterator[TileBatch]:
             padded = count_pairs(longest.num_tokens, front.size)
             wasted += padded - count_pairs(tile.num_tokens, front.size)
             if wasted > CALL_PAIRS or front.size != batch_front.size:
-                yield _batch(batch)
+                yield _batch(batch, causal=causal)
                 batch, wasted = [], 0
         batch.append((tile, front))
-    yield _batch(batch)
+    yield _batch(batch, causal=causal)
 
 
-def _batch(placed: Sequence[_Placed]) -> TileBatch:
+def _batch(placed: Sequence[_Placed], *, causal: bool) -> TileBatch:
     starts = np.array([tile.start for tile, _ in placed])
     lens = np.array([tile.num_tokens for tile, _ in placed])
     query_index = starts[:, None] + np.minimum(np.arange(lens.max()), lens[:, None] - 1)
@@ -155,4 +166,4 @@ def _batch(placed: Sequence[_Placed]) -> TileBatch:
         ids = np.arange(len(tile.segment_lens)) + (not tile.begins_with_prefix)
         segments[row, : tile.num_tokens] = np.repeat(ids, tile.segment_lens)
     key_index = np.concatenate([np.stack([front for _, front in placed]), query_index], axis=1)
-    return TileBatch(query_index, key_index, segments)
+    return TileBatch(query_index, key_index, segments, causal)

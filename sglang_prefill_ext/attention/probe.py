@@ -24,15 +24,19 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Largest absolute difference from float32, of outputs that are about one."""
 
 
-def wrong_kernel(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str:
+def wrong_kernel(
+    shape: HeadShape, dtype: torch.dtype, device: torch.device, *, causal: bool = True
+) -> str:
     """Return which kernel is wrong or raises here, and how; empty if none does.
 
     Args:
         shape, dtype, device: of the model's heads, numbers and tensors.
+        causal: of the model's attention, see `ForwardLayout`.
     """
+    kind, layout = (shape, dtype, device), _layout() if causal else _whole_prompts()
     checks: tuple[tuple[str, Callable[[], float]], ...] = (
-        ("fused attention", lambda: _attention_error(AttentionWay.FUSED, shape, dtype, device)),
-        ("merged attention", lambda: _attention_error(AttentionWay.MERGE, shape, dtype, device)),
+        ("fused attention", lambda: _attention_error(AttentionWay.FUSED, layout, *kind)),
+        ("merged attention", lambda: _attention_error(AttentionWay.MERGE, layout, *kind)),
         ("label read-out", lambda: _readout_error(dtype, device)),
     )
     found = (_fault(name, error_of, dtype) for name, error_of in checks)
@@ -43,7 +47,7 @@ def wrong_library(
     way: AttentionWay, shape: HeadShape, dtype: torch.dtype, device: torch.device
 ) -> str:
     """Return how one of `LIBRARIES` is wrong or raises here, be it that it is not installed."""
-    return _fault(way, lambda: _attention_error(way, shape, dtype, device), dtype)
+    return _fault(way, lambda: _attention_error(way, _layout(), shape, dtype, device), dtype)
 
 
 def _fault(name: str, error_of: Callable[[], float], dtype: torch.dtype) -> str:
@@ -58,9 +62,12 @@ def _fault(name: str, error_of: Callable[[], float], dtype: torch.dtype) -> str:
 
 
 def _attention_error(
-    way: AttentionWay, shape: HeadShape, dtype: torch.dtype, device: torch.device
+    way: AttentionWay,
+    layout: ForwardLayout,
+    shape: HeadShape,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> float:
-    layout = _layout()
     reads = torch.from_numpy(layout.read_positions()).to(device)
     q, k, v, held = _inputs(layout, shape, dtype, device)
     kernels = KernelAttention(layout, way, shape, dtype, device)
@@ -81,6 +88,12 @@ def _layout() -> ForwardLayout:
     return ForwardLayout(
         tuple(GroupSpan(held, fresh, np.array(lens, np.int32)) for held, fresh, lens in spans)
     )
+
+
+def _whole_prompts() -> ForwardLayout:
+    spans = ([1, 5, 130, 3], [40])
+    groups = (GroupSpan(0, 0, np.array(lens, np.int32)) for lens in spans)
+    return ForwardLayout(tuple(groups), causal=False)
 
 
 def _inputs(

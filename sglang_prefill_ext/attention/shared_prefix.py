@@ -25,10 +25,12 @@ class PackedAttention:
     """Attention over the layout of one forward, built once and called by every layer.
 
     A fresh prefix token sees the held prefix and the fresh one causally; a row's token sees the
-    whole prefix and its own row causally. `plan_attention` decides how that is computed.
+    whole prefix and its own row causally, or all of it where the layout is not causal.
+    `plan_attention` decides how that is computed.
 
-    Memory beyond the inputs and the output: masks of at most about 4 KB per token, K/V copied
-    in front of tiles, and what `partial_attention` needs.
+    Memory beyond the inputs and the output: masks of at most about 4 KB per token (without
+    causality 4 bytes a token of the longest row), K/V copied in front of tiles, and what
+    `partial_attention` needs.
     """
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
@@ -102,7 +104,7 @@ class _DeviceBatch:
         self.results = TokenGrid(np.where(batch.is_padding, num_tokens, batch.query_index), device)
         self._is_causal = batch.is_causal
         self._mask: Tensor | None = None
-        if not batch.is_causal:
+        if not batch.is_causal and not batch.is_full:
             self._mask = torch.from_numpy(batch.additive_mask()).to(device)
 
     def attend(

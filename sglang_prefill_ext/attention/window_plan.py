@@ -56,7 +56,11 @@ def plan_windowed(
 
     Args:
         queries: int64 `[Q]`, strictly ascending: the tokens whose attention is wanted; None: all.
+
+    Raises:
+        PackingError: the layout is not causal; its windows would reach to both sides.
     """
+    layout.require_causal_window()
     if queries is None:
         queries = np.arange(layout.num_tokens)
     return tuple(_batch(tiles) for tiles in _calls(_tiles(layout, window, queries)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from sglang.srt.layers.pooler import Pooler, PoolingType
+from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler, PoolingType
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
 
 from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.frontend.embed_call import EncoderTraits
 
 RESIDUAL_ON_BATCH = frozenset(
     {
@@ -59,9 +60,19 @@ VECTOR_ARCHITECTURES = frozenset(
         "Qwen3ForSequenceClassification",
     }
 )
-"""Model classes that make a vector of every prompt: embeddings, classes, rewards. Their numbers,
-and those of all above that are read with labels, are compared with stock and Hugging Face by the
+"""Model classes that make a vector of the last token of every prompt: embeddings, classes, rewards.
+Their numbers, and those of all others named here, are compared with stock and Hugging Face by the
 tests."""
+
+ENCODER_ARCHITECTURES = frozenset(
+    {
+        "BertForSequenceClassification",
+        "BertModel",
+        "XLMRobertaForSequenceClassification",
+        "XLMRobertaModel",
+    }
+)
+"""Model classes in which a token sees all of its prompt; they make a vector of the first one."""
 
 
 _POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
@@ -80,13 +91,15 @@ def declined_reason(scheduler: Any) -> str:
     Reasons are short names; the frontend counts stock-path requests by them.
     """
     runner = scheduler.tp_worker.model_runner
+    if scheduler.enable_lora and is_encoder([type(runner.model).__name__]):
+        return "lora_encoder"
     if scheduler.enable_lora and (reason := _adapters_reason(scheduler, runner.lora_manager)):
         return reason
     labels = RESIDUAL_ON_BATCH | RESIDUAL_IN_LAYERS
-    known = labels if scheduler.is_generation else VECTOR_ARCHITECTURES
-    if type(runner.model).__name__ not in known:
+    vectors = VECTOR_ARCHITECTURES | ENCODER_ARCHITECTURES
+    if type(runner.model).__name__ not in (labels if scheduler.is_generation else vectors):
         return "model_architecture"
-    if not scheduler.is_generation and not _reads_last_token(runner.model.pooler):
+    if not scheduler.is_generation and not _has_known_pooling(runner.model):
         return "pooling"
     if getattr(runner.model, "capture_aux_hidden_states", False):
         return "aux_hidden_states"
@@ -107,8 +120,32 @@ def _adapters_reason(scheduler: Any, manager: Any) -> str:
     return ""
 
 
-def _reads_last_token(pooler: Any) -> bool:
-    return type(pooler) is Pooler and pooler.pooling_type == PoolingType.LAST
+def is_encoder(architectures: Collection[str]) -> bool:
+    """Return whether a model of these names sees every prompt as a whole."""
+    return bool(architectures) and ENCODER_ARCHITECTURES.issuperset(architectures)
+
+
+def encoder_traits(config: Any) -> EncoderTraits | None:
+    """What calls to the model of a `ModelConfig` need, if it is an encoder."""
+    architectures, hf_config = config.hf_config.architectures or [], config.hf_config
+    if not is_encoder(architectures):
+        return None
+    longest, has_head = hf_config.max_position_embeddings, "ForSequence" in architectures[0]
+    if architectures[0].startswith("XLMRoberta"):
+        longest -= hf_config.pad_token_id + 1  # positions count from behind that of padding
+    return EncoderTraits(
+        token_types=hf_config.type_vocab_size,
+        longest_prompt=longest,
+        makes_numbers=has_head and hf_config.num_labels == 1,
+    )
+
+
+def _has_known_pooling(model: Any) -> bool:
+    kind = type(model.pooler)
+    if is_encoder([type(model).__name__]):
+        # SGLang's own pooling runs on whole prompts; a sparse head makes no plain vectors.
+        return kind in (Pooler, CrossEncodingPooler)
+    return kind is Pooler and model.pooler.pooling_type == PoolingType.LAST
 
 
 def _rotates_by_longest_prompt(runner: Any) -> bool:
@@ -124,7 +161,7 @@ def _rotates_by_longest_prompt(runner: Any) -> bool:
 
 def _attention_reasons(model: Any) -> Iterator[str]:
     """Yield what packed attention does not compute, over all layers."""
-    layers = attention_layers(model)
+    layers, encoder = attention_layers(model), is_encoder([type(model).__name__])
     if not layers:
         yield "no_attention_layers"
     if len({head_shape(layer) for layer in layers}) > 1:
@@ -132,7 +169,8 @@ def _attention_reasons(model: Any) -> Iterator[str]:
     for layer in layers:
         if layer.logit_cap and layer.logit_capping_method != "tanh":
             yield "logit_soft_cap"
-        if layer.is_cross_attention or layer.attn_type != AttentionType.DECODER:
+        kind = AttentionType.ENCODER_ONLY if encoder else AttentionType.DECODER
+        if layer.is_cross_attention or layer.attn_type != kind:
             yield "cross_attention"
         if layer.use_irope or layer.xai_temperature_len > 0:
             yield "attention_variant"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
-from sglang_prefill_ext.compat.capability import reads_places
+from sglang_prefill_ext.compat.capability import encoder_traits, reads_places
 from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
@@ -29,6 +29,7 @@ _FINISHED = {"type": "length", "length": 0}
 
 def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> EmbedFrontend:
     """Let embedding calls of a manager take the packed path, beside its scoring calls."""
+    encoder = encoder_traits(manager.model_config)
     frontend = EmbedFrontend(
         link,
         scoring.exchange,
@@ -37,8 +38,9 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
         vocab_size=embedding_rows(manager),
         hidden_size=manager.model_config.hidden_size,
         has_tokenizer=manager.tokenizer is not None,
-        caching=not manager.server_args.disable_radix_cache,
+        caching=encoder is None and not manager.server_args.disable_radix_cache,
         reads_places=reads_places(manager.model_config.hf_config.architectures or []),
+        encoder=encoder,
     )
     setattr(manager, _ATTRIBUTE, frontend)
     return frontend

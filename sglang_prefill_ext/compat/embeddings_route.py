@@ -25,7 +25,7 @@ async def _answer(
 ) -> bytes | None:
     """Answer as `OpenAIServingEmbedding` does; None for what it is to read itself."""
     wanted = read_request(body)
-    if wanted is None:
+    if wanted is None or frontend.makes_numbers:
         return None
     embedded = await packed_vectors(manager, wanted.call, request, frontend)
     tokens = sum(embedded.prompt_tokens)

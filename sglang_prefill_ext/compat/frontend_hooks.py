@@ -12,6 +12,7 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 from sglang_prefill_ext.compat import embed_hooks, http, text_hooks, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
+from sglang_prefill_ext.compat.capability import encoder_traits
 from sglang_prefill_ext.compat.direct_generate import DirectGenerate
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.fast_route import raise_if_taken
@@ -34,7 +35,7 @@ from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import options_of
-from sglang_prefill_ext.frontend.prompts import check_prompt
+from sglang_prefill_ext.frontend.prompts import check_positions, check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.startup import STARTUP
@@ -127,8 +128,9 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     alone. A turn of a session may be empty: what is scored is the session's history.
 
     Raises:
-        RequestError: the prompt is empty, an id lies outside the vocabulary, or embeddings that
-            come with it are unlike the model's.
+        RequestError: the prompt is empty, an id lies outside the vocabulary, embeddings that
+            come with it are unlike the model's, or an encoder has no use for them, or no positions
+            for so many tokens.
     """
     if getattr(manager, _ATTRIBUTE, None) is None or input_ids is None:
         return
@@ -139,10 +141,14 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     continues_session = bool((getattr(obj, "session_params", None) or {}).get("id"))
     if len(input_ids) == 0 and continues_session:
         return
-    check_overrides(obj, manager.model_config.hidden_size)
+    encoder = encoder_traits(manager.model_config)
+    check_overrides(obj, manager.model_config.hidden_size, encoder=encoder is not None)
     # What came as texts may have ids by now, see `text_hooks`.
     field = "text" if obj.text is not None else "input_ids"
     check_prompt(input_ids, embedding_rows(manager), field=field)
+    # What is over the context length is refused by SGLang.
+    if encoder is not None and len(input_ids) <= manager.context_len:
+        check_positions(len(input_ids), encoder.longest_prompt, field=field)
 
 
 def _build_frontend(

@@ -10,6 +10,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_prefill_ext.compat.capability import encoder_traits
 from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedStatusReq, PackedStatusResult
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.flat import FlatRows
@@ -18,6 +19,7 @@ from sglang_prefill_ext.frontend.roll_call import RollCall
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.token_types import typed_ids
 
 _STATUS_TIMEOUT_S = 5.0
 
@@ -27,6 +29,7 @@ class TokenizerManagerLink:
 
     def __init__(self, manager: Any, config: PrefillOnlyConfig, metrics: FrontendMetrics) -> None:
         self._manager = manager
+        self._encoder = encoder_traits(manager.model_config)
         fast = getattr(manager.tokenizer, "is_fast", False)
         self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
         self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
@@ -62,6 +65,8 @@ class TokenizerManagerLink:
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
     ) -> list[list[int]]:
         tokenizer = self._manager.tokenizer
+        if self._encoder is not None and not isinstance(texts[0], str):
+            return self._encode_typed(texts)
         kind: dict[str, Any] = {"add_special_tokens": False} if continued else {}
         if not getattr(tokenizer, "is_fast", False):
             pairs = ((text,) if isinstance(text, str) else text for text in texts)
@@ -72,12 +77,23 @@ class TokenizerManagerLink:
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
+    def _encode_typed(self, pairs: Sequence[Any]) -> list[list[int]]:
+        """Pairs as SGLang encodes them for a cross encoder, see `wire.token_types`.
+
+        A type that the model does not have is an id beyond all that are allowed.
+        """
+        vocab_size = embedding_rows(self._manager)
+        encoded = self._manager.tokenizer(list(pairs), return_token_type_ids=True)
+        typed = zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
+        return [typed_ids(ids, types, vocab_size) for ids, types in typed]
+
     def longest_prompt(self) -> int:
         manager = self._manager
         longest = manager.context_len - manager.num_reserved_tokens
         if manager.max_req_input_len is not None:
             longest = min(longest, manager.max_req_input_len)
-        return int(longest) - 1
+        longest = int(longest) - 1
+        return longest if self._encoder is None else min(longest, self._encoder.longest_prompt)
 
     async def scheduler_status(self) -> list[dict[str, Any]]:
         """Ask every replica for its packed queue and counters; silent ones are left out."""

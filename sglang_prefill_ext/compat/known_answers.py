@@ -57,7 +57,9 @@ def compare_paths(
     requests = known_requests(
         vocab_size=model.vocab_size,
         vector_width=model.vector_width,
-        longest_prompt=min(longest, scheduler.chunked_prefill_size or longest),
+        longest_prompt=min(
+            longest, scheduler.chunked_prefill_size or longest, model.longest_prompt or longest
+        ),
         max_tokens=budget.max_tokens,
     )
     prompts = lengths_of(requests)
@@ -130,7 +132,7 @@ def _stock_output(scheduler: Any, model: SglangModel, prompt: Int32Array) -> Ten
             output = runner.forward(forward_batch).logits_output
             read = output.embeddings if model.vector_width else output.next_token_logits
             on_host: Tensor = read.float().cpu()  # waits, so the slots are free to go
-            return on_host
+            return on_host.view(1, -1)  # a head of one class makes a number of no dimension
     finally:
         release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
 

@@ -31,6 +31,9 @@ class SglangModel:
         forward_stream: the scheduler's stream context in the overlap event loop, else None.
     """
 
+    causal = True
+    longest_prompt: int | None = None
+
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         self._model = runner.model
         last = max(attention_layers(runner.model), key=lambda layer: layer.layer_id)
@@ -149,7 +152,7 @@ class SglangVectorModel(SglangModel):
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         super().__init__(runner, forward_stream)
-        self.unit_length = bool(runner.model.pooler.normalize)
+        self.unit_length = bool(getattr(runner.model.pooler, "normalize", False))
         self._hidden_size: int = runner.model_config.hidden_size
         self._has_states = False
         self.vector_width, self.state_width = self._measured_widths()
@@ -189,12 +192,6 @@ class SglangVectorModel(SglangModel):
             vectors = forward()
         states = self._hidden_size if self._has_states else 0
         return int(vectors.shape[1]) - states, states
-
-
-def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:
-    """Return the model of a rank, by what is read of it."""
-    kind = SglangModel if runner.is_generation else SglangVectorModel
-    return kind(runner, forward_stream)
 
 
 def _output_head(model: Any) -> Any:

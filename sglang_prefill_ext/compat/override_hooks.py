@@ -18,6 +18,7 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.array_body import with_lists
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.embed_call import EmbedCall, Positional
+from sglang_prefill_ext.frontend.flat import wrong
 from sglang_prefill_ext.frontend.override_body import (
     BodyOverrides,
     read_decision_overrides,
@@ -67,14 +68,19 @@ def vector_arrays(call: EmbedCall) -> EmbedCall:
     return replace(call, positional=arrays, embeds=_each(call.embeds, torch.Tensor, _array))
 
 
-def check_overrides(obj: Any, hidden_size: int) -> None:
+def check_overrides(obj: Any, hidden_size: int, *, encoder: bool = False) -> None:
     """Refuse embeddings on the stock path that would end the scheduler, or make no sense to it.
 
+    Args:
+        encoder: the model is one; any would.
+
     Raises:
-        RequestError: one is of another width or kind, or not finite.
+        RequestError: one is of another width or kind, or not finite, or the model takes none.
     """
     positional = getattr(obj, "positional_embed_overrides", None)
     embeds = positional.embeds if positional is not None else getattr(obj, "embed_overrides", None)
+    if embeds is not None and encoder:
+        raise wrong("embed_overrides", "an encoder takes none in the place of tokens; leave it out")
     if embeds is not None:
         checked_overrides("embed_overrides", _each(embeds, torch.Tensor, _array), hidden_size)
 

@@ -12,9 +12,9 @@ from sglang.srt.runtime_context import get_parallel
 from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.compat.capability import declined_reason
+from sglang_prefill_ext.compat.encoder import model_of
 from sglang_prefill_ext.compat.known_answers import compare_paths
 from sglang_prefill_ext.compat.messages import PackedRowsResults
-from sglang_prefill_ext.compat.model import model_of
 from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
@@ -76,7 +76,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     if verdict is not None and not verdict.same:
         return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens)
-    cache = prefix_cache_of(scheduler, config)
+    cache = prefix_cache_of(scheduler, config) if executor.causal else None
     runtime = PackedRuntime(executor, answer, policy, cache=cache)
     return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
 

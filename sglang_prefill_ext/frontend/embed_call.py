@@ -22,6 +22,21 @@ HEALTH_CHECK = "HEALTH_CHECK"
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderTraits:
+    """What is special about calls to an encoder.
+
+    Attributes:
+        token_types: of the tokens of a pair of texts, see `wire.token_types`.
+        longest_prompt: tokens that have a position.
+        makes_numbers: its head has one class, and so the answer is a number and no vector.
+    """
+
+    token_types: int
+    longest_prompt: int
+    makes_numbers: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Positional:
     """Embeddings that stand where tokens of one prompt do.
 

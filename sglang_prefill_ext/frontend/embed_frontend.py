@@ -13,6 +13,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.embed_call import (
     EmbedCall,
+    EncoderTraits,
     embed_call_of,
     ineligible_embed_reason,
 )
@@ -39,7 +40,8 @@ class Embedded:
     """The result of a packed call.
 
     Attributes:
-        vectors: one a prompt; a list of them, where places were asked for.
+        vectors: one a prompt; a list of them, where places were asked for; a number, where the
+            model makes no more.
         prompt_tokens: of every prompt.
         states: the hidden state behind every vector, float32 ``[hidden]`` or ``[places, hidden]``;
             None where they were not asked for, or the model shows none.
@@ -75,6 +77,7 @@ class EmbedFrontend:
         hidden_size: numbers of an embedding.
         caching: SGLang keeps a prefix cache.
         reads_places: see `ineligible_embed_reason`.
+        encoder: None where the model is none.
     """
 
     def __init__(
@@ -89,15 +92,21 @@ class EmbedFrontend:
         has_tokenizer: bool,
         caching: bool,
         reads_places: bool,
+        encoder: EncoderTraits | None = None,
     ) -> None:
         self._exchange = exchange
         self.metrics = metrics
         self._hidden_size = hidden_size
         self._caching = caching
         self._reads_places = reads_places
+        self._is_encoder = encoder is not None
+        self.makes_numbers = encoder is not None and encoder.makes_numbers
         self._worker = Worker("prefill-only-embed")
         self.encoder = PromptEncoder(
-            link, config, metrics, self._worker, vocab_size=vocab_size, has_tokenizer=has_tokenizer
+            *(link, config, metrics, self._worker),
+            vocab_size=vocab_size,
+            has_tokenizer=has_tokenizer,
+            token_types=1 if encoder is None else encoder.token_types,
         )
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
@@ -126,6 +135,8 @@ class EmbedFrontend:
         """
         if self._exchange.declined_reason:
             raise StockPathTaken(self._exchange.declined_reason)
+        if self._is_encoder and call.has_overrides:
+            raise StockPathTaken("embed_overrides")
         prompts = await self.encoder.token_ids(call, request)
         placed, table = prompts, NO_OVERRIDES
         if call.has_overrides:
@@ -145,7 +156,8 @@ class EmbedFrontend:
         if call.with_states and tables[0].shape[-1] > self._hidden_size:
             states = [table[..., -self._hidden_size :] for table in tables]
             tables = [table[..., : -self._hidden_size] for table in tables]
-        return Embedded([table.tolist() for table in tables], list(map(len, prompts)), states)
+        vectors = [table.item() if self.makes_numbers else table.tolist() for table in tables]
+        return Embedded(vectors, list(map(len, prompts)), states)
 
     async def _vectors_at(
         self,

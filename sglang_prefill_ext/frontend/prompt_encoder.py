@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -21,6 +22,7 @@ class PromptEncoder:
 
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
+        token_types: of the tokens of pairs, see `wire.token_types`.
     """
 
     def __init__(
@@ -32,11 +34,15 @@ class PromptEncoder:
         *,
         vocab_size: int,
         has_tokenizer: bool,
+        token_types: int = 1,
     ) -> None:
         self._worker = worker
         self._vocab_size = vocab_size
         self._has_tokenizer = has_tokenizer
-        self._texts = TextBatches(link, config, metrics, worker, self._checked_text)
+        self._texts, self._pairs = (
+            TextBatches(link, config, metrics, worker, partial(_checked_text, limit))
+            for limit in (vocab_size, token_types * vocab_size)
+        )
 
     async def token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
         """Return the checked ids of the prompts of a call.
@@ -48,15 +54,19 @@ class PromptEncoder:
         if call.is_text:
             if not self._has_tokenizer:
                 raise StockPathTaken("no_tokenizer")
-            return await self._texts.ask(call.prompts, request)
+            batches = self._texts if isinstance(call.prompts[0], str) else self._pairs
+            return await batches.ask(call.prompts, request)
         tokens = sum(map(len, call.prompts))
-        return await self._worker.run_if_large(tokens, self._checked, call.prompts, "input_ids")
+        args = (self._vocab_size, call.prompts, "input_ids")
+        return await self._worker.run_if_large(tokens, _checked, *args)
 
-    def _checked_text(self, ids: list[int]) -> Int32Array:
-        (checked,) = self._checked([ids], "text")
-        return checked
 
-    def _checked(self, prompts: Sequence[list[int]], field: str) -> list[Int32Array]:
-        if not all(prompts):
-            check_prompt([], self._vocab_size, field=field)
-        return [flatten_ids([prompt], self._vocab_size, field=field) for prompt in prompts]
+def _checked_text(limit: int, ids: list[int]) -> Int32Array:
+    (checked,) = _checked(limit, [ids], "text")
+    return checked
+
+
+def _checked(limit: int, prompts: Sequence[list[int]], field: str) -> list[Int32Array]:
+    if not all(prompts):
+        check_prompt([], limit, field=field)
+    return [flatten_ids([prompt], limit, field=field) for prompt in prompts]

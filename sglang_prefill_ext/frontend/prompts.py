@@ -40,6 +40,19 @@ def check_prompt(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
         raise RequestError(_RANGE.format(field=field, token=token, last=vocab_size - 1))
 
 
+def check_positions(tokens: int, longest: int, *, field: str) -> None:
+    """Refuse a prompt of more tokens than an encoder has positions for.
+
+    Raises:
+        RequestError: names the field and both numbers.
+    """
+    if tokens > longest:
+        raise RequestError(
+            f"The prompt (field `{field}`) has {tokens} tokens; this model has positions for "
+            f"{longest}. Send a shorter one."
+        )
+
+
 def flatten_ids(
     rows: Iterable[Sequence[int]], vocab_size: int, *, field: str, overrides: int = 0
 ) -> Int32Array:

@@ -39,7 +39,8 @@ def make_model(
     """Write the model `preset` to `directory` and return the directory.
 
     Works offline. The same preset and seed give the same bytes on the same machine and
-    versions. The directory loads with `AutoModelForCausalLM`, `AutoTokenizer` and SGLang.
+    versions. The directory loads with `AutoModelForCausalLM` (or the class of what it is),
+    `AutoTokenizer` and SGLang.
 
     A directory that already holds this preset, seed and version of the recipe is returned
     at once. One made with others is replaced. A model is built next to its place and moved
@@ -85,7 +86,12 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 
     progress(f"training a tokenizer of {VOCABULARY} tokens")
-    tokenizer = train_tokenizer(VOCABULARY, CONTEXT_LENGTH, reranker=preset.reranker)
+    tokenizer = train_tokenizer(
+        VOCABULARY,
+        CONTEXT_LENGTH,
+        reranker=preset.reranker,
+        token_types=preset.shape["type_vocab_size"] if preset.encoder else 0,
+    )
     progress("drawing random weights")
     model = weights.build_model(preset, tokenizer, seed)
     if preset.weights != "default":

@@ -34,6 +34,7 @@ class Preset:
         weights: how they come about.
         classes: numbers that a head for sequence classification gives; 0 for a language model.
         reranker: whether its tokenizer is that of a decoder reranker, see `train_tokenizer`.
+        encoder: whether it is an encoder, without a language model, with a tokenizer for it.
     """
 
     summary: str
@@ -43,6 +44,7 @@ class Preset:
     weights: Weights = "spread"
     classes: int = 0
     reranker: bool = False
+    encoder: bool = False
 
 
 def _shape(
@@ -70,6 +72,30 @@ _FAMILY: Mapping[str, Any] = {
     "kv_heads": 2,
     "intermediate": 256,
 }
+
+_BERT = _shape(
+    **{**_FAMILY, "kv_heads": 4},
+    max_position_embeddings=512,
+    position_embedding_type="absolute",
+    type_vocab_size=2,
+)
+_XLM_ROBERTA = {**_BERT, "max_position_embeddings": 514, "type_vocab_size": 1}
+
+
+def _encoder(summary: str, model_type: str, classes: int = 0) -> Preset:
+    shape = {"bert": _BERT, "xlm-roberta": _XLM_ROBERTA}[model_type]
+    return Preset(summary, model_type, shape, classes=classes, encoder=True)
+
+
+ENCODERS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "bert": _encoder("BERT, an embedding of the first token", "bert"),
+        "bert-reranker": _encoder("BERT, a cross encoder of query and document", "bert", 1),
+        "bert-classifier": _encoder("BERT with a head of three classes", "bert", 3),
+        "xlm-roberta": _encoder("XLM-RoBERTa, an embedding of the first token", "xlm-roberta"),
+        "xlm-roberta-reranker": _encoder("XLM-RoBERTa, a cross encoder", "xlm-roberta", 1),
+    }
+)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
@@ -102,6 +128,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             _shape(**_FAMILY),
             reranker=True,
         ),
+        **ENCODERS,
         "mistral-sliding": Preset(
             "Mistral with a sliding window",
             "mistral",

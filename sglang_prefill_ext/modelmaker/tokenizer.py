@@ -2,7 +2,7 @@
 
 from itertools import chain, repeat
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from sglang_prefill_ext.modelmaker import corpus
@@ -37,7 +37,7 @@ _ANSWER_LINES = 1_000
 
 
 def train_tokenizer(
-    vocabulary: int, context_length: int, *, reranker: bool = False
+    vocabulary: int, context_length: int, *, reranker: bool = False, token_types: int = 0
 ) -> PreTrainedTokenizerFast:
     """A fast tokenizer of exactly `vocabulary` tokens, the same on every call.
 
@@ -51,6 +51,9 @@ def train_tokenizer(
         context_length: tokens that the model accepts; only recorded.
         reranker: the chat template is `RERANKER_TEMPLATE`, and "yes" and "no", with which an
             answer begins, are single tokens.
+        token_types: of an encoder, for which a text is put between two special tokens, and the
+            second one of a pair, which has the last type, in front of another; there is no chat
+            template. 0: not for an encoder.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,6 +66,9 @@ def train_tokenizer(
     )
     answers = chain.from_iterable(repeat(_ANSWERS, _ANSWER_LINES if reranker else 0))
     bpe.train_from_iterator(chain(corpus.lines(), answers), trainer)
+    if token_types:
+        bpe.post_processor = _encoder_frame(bpe, token_types - 1)
+    template = RERANKER_TEMPLATE if reranker else CHAT_TEMPLATE
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD_TOKEN,
@@ -70,11 +76,20 @@ def train_tokenizer(
         additional_special_tokens=[TURN_START],
         model_max_length=context_length,
         clean_up_tokenization_spaces=False,
-        chat_template=RERANKER_TEMPLATE if reranker else CHAT_TEMPLATE,
+        chat_template=None if token_types else template,
     )
     assert len(tokenizer) == vocabulary, f"the corpus yields only {len(tokenizer)} tokens"
-    label_ids(tokenizer)
+    if not token_types:
+        label_ids(tokenizer)
     return tokenizer
+
+
+def _encoder_frame(bpe: Tokenizer, second: int) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
+        single=f"{TURN_START} $A {TURN_END}",
+        pair=f"{TURN_START} $A {TURN_END} $B:{second} {TURN_END}:{second}",
+        special_tokens=[(token, bpe.token_to_id(token)) for token in (TURN_START, TURN_END)],
+    )
 
 
 def label_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:

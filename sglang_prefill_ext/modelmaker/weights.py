@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
@@ -36,7 +37,7 @@ def build_model(preset: Preset, tokenizer: PreTrainedTokenizerFast, seed: int) -
         pad_token_id=tokenizer.pad_token_id,
         **preset.shape,
     )
-    kind: Any = AutoModelForCausalLM
+    kind: Any = AutoModel if preset.encoder else AutoModelForCausalLM
     if preset.classes:
         kind, config.num_labels = AutoModelForSequenceClassification, preset.classes
     with torch.random.fork_rng(devices=[]):
@@ -81,9 +82,9 @@ def _std(name: str, parameter: torch.Tensor, tied: bool) -> float:
     match name.split(".")[-2]:
         case "embed_tokens":
             return LOGIT_STD * fan_in_std if tied else 1.0
-        case "lm_head" | "score":
+        case "lm_head" | "score" | "classifier" | "out_proj":
             return LOGIT_STD * fan_in_std
-        case "q_proj" | "k_proj":
+        case "q_proj" | "k_proj" | "query" | "key":
             return _ATTENTION_GAIN * fan_in_std
         case "gate":
             return _ROUTER_GAIN * fan_in_std

@@ -96,8 +96,8 @@ def measured_launch(executor: PackedExecutor, max_tokens: int) -> int:
     Taken from the times of a short and of a long forward; at most `max_tokens`.
     """
     tokens = max(min(CHUNK_TOKENS, max_tokens), _LEAST_TOKENS)
-    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, executor.vector_width))
-    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, executor.vector_width))
+    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, executor))
+    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, executor))
     s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
     if s_per_token * max_tokens <= short_s:
         return max_tokens
@@ -117,7 +117,7 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
         (tokens, tokens // ROW_TOKENS),
         (tokens, tokens // 2),
     )
-    plans = [_plan(*size, executor.vector_width) for size in sizes]
+    plans = [_plan(*size, executor) for size in sizes]
     _run(executor, plans[0])  # sets up what is kept, such as workspaces
     samples = (
         Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
@@ -131,10 +131,13 @@ def _run(executor: Executor, plan: ForwardPlan) -> None:
     executor.launch(plan, nothing, nothing).wait()
 
 
-def _plan(tokens: int, rows: int, vector_width: int) -> ForwardPlan:
-    """A forward whose rows pass over the vocabulary; the prefix is a quarter if there are rows."""
-    labels = [] if vector_width else [0]
-    prefix = tokens // 4 if rows > 1 else 0
+def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
+    """A forward whose rows pass over the vocabulary; the prefix, where prompts can share one, is a
+    quarter if there are rows. There are more rows where prompts cannot be so long."""
+    if executor.longest_prompt is not None:
+        rows = max(rows, -(-tokens // executor.longest_prompt))
+    labels = [] if executor.vector_width else [0]
+    prefix = tokens // 4 if rows > 1 and executor.causal else 0
     lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
     packed = PackedRows(
         np.zeros(tokens, np.int32),
@@ -142,7 +145,7 @@ def _plan(tokens: int, rows: int, vector_width: int) -> ForwardPlan:
         int_array(lens.tolist()),
         int_array(labels),
         NO_INTS,
-        vector_width=vector_width,
+        vector_width=executor.vector_width,
     )
     (piece,) = split_request(packed, ForwardBudget(tokens))
     return plan_forward([piece])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -68,6 +69,16 @@ class PackedExecutor:
         return self._model.asynchronous
 
     @property
+    def causal(self) -> bool:
+        """See `Model`."""
+        return self._model.causal
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """See `Model`."""
+        return self._model.longest_prompt
+
+    @property
     def vector_width(self) -> int:
         """See `Model`."""
         return self._model.vector_width
@@ -115,7 +126,7 @@ class PackedExecutor:
         stores: Sequence[PrefixTransaction | None],
     ) -> tuple[Tensor, list[HeldPrefix | None]]:
         """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
-        layout, model = plan.layout, self._model
+        layout, model = replace(plan.layout, causal=self._model.causal), self._model
         attention = self._attention(layout)
         ends_only = layout.reads_row_ends
         reads = layout.last_layer_queries() if ends_only else layout.read_positions()
@@ -158,7 +169,7 @@ def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
     if asked is AttentionWay.TORCH or on_cpu:
         return AttentionWay.TORCH
     kind = (model.heads, model.dtype, model.device)
-    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind)
+    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind, causal=model.causal)
     if not obstacle:
         return _with_right_library(asked, model)
     if asked is AttentionWay.AUTO:

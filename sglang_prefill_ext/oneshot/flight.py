@@ -34,6 +34,11 @@ class Executor(Protocol):
         """Whether `launch` returns before the forward is done; the same on every rank."""
         ...
 
+    @property
+    def causal(self) -> bool:
+        """Whether prompts can share a prefix, because its tokens do not see what follows."""
+        ...
+
     def launch(
         self,
         plan: ForwardPlan,

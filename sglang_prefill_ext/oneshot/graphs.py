@@ -80,6 +80,8 @@ class PackedGraphs:
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
             self.use.obstacle = "attention by torch plans its calls on the host"
+        elif not self._model.causal:
+            self.use.obstacle = "SGLang's encoders read the lengths of prompts on the host"
         else:
             with kept_bytes(device) as kept:
                 self._try_capture(buckets_up_to(max_tokens), capture_for(device))

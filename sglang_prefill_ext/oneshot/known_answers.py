@@ -20,6 +20,7 @@ from sglang_prefill_ext.oneshot.flight import Executor
 from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.oneshot.whole_rows import whole_rows
 from sglang_prefill_ext.wire.packed import (
     NO_INTS,
     Float32Array,
@@ -163,6 +164,8 @@ def packed_answers(
     Raises:
         PackedForwardError: a forward failed.
     """
+    if not executor.causal:
+        requests = [whole_rows(rows) for rows in requests]
     longest_row = max(int(rows.suffix_lens.max()) for rows in requests)
     tokens = max(longest_row, sum(len(rows.tokens) for rows in requests) // 2)
     policy = SchedulingPolicy(

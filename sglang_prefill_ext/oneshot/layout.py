@@ -97,15 +97,36 @@ class GroupSpan:
 class ForwardLayout:
     """The groups of one forward, in the order in which their tokens are laid out.
 
+    Args:
+        causal: a token sees the tokens of its prompt up to itself; else, in an encoder, all of
+            them, so that no two prompts can have a prefix in common.
+
     Raises:
-        PackingError: there is no group.
+        PackingError: there is no group, or one with a prefix although tokens see later ones.
     """
 
     groups: tuple[GroupSpan, ...]
+    causal: bool = True
 
     def __post_init__(self) -> None:
         if not self.groups:
             raise PackingError("groups is empty: a forward needs at least one token")
+        if not self.causal and any(group.prefix_len for group in self.groups):
+            raise PackingError(
+                "causal=False with a shared prefix: its tokens would see the rows behind it; make "
+                "every row a whole prompt"
+            )
+
+    def require_causal_window(self) -> None:
+        """Refuse a sliding window in a layout that is not causal: it would reach to both sides.
+
+        Raises:
+            PackingError: it is not.
+        """
+        if not self.causal:
+            raise PackingError(
+                "causal=False with a sliding window; this model needs the stock path"
+            )
 
     @cached_property
     def num_tokens(self) -> int:
@@ -179,6 +200,14 @@ class ForwardLayout:
         """int64 `[T]`: flat index of the first token of each token's segment."""
         lens = self._segment_lens()
         return np.repeat(_starts(lens), lens)
+
+    def last_keys(self) -> NDArray[np.int64]:
+        """int64 `[T]`: flat index of the last token of its own segment that each token sees."""
+        if self.causal:
+            return np.arange(self.num_tokens)
+        lens = self._segment_lens()
+        last: NDArray[np.int64] = np.repeat(np.cumsum(lens, dtype=np.int64) - 1, lens)
+        return last
 
     def _segment_lens(self) -> NDArray[np.int64]:
         """One entry per segment, a fresh prefix of length zero included."""

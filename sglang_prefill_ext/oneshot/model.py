@@ -63,12 +63,16 @@ class Overrides:
 
 
 class Model(Protocol):
-    """A decoder whose every layer calls `Attend` once."""
+    """A decoder or an encoder whose every layer calls `Attend` once."""
 
     device: torch.device
     dtype: torch.dtype
     """Of queries, keys and values."""
     heads: HeadShape
+    causal: bool
+    """Whether a token sees those before it only; in an encoder it sees its whole prompt."""
+    longest_prompt: int | None
+    """Tokens that have a position; None for more than a forward has."""
     vocab_size: int
     asynchronous: bool
     """Whether work runs on after a call returns (a GPU in the overlap event loop)."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of, retry_after_s
 from sglang_prefill_ext.oneshot.budget import UNLIMITED
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
@@ -24,6 +25,7 @@ from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.split import Piece, split_request, unfit_row
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
+from sglang_prefill_ext.oneshot.whole_rows import whole_rows
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
@@ -56,6 +58,7 @@ class PackedRuntime:
         self.policy = policy
         self._answer = answer
         self._declines = executor is None
+        self._shares_prefixes = executor is None or executor.causal
         self._cache = cache
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end)
         self._queue = self._forwards.queue
@@ -137,6 +140,12 @@ class PackedRuntime:
         if self._declines:
             self._end([job], JobStatus.DECLINED, self.declined_reason)
             return
+        if not self._shares_prefixes:
+            try:
+                job.rows = rows = whole_rows(rows)
+            except PackingError as error:
+                self._end(job, JobStatus.FAILED, str(error))
+                return
         unfit = unfit_row(rows, self.policy.budget)
         if unfit is not None:
             self._end([job], JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward.")

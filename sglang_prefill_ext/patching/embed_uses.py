@@ -90,7 +90,7 @@ EMBED_USES = (
         id="U98",
         target=f"{_POOLER}.EmbeddingPoolerOutput",
         group=Group.SCHEDULER,
-        used_by=("compat.model", "compat.known_answers"),
+        used_by=("compat.model", "compat.known_answers", "compat.encoder"),
         why="the vectors of a forward, and the states of which a head made them",
         members=("embeddings", "pooled_hidden_states"),
     ),

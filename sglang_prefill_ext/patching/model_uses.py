@@ -43,6 +43,7 @@ MODEL_USES = (
         used_by=(
             *"compat.attached compat.model compat.frontend_hooks compat.frontend_link".split(),
             *"compat.embed_hooks compat.known_answers compat.capability compat.text_hooks".split(),
+            "compat.encoder",
         ),
         why="which token ids, labels and embeddings are valid; names of classes; whether weights "
         "are quantised",
@@ -55,7 +56,7 @@ MODEL_USES = (
         id="U33",
         target=f"{_EXECUTOR}.forward_batch_info.ForwardBatch",
         group=Group.SCHEDULER,
-        used_by=("compat.model", "compat.attention_backend", "compat.adapters"),
+        used_by=(*"compat.model compat.attention_backend compat.adapters compat.encoder".split(),),
         why="the batch of a packed forward",
         members=(
             *"forward_mode batch_size input_ids positions req_pool_indices seq_lens".split(),
@@ -63,6 +64,7 @@ MODEL_USES = (
             *"extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu".split(),
             *"capture_hidden_mode global_num_token_non_padded_cpu is_prefill_only".split(),
             *"residual_stream return_pooled_hidden_states lora_ids token_indices_to_pool".split(),
+            "token_type_ids",
         ),
     ),
     Use(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.architecture_uses import ARCHITECTURE_USES
 from sglang_prefill_ext.patching.embed_uses import EMBED_USES
+from sglang_prefill_ext.patching.encoder_uses import ENCODER_USES
 from sglang_prefill_ext.patching.gc_uses import GC_USES
 from sglang_prefill_ext.patching.lora_uses import LORA_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
@@ -220,4 +221,5 @@ USES: tuple[Use, ...] = (
     *REPLICA_USES,
     *LORA_USES,
     *PLACE_USES,
+    *ENCODER_USES,
 )

@@ -43,6 +43,7 @@ from transformers import (  # noqa: E402
 )
 
 from sglang_prefill_ext.compat.capability import (  # noqa: E402
+    ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
     declined_reason,
 )
@@ -56,6 +57,7 @@ from sglang_prefill_ext.oneshot.planner import plan_forward  # noqa: E402
 from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows, int_array  # noqa: E402
+from tests.integration.encoder_report import encoder_report  # noqa: E402
 
 VOCABULARY = 8_000
 ARGS = (
@@ -305,7 +307,10 @@ def report(directory: str, out: Path) -> None:
     LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
     runner, tokenizer = load_runner(directory)
     result: dict[str, Any] = {"declined": declined(runner)}
-    if not result["declined"] and not runner.is_generation:
+    if type(runner.model).__name__ in ENCODER_ARCHITECTURES:
+        with torch.inference_mode():
+            result |= encoder_report(runner, directory, packed)
+    elif not result["declined"] and not runner.is_generation:
         result |= classes(runner, directory)
     elif not result["declined"]:
         result |= numbers(runner, tokenizer, directory)

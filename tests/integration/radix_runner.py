@@ -192,6 +192,7 @@ class Executor:
     random: random.Random
     seen: Counter[str]
     failure_rate: float = 0.0
+    causal: bool = True
 
     def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
         self._maybe_fail("launch")

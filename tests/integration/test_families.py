@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bench.gate import largest_logprob_difference
 from sglang_prefill_ext.modelmaker.families import FAMILIES
+from sglang_prefill_ext.modelmaker.presets import ENCODERS
 from tests.integration.own_server import run_script
 from tests.integration.parity import TOLERANCE
 
@@ -22,6 +23,7 @@ OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 PACKED = tuple(FAMILIES)
 EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral")
 CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama")
+ENCODED = tuple(ENCODERS)
 NO_STOCK = ("gemma2", "gpt-oss")
 """Without a GPU SGLang leaves out the soft cap of the one and cannot run the other."""
 
@@ -40,7 +42,7 @@ def reports(
 ) -> dict[str, Any]:
     """What `family_runner` measured, by preset."""
     out = tmp_path_factory.mktemp("families")
-    models = [model_dir(preset) for preset in (*PACKED, *CLASSIFIERS)]
+    models = [model_dir(preset) for preset in (*PACKED, *CLASSIFIERS, *ENCODED)]
     run_script("family_runner.py", out, *models)
     return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
 
@@ -87,7 +89,7 @@ def test_nothing_of_stock_is_touched(reports: dict[str, Any], family: str) -> No
     }
 
 
-@pytest.mark.parametrize("family", PACKED + CLASSIFIERS)
+@pytest.mark.parametrize("family", PACKED + CLASSIFIERS + ENCODED)
 def test_the_model_is_packed(reports: dict[str, Any], family: str) -> None:
     assert reports[family]["declined"] == ""
 
@@ -116,6 +118,28 @@ def test_same_classes(reports: dict[str, Any], family: str, way: str) -> None:
     # Some heads of SGLang have a bias, which checkpoints of the architecture lack: whatever it is,
     # it is the same for every prompt.
     np.testing.assert_allclose(found - found[0], wanted - wanted[0], rtol=0, atol=2 * TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ENCODED)
+@pytest.mark.parametrize("way", ["one_forward", "small_budget", "stock"])
+def test_same_vectors_of_encoders(reports: dict[str, Any], family: str, way: str) -> None:
+    vectors = reports[family]["vectors"]
+    found, wanted = np.array(vectors[way]), np.array(vectors["hugging_face"])
+    assert found.shape == wanted.shape
+    assert np.ptp(wanted, axis=0).min() > 1000 * TOLERANCE
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ENCODED)
+def test_the_budget_divides_prompts_of_encoders(reports: dict[str, Any], family: str) -> None:
+    assert max(reports[family]["forwards"]) > 1
+
+
+@pytest.mark.parametrize("family", ENCODED)
+def test_encoders_take_no_embeddings_in_place_of_tokens(
+    reports: dict[str, Any], family: str
+) -> None:
+    assert "not possible with an encoder" in reports[family]["refused"]
 
 
 def test_other_models_layers_and_servers_are_declined(reports: dict[str, Any]) -> None:

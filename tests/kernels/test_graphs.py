@@ -143,6 +143,14 @@ def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) ->
     assert executor.graph_use.forwards == {"too_large": 2, "graph": 1}
 
 
+def test_an_encoder_has_no_graph(device: torch.device) -> None:
+    model = DeviceModel(device)
+    model.causal = False
+    executor = executor_with_graphs(model, AttentionWay.FUSED)
+    assert executor.graph_use.obstacle.startswith("SGLang's encoders read the lengths")
+    assert np.isfinite(answer(executor, plan(request(9, 0, 3)))).all()
+
+
 def test_without_kernels_there_is_no_graph(caplog: pytest.LogCaptureFixture) -> None:
     executor = executor_with_graphs(TinyModel(), AttentionWay.TORCH)
     assert executor.graph_use.obstacle == "attention by torch plans its calls on the host"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.errors import ConfigError, PackingError
 from sglang_prefill_ext.oneshot import executor
 from sglang_prefill_ext.oneshot.executor import resolve_attention
 from sglang_prefill_ext.oneshot.layers import Attention
@@ -38,6 +39,7 @@ LAYOUTS = {
     "one_held_of_three": layout((0, 4, 2), (18, 3, 1, 6), (0, 0, 7)),
     "several_held": layout((5, 2, 3), (0, 6, 1, 1), (33, 0, 2, 2)),
     "chunk_of_a_prefix": layout((12, 19)),
+    "whole_prompts": replace(layout((0, 0, 3, 1, 40, 17), (0, 0, 9)), causal=False),
 }
 WAYS = [AttentionWay.FUSED, AttentionWay.MERGE]
 
@@ -118,6 +120,14 @@ def test_read_positions(forward: ForwardLayout, way: AttentionWay, device: torch
     if forward.num_rows:
         wanted = inputs.read(DenseAttention(forward, device), positions)
         torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@each_way
+def test_a_window_to_both_sides_is_refused(way: AttentionWay, device: torch.device) -> None:
+    forward = LAYOUTS["whole_prompts"]
+    inputs = Inputs(forward, device)
+    with pytest.raises(PackingError, match="window"):
+        inputs.forward(kernels(forward, way, device), AttentionVariant(window=6))
 
 
 @pytest.mark.parametrize("window", [None, 6])

@@ -15,6 +15,10 @@ def test_right_kernels_pass(device: torch.device, dtype: torch.dtype) -> None:
     assert probe.wrong_kernel(HEADS, dtype, device) == ""
 
 
+def test_right_kernels_pass_for_an_encoder(device: torch.device) -> None:
+    assert probe.wrong_kernel(HEADS, torch.float32, device, causal=False) == ""
+
+
 @pytest.mark.parametrize("broken", ["shared_prefix_attention", "merge_state", "label_readout"])
 def test_a_wrong_kernel_is_named(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, broken: str

@@ -51,8 +51,9 @@ def packed_attention(
         for segment, length in enumerate([span.fresh, *span.suffix_lens.tolist()]):
             own_k, own_v = k[token : token + length], v[token : token + length]
             for i in range(length):
-                keys = torch.cat([seen_k, own_k[: i + 1]])
-                values = torch.cat([seen_v, own_v[: i + 1]])
+                stop = i + 1 if layout.causal else length
+                keys = torch.cat([seen_k, own_k[:stop]])
+                values = torch.cat([seen_v, own_v[:stop]])
                 out.append(attend(q[token + i], keys, values, scale, variant)[0])
             if segment == 0:
                 seen_k, seen_v = torch.cat([seen_k, own_k]), torch.cat([seen_v, own_v])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -38,3 +40,11 @@ def layouts(draw: st.DrawFn, max_groups: int = 4) -> ForwardLayout:
         )
     )
     return layout(*((held, fresh, *suffix) for held, fresh, suffix in groups))
+
+
+@st.composite
+def whole_prompts(draw: st.DrawFn, max_groups: int = 4) -> ForwardLayout:
+    """Prompts without a prefix, whose tokens see all of their own prompt."""
+    rows = _suffix_lens.filter(lambda lens: len(lens) > 0)
+    groups = draw(st.lists(rows, min_size=1, max_size=max_groups))
+    return replace(layout(*((0, 0, *lens) for lens in groups)), causal=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from tests.unit.attention.inputs import (
     BFLOAT16_TOLERANCE,
@@ -18,7 +21,7 @@ from tests.unit.attention.inputs import (
     random_inputs,
 )
 from tests.unit.attention.reference import packed_attention
-from tests.unit.attention.strategies import layout, layouts
+from tests.unit.attention.strategies import layout, layouts, whole_prompts
 
 SINKS = torch.tensor([1.5, -4.0, 30.0, 0.0])
 # The same prompts with prefixes that are merged, copied, held and absent.
@@ -82,6 +85,27 @@ def test_random_layouts(
 )
 def test_each_variant(variant: AttentionVariant, dtype: torch.dtype, tolerance: float) -> None:
     _assert_right(FORWARD, random_inputs(FORWARD, dtype=dtype), variant, tolerance)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    forward=whole_prompts(),
+    dims=st.sampled_from([(16, 16), (16, 32)]),
+    soft_cap=st.sampled_from([0.0, 5.0]),
+    sinks=st.sampled_from([None, SINKS]),
+)
+def test_prompts_that_see_all_of_themselves(
+    forward: ForwardLayout, dims: tuple[int, int], soft_cap: float, sinks: torch.Tensor | None
+) -> None:
+    inputs = random_inputs(forward, dims=dims)
+    _assert_right(forward, inputs, AttentionVariant(soft_cap, None, sinks), FLOAT32_TOLERANCE)
+
+
+def test_a_window_to_both_sides_is_refused() -> None:
+    forward = replace(layout((0, 0, 9, 20)), causal=False)
+    inputs, attention = random_inputs(forward), DenseAttention(forward, CPU)
+    with pytest.raises(PackingError, match="window"):
+        attention.forward(*inputs, AttentionVariant(window=3))
 
 
 def test_layers_of_several_kinds_share_one_object() -> None:

@@ -19,7 +19,7 @@ from sglang_prefill_ext.attention.kernel_plan import (
 )
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
-from tests.unit.attention.strategies import layout, layouts
+from tests.unit.attention.strategies import layout, layouts, whole_prompts
 
 Key = tuple[str, int]
 """("token", token of the forward) or (group as text, held token)."""
@@ -30,7 +30,7 @@ FORWARD = layout((5, 4, 3, 3), (0, 2, 1))
 @st.composite
 def planned(draw: st.DrawFn) -> tuple[ForwardLayout, np.ndarray | None, int]:
     """A forward, some or all of its tokens as queries, and `block_tokens`."""
-    forward = draw(layouts())
+    forward = draw(layouts() | whole_prompts())
     queries = None
     if draw(st.booleans()):
         tokens = st.integers(0, forward.num_tokens - 1)
@@ -45,7 +45,8 @@ def _expected(forward: ForwardLayout) -> list[list[Key]]:
         prefix: list[Key] = [(str(index), token) for token in range(span.held)]
         for segment, length in enumerate([span.fresh, *span.suffix_lens.tolist()]):
             own: list[Key] = [("token", len(seen) + i) for i in range(length)]
-            seen.extend(prefix + own[: i + 1] for i in range(length))
+            stops = range(1, length + 1) if forward.causal else [length] * length
+            seen.extend(prefix + own[:stop] for stop in stops)
             if segment == 0:
                 prefix = prefix + own
     return seen
@@ -68,15 +69,15 @@ def test_every_query_is_in_one_tile_and_sees_what_it_should(
 ) -> None:
     forward, queries, block_tokens = case
     plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries)
-    wanted = range(forward.num_tokens) if queries is None else queries.tolist()
-    assert plan.query_token.tolist() == list(wanted)
+    wanted = list(range(forward.num_tokens)) if queries is None else queries.tolist()
+    assert plan.query_token.tolist() == forward.last_keys()[wanted].tolist()
     pages = [(str(i), token) for i, g in enumerate(forward.groups) for token in range(g.held)]
     assert plan.num_pages == len(pages)
     expected = _expected(forward)
     placed: list[int] = []
     for tile in plan.tiles:
         for query in range(tile[0], tile[1]):
-            assert _seen(plan, tile, query, pages) == expected[plan.query_token[query]]
+            assert _seen(plan, tile, query, pages) == expected[wanted[query]]
             placed.append(query)
     assert sorted(placed) == list(range(len(wanted)))
 
@@ -90,7 +91,8 @@ def test_tiles_are_of_bounded_size_and_the_longest_come_first(
     plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries)
     start, stop, fresh_start, fresh_stop, own_start, own_stop, _, cached_len = plan.tiles.T
     assert ((stop > start) & (stop - start <= block_tokens)).all()
-    spans = plan.query_token[stop - 1] - plan.query_token[start]
+    tokens = np.arange(forward.num_tokens) if queries is None else queries
+    spans = tokens[stop - 1] - tokens[start]
     assert (spans < SPAN_BLOCKS * block_tokens).all()
     work = cached_len + fresh_stop - fresh_start + own_stop - own_start
     assert (np.diff(work) <= 0).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import example, given, settings
@@ -15,7 +16,7 @@ from sglang_prefill_ext.attention.plan import (
     prefix_spans,
 )
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
-from tests.unit.attention.strategies import layout, layouts
+from tests.unit.attention.strategies import layout, layouts, whole_prompts
 
 Key = tuple[int, int]
 """(-1, token) of the forward or (group, held token)."""
@@ -28,7 +29,8 @@ def _expected(forward: ForwardLayout) -> list[Counter[Key]]:
         prefix: list[Key] = [(index, token) for token in range(span.held)]
         for segment, length in enumerate([span.fresh, *span.suffix_lens.tolist()]):
             own: list[Key] = [(-1, len(seen) + i) for i in range(length)]
-            seen.extend(Counter(prefix + own[: i + 1]) for i in range(length))
+            stops = range(1, length + 1) if forward.causal else [length] * length
+            seen.extend(Counter(prefix + own[:stop]) for stop in stops)
             if segment == 0:
                 prefix = prefix + own
     return seen
@@ -72,6 +74,8 @@ def _visible(batch: TileBatch) -> np.ndarray:
     num_tiles, num_queries = batch.query_index.shape
     if batch.is_causal:
         visible = np.tri(num_queries, dtype=np.bool_)[None]
+    elif batch.is_full:
+        visible = np.ones((1, num_queries, batch.key_index.shape[1]), dtype=np.bool_)
     else:
         mask = batch.additive_mask()
         assert set(np.unique(mask)) <= {0.0, -np.inf}
@@ -80,7 +84,7 @@ def _visible(batch: TileBatch) -> np.ndarray:
 
 
 @settings(deadline=None)
-@given(layouts())
+@given(layouts() | whole_prompts())
 @example(layout((300, 40, 30, 30, 1), (0, 300, 80, 70), (10, 0, 5)))
 @example(layout((0, 60, *[2] * 50), (0, 61, *[2] * 50), (20, 50, *[3] * 9)))
 @example(layout((0, 600, 5, 5), (700, 600), (600, 0, 600, 600), (9, 0, 600, 600)))
@@ -89,7 +93,7 @@ def test_every_token_sees_what_it_should_once(forward: ForwardLayout) -> None:
 
 
 @settings(deadline=None)
-@given(layouts())
+@given(layouts() | whole_prompts())
 def test_every_token_is_the_query_of_one_tile(forward: ForwardLayout) -> None:
     batches = plan_attention(forward).batches
     queries = np.concatenate([batch.query_index[~batch.is_padding] for batch in batches])
@@ -97,7 +101,7 @@ def test_every_token_is_the_query_of_one_tile(forward: ForwardLayout) -> None:
 
 
 @settings(deadline=None)
-@given(layouts())
+@given(layouts() | whole_prompts())
 def test_padding_is_seen_by_none_of_the_tokens_and_sees_itself(forward: ForwardLayout) -> None:
     for batch in plan_attention(forward).batches:
         own = _visible(batch)[:, :, -batch.query_index.shape[1] :]
@@ -114,7 +118,7 @@ def test_no_two_spans_overlap(forward: ForwardLayout) -> None:
 
 
 @settings(deadline=None)
-@given(layouts())
+@given(layouts() | whole_prompts())
 def test_padding_costs_less_than_the_calls_it_saves(forward: ForwardLayout) -> None:
     for batch in plan_attention(forward).batches:
         num_queries, num_keys = batch.query_index.shape[1], batch.key_index.shape[1]
@@ -147,3 +151,9 @@ def test_masks_stay_small_beside_the_tokens() -> None:
     batches = plan_attention(forward).batches
     mask_bytes = sum(batch.additive_mask().nbytes for batch in batches)
     assert mask_bytes <= 4096 * forward.num_tokens
+
+
+def test_whole_prompts_of_one_length_need_no_mask() -> None:
+    (batch,) = plan_attention(replace(layout((0, 0, *[70] * 5)), causal=False)).batches
+    assert batch.is_full
+    assert batch.query_index.shape == (5, 70)

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
+from sglang_prefill_ext.frontend.embed_call import EncoderTraits
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from sglang_prefill_ext.compat.capability import declined_reason, reads_places
+    from sglang.srt.layers.sparse_pooler import SparsePooler
+    from sglang.srt.models.bert import BertModel
+
+    from sglang_prefill_ext.compat.capability import (
+        declined_reason,
+        encoder_traits,
+        reads_places,
+    )
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
@@ -42,6 +51,52 @@ def test_adapters_that_packed_forwards_do_not_apply_are_declined(
         ),
     )
     assert declined_reason(scheduler) == reason
+
+
+@pytest.mark.parametrize(
+    ("lora", "reason"),
+    [(False, "pooling"), (True, "lora_encoder")],  # a sparse head makes no plain vectors
+)
+def test_encoders_are_declined(lora: bool, reason: str) -> None:
+    model = object.__new__(BertModel)
+    model.__dict__["pooler"] = object.__new__(SparsePooler)
+    scheduler = SimpleNamespace(
+        enable_lora=lora,
+        is_generation=False,
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
+    )
+    assert declined_reason(scheduler) == reason
+
+
+def config(architecture: str, labels: int = 2) -> Any:
+    """A `ModelConfig` as it is of real checkpoints of 514 or 512 positions."""
+    is_roberta = architecture.startswith("XLM")
+    hf_config = SimpleNamespace(
+        architectures=[architecture],
+        max_position_embeddings=514 if is_roberta else 512,
+        pad_token_id=1 if is_roberta else 0,
+        type_vocab_size=1 if is_roberta else 2,
+        num_labels=labels,
+    )
+    return SimpleNamespace(hf_config=hf_config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels", "traits"),
+    [
+        ("BertModel", 2, (2, 512, False)),
+        ("BertForSequenceClassification", 1, (2, 512, True)),
+        ("BertForSequenceClassification", 3, (2, 512, False)),
+        ("XLMRobertaModel", 1, (1, 512, False)),
+        ("XLMRobertaForSequenceClassification", 1, (1, 512, True)),
+    ],
+)
+def test_traits_of_encoders(architecture: str, labels: int, traits: tuple[int, int, bool]) -> None:
+    assert encoder_traits(config(architecture, labels)) == EncoderTraits(*traits)
+
+
+def test_decoders_have_none() -> None:
+    assert encoder_traits(config("Qwen3ForCausalLM")) is None
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,12 @@ def test_the_stock_path_is_kept_from_other_embeddings(obj: Any, wrong: bool) -> 
         check_overrides(obj, 2)
 
 
+def test_an_encoder_is_kept_from_any_embeddings() -> None:
+    check_overrides(SimpleNamespace(), 2, encoder=True)
+    with pytest.raises(RequestError, match="embed_overrides: an encoder takes none"):
+        check_overrides(SimpleNamespace(embed_overrides=[torch.ones(2)]), 2, encoder=True)
+
+
 class Setup:
     """An application whose scoring routes answer with the body and what was taken out of it."""
 

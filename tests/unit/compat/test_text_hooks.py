@@ -34,6 +34,11 @@ AWKWARD = texts.texts(300, ["<s>", "<|im_end|>"])
 ANY_TEXT = st.text() | st.sampled_from(AWKWARD) | st.sampled_from(texts.UNREADABLE)
 
 
+def model_config(*, is_embedding_gemma: bool = False) -> SimpleNamespace:
+    decoder = SimpleNamespace(architectures=["LlamaForCausalLM"])
+    return SimpleNamespace(hf_config=decoder, is_embedding_gemma=is_embedding_gemma)
+
+
 class Manager(TokenizerManager):
     """SGLang's own functions on what they need."""
 
@@ -42,7 +47,7 @@ class Manager(TokenizerManager):
         cutting.enable_truncation(4)  # as many a model's file says, and no request asks for
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=cutting)
         self.mm_processor = self.async_dynamic_batch_tokenizer = None
-        self.model_config = SimpleNamespace(is_embedding_gemma=False)
+        self.model_config = model_config()
         vars(self).update(attributes)
         self.metrics = FrontendMetrics()
         link = TokenizerManagerLink(self, CONFIG, self.metrics)
@@ -107,7 +112,7 @@ def test_concurrent_texts_are_encoded_together_with_stocks_ids() -> None:
     "attributes",
     [
         {"mm_processor": object()},
-        {"model_config": SimpleNamespace(is_embedding_gemma=True)},
+        {"model_config": model_config(is_embedding_gemma=True)},
         {"tokenizer": None},
     ],
     ids=["multimodal", "embedding gemma", "no tokenizer"],

@@ -13,7 +13,7 @@ import pytest
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackedForwardError, RequestError, ServerBusyError
 from sglang_prefill_ext.frontend import worker
-from sglang_prefill_ext.frontend.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed_call import EmbedCall, EncoderTraits
 from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -42,6 +42,7 @@ class Setup:
         answer: PackedResult | Callable[[PackedRows], PackedResult],
         *,
         has_tokenizer: bool = True,
+        encoder: EncoderTraits | None = None,
         **knobs: int,
     ) -> None:
         self.link, self.metrics = StubLink(), FrontendMetrics()
@@ -56,6 +57,7 @@ class Setup:
             has_tokenizer=has_tokenizer,
             caching=False,
             reads_places=True,
+            encoder=encoder,
         )
 
         always = (lambda rows: answer) if isinstance(answer, PackedResult) else answer
@@ -80,6 +82,33 @@ async def test_calls_with_embeddings_of_their_own_go_apart() -> None:
     for rows in packed:
         assert rows.tokens.tolist() == [-1, 2, -2, 4]
         assert rows.overrides.tolist() == table.tolist()
+
+
+CROSS_ENCODER = EncoderTraits(token_types=2, longest_prompt=512, makes_numbers=True)
+
+
+async def test_a_head_of_one_class_answers_with_numbers() -> None:
+    setup = Setup(count_tokens, encoder=CROSS_ENCODER)
+    embedded = await setup.frontend.embed(IDS, PLAIN, None)
+    assert embedded.vectors == [3.0, 4.0]
+
+
+async def test_only_pairs_have_types() -> None:
+    setup = Setup(count_tokens, encoder=CROSS_ENCODER)
+    setup.link.encode = lambda texts, **_: [[1, VOCAB + 2]] * len(texts)  # type: ignore[method-assign]
+    pair, text = EmbedCall([("a", "b")], True, None), EmbedCall(["a"], True, None)
+    typed, refused = await setup.embed(pair, text)
+    assert typed.vectors == [2.0]
+    assert isinstance(refused, RequestError)
+    assert setup.link.sent[0][1].tokens.tolist() == [1, VOCAB + 2]
+
+
+async def test_an_encoder_takes_no_embeddings() -> None:
+    setup = Setup(count_tokens, encoder=CROSS_ENCODER)
+    at = SimpleNamespace(positions=[0], embeds=np.zeros((1, 2), np.float32))
+    (taken,) = await setup.embed(EmbedCall([[1, 2]], False, None, positional=[at]))
+    assert isinstance(taken, StockPathTaken)
+    assert taken.reason == "embed_overrides"
 
 
 async def test_vectors_of_several_tokens_are_read_in_one_request() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
+from sglang_prefill_ext.frontend.prompts import check_positions, check_prompt, flatten_ids
 
 VOCAB = 50
 OUTSIDE = [-1, VOCAB, 2**31, 2**63 - 1, 2**63, 2**70, -(2**70)]
@@ -45,6 +45,12 @@ def test_ids_inside_the_vocabulary_pass(ids: list[int]) -> None:
 def test_check_refuses_an_id_outside_by_field_and_value(token: int) -> None:
     with pytest.raises(RequestError, match=rf"`input_ids`.* {token};.* 0 to {VOCAB - 1}"):
         check_prompt([1, token, 2], VOCAB, field="input_ids")
+
+
+def test_check_refuses_more_tokens_than_positions() -> None:
+    check_positions(512, 512, field="text")
+    with pytest.raises(RequestError, match=r"`text`.*513 tokens.*512"):
+        check_positions(513, 512, field="text")
 
 
 def test_check_refuses_an_empty_prompt_by_field() -> None:

@@ -9,7 +9,9 @@ from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.modelmaker.weights import build_model, randomise, save_model
 
 SPREAD = [
-    name for name, preset in PRESETS.items() if preset.weights == "spread" and not preset.classes
+    name
+    for name, preset in PRESETS.items()
+    if preset.weights == "spread" and not preset.classes and not preset.encoder
 ]
 FULL_ATTENTION = [name for name in SPREAD if not PRESETS[name].shape.get("sliding_window")]
 

@@ -35,6 +35,8 @@ class IdleExecutor:
     """Answers zeros; `on_launch` sees every plan."""
 
     asynchronous = False
+    causal = True
+    longest_prompt = None
     vector_width = 0
 
     def __init__(self, on_launch: Callable[[ForwardPlan], None] = lambda plan: None) -> None:

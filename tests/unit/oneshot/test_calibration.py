@@ -70,6 +70,24 @@ def test_forwards_of_other_shapes_stay_below_what_is_expected(
     assert expected <= 2 * memory.num_bytes(MAX_TOKENS, MAX_TOKENS // 64)
 
 
+def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None:
+    model, layouts = TinyModel(), []
+    model.causal, model.longest_prompt = False, 100
+
+    class Noting(PackedExecutor):
+        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+            layouts.append(plan.layout)
+            return super().launch(plan, *args)
+
+    executor = Noting(model, readout_bytes=READOUT_BYTES)
+    measured_memory(executor, CPU, 1000)
+    measured_launch(executor, 1000)
+    assert max(layout.num_tokens for layout in layouts) == 1000
+    groups = [group for layout in layouts for group in layout.groups]
+    assert max(int(group.suffix_lens.max()) for group in groups) == 100
+    assert not any(group.prefix_len for group in groups)
+
+
 def test_some_free_memory_is_left_alone(
     executor: PackedExecutor, memory: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,8 +18,10 @@ from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.held import HeldPrefix
+from sglang_prefill_ext.oneshot.model import Attend
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import Piece, split_request
+from sglang_prefill_ext.oneshot.whole_rows import whole_rows
 from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.oneshot.caches import MemoryCache
 from tests.unit.oneshot.jobs import job_of
@@ -36,7 +39,14 @@ def _causal(
     return out[0].transpose(0, 1)
 
 
-def _row_by_row(request: PlainRequest) -> list[float]:
+def _full(
+    layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, variant: AttentionVariant = PLAIN
+) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)[0].transpose(0, 1)
+
+
+def _row_by_row(request: PlainRequest, attend: Attend = _causal) -> list[float]:
     model, values = TinyModel(), []
     for prompt, labels in zip(request.prompts, request.labels, strict=True):
         run = model.prepare(
@@ -44,7 +54,7 @@ def _row_by_row(request: PlainRequest) -> list[float]:
             torch.arange(len(prompt)),
             torch.tensor([len(prompt) - 1]),
             [len(prompt)],
-            _causal,
+            attend,
             shortened=True,
         )
         values += torch.log_softmax(model.logits(run())[0], dim=-1)[labels].tolist()
@@ -67,6 +77,16 @@ def _packed(
         handles.append(held)
         values += completion.wait().tolist()
     return values, handles
+
+
+@given(plain_requests())
+def test_prompts_of_an_encoder_see_all_of_themselves(request: PlainRequest) -> None:
+    model = TinyModel()
+    model.causal = False
+    executor = PackedExecutor(model, readout_bytes=4 * VOCAB)
+    (plan,) = _plans(whole_rows(request.pack()), 10_000)
+    values = executor.launch(plan, [None], [None]).wait()
+    np.testing.assert_allclose(values, _row_by_row(request, _full), rtol=0, atol=1e-5)
 
 
 @given(plain_requests(), st.integers(5, 40), st.integers(1, 4), st.sampled_from(["", "a"]))

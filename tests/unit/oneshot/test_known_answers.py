@@ -142,6 +142,15 @@ def test_a_shared_forward_and_a_held_prefix_are_tried(max_tokens: int) -> None:
     assert [group.held > 0 for plan in divided for group in plan.layout.groups] == [False, True]
 
 
+def test_prompts_that_see_all_of_themselves_are_asked_whole() -> None:
+    executor, requests = Echo(), known(vector_width=3)
+    executor.causal = False
+    answers = packed_answers(executor, requests, ForwardBudget(4_000))
+    last = [prompt[-1] for rows in requests for prompt in prompts_of(rows)]
+    assert np.concatenate(answers).tolist() == [[token] * 3 for token in last]
+    assert all(group.prefix_len == 0 for plan in executor.plans for group in plan.layout.groups)
+
+
 @given(sizes, st.integers(1, 10_000))
 def test_every_budget_will_do(max_tokens: int, max_bytes: int) -> None:
     budget = ForwardBudget(max_tokens, max_bytes + 30, bytes_per_token=10, bytes_per_row=20)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,6 +35,18 @@ def test_counts_every_token_once(forward: ForwardLayout) -> None:
     assert forward.read_positions().tolist() == read_positions
     for array in (forward.positions(), forward.row_starts, forward.read_positions()):
         assert array.dtype == np.int64
+
+
+def test_tokens_of_whole_prompts_see_them_to_their_ends() -> None:
+    forward = replace(layout((0, 0, 2, 3), (0, 0, 1)), causal=False)
+    assert forward.last_keys().tolist() == [1, 1, 4, 4, 4, 5]
+    assert layout((0, 1, 2)).last_keys().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("prefix", [(1, 0), (0, 1)])
+def test_whole_prompts_share_no_prefix(prefix: tuple[int, int]) -> None:
+    with pytest.raises(PackingError, match="whole prompt"):
+        ForwardLayout((group(*prefix, 2),), causal=False)
 
 
 def test_a_row_is_numbered_as_if_sent_alone() -> None:

@@ -22,7 +22,7 @@ from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.packed import Float32Array, values_from_bytes
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, int_array, values_from_bytes
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
@@ -119,6 +119,7 @@ class StubExecutor:
     num_tokens: list[int] = field(default_factory=list)
     failures: list[list[int]] = field(default_factory=list)
     in_flight: list[StubCompletion] = field(default_factory=list)
+    causal: bool = True
     all_held: WeakSet[StubHeld] = field(default_factory=WeakSet)
 
     def launch(
@@ -414,6 +415,26 @@ def test_waiting_requests_share_a_forward_and_the_prefix() -> None:
     assert [result.tokens_computed for result in simulation.results.values()] == [5, 2, 2, 2]
     assert simulation.answered_together == [4]
     assert simulation.runtime.stats.tokens_saved == 4 * 8 - 11
+
+
+def test_prompts_that_see_all_of_themselves_share_no_prefix() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False, causal=False))
+    for _ in range(2):
+        simulation.submit(SMALL)
+    simulation.finish()
+    assert sum(simulation.executor.num_tokens) == 2 * 8
+    assert simulation.runtime.stats.tokens_saved == 0
+
+
+def test_places_inside_prompts_fail_where_prompts_see_all_of_themselves() -> None:
+    results: list[PackedResult] = []
+    executor = StubExecutor(asynchronous=False, causal=False)
+    runtime = PackedRuntime(executor, lambda _job, result: results.append(result), POLICY)
+    one, two = int_array([1, 1]), int_array([2])
+    rows = PackedRows(one, 0, two, int_array([]), one, vector_width=3, read_lens=two)
+    runtime.submit("one", rows, None)
+    assert [result.status for result in results] == [JobStatus.FAILED]
+    assert not runtime.busy
 
 
 def test_a_step_may_take_fewer() -> None:

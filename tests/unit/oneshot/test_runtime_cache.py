@@ -48,6 +48,7 @@ class FailingExecutor:
     """Answers zeros; launches and waits of given numbers (from 1) fail."""
 
     asynchronous: bool = False
+    causal: bool = True
     failing_launches: frozenset[int] = frozenset()
     failing_waits: frozenset[int] = frozenset()
     plans: list[ForwardPlan] = field(default_factory=list)

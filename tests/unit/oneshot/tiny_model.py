@@ -29,6 +29,8 @@ class TinyModel:
     last_layer: int | None = LAYERS - 1
     vector_width = state_width = 0
     unit_length = False
+    causal = True
+    longest_prompt: int | None = None
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous

@@ -45,7 +45,8 @@ class TilePlan:
     device. Build them with a planner that checks.
 
     Attributes:
-        query_token: int32 `[Q]`, ascending: the token of the forward that each query is.
+        query_token: int32 `[Q]`, ascending: the last token of the forward that each query sees:
+            itself, or the end of its row where attention is not causal (then without a window).
         segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
         tiles: int32 `[num_tiles, 8]`, the longest first: `query_start, query_stop, fresh_start,
             fresh_stop, own_start, own_stop, page_offset, cached_len`. Queries

@@ -52,8 +52,9 @@ def shared_prefix_attention(
     """`softmax(q k^T * scale) v` over the keys that `plan` lets each query see.
 
     The tokens of a forward are `[fresh prefix of group 1][row][row]...[fresh prefix of group 2]
-    [row]...`. Query i is token `plan.query_token[i]`. It sees the cached prefix of its group, the
-    fresh prefix of its group if it is in a row, and its own row or fresh prefix up to itself.
+    [row]...`. Query i sees the cached prefix of its group, the fresh prefix of its group if it is
+    in a row, and its own row or fresh prefix up to token `plan.query_token[i]`, which is itself
+    unless attention is not causal.
 
     Legend: Q queries, T tokens of the forward, H query heads that share KH key heads, head sizes D
     and Dv: up to 256, in float32 up to 128. Any strides but for the last dimension, whose stride
