@@ -15,6 +15,7 @@ from sglang_prefill_ext.patching.replica_uses import REPLICA_USES
 from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
+from sglang_prefill_ext.patching.text_uses import TEXT_USES
 from sglang_prefill_ext.patching.token_uses import TOKEN_USES
 
 _DP_CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
@@ -88,7 +89,7 @@ _FRONTEND_USES = (
         used_by=(
             *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
             *("compat.adapter_lease", "compat.embed_hooks", "compat.rerank_hooks"),
-            "compat.text_hooks",
+            *("compat.chat_hooks", "compat.text_hooks"),
         ),
         why="limits, tokenizer, pauses, weight updates",
         members=(
@@ -217,4 +218,5 @@ USES: tuple[Use, ...] = (
     *REPLICA_USES,
     *LORA_USES,
     *PLACE_USES,
+    *TEXT_USES,
 )

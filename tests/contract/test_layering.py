@@ -98,6 +98,7 @@ ZONES = {
             "patching.spec",
             "patching.table",
             "patching.text_patches",
+            "patching.text_uses",
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",
