@@ -39,20 +39,24 @@ def convert_chat(
 
 
 def encode_chat(
-    original: Callable[..., _Ids], serving: Any, messages: list[dict[str, Any]], **how: Any
+    original: Callable[..., _Ids],
+    serving: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    template_kwargs: dict[str, Any],
+    encode_kwargs: dict[str, bool],
+    use_cache: bool,
+    add_generation_prompt: bool = True,
 ) -> _Ids:
     """AROUND `OpenAIServingChat._render_and_encode_chat_template`."""
+    shape = {"tools": tools, "add_generation_prompt": add_generation_prompt}
     encoder = _encoder_for(serving)
-    if encoder is None or how["use_cache"] or is_opted_out():
-        return original(serving, messages, **how)
-    tokenizer, encode_kwargs = serving.tokenizer_manager.tokenizer, how["encode_kwargs"]
+    if encoder is None or use_cache or is_opted_out():
+        how = {"template_kwargs": template_kwargs, "encode_kwargs": encode_kwargs}
+        return original(serving, messages, use_cache=use_cache, **how, **shape)
+    tokenizer = serving.tokenizer_manager.tokenizer
     rendered = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        add_generation_prompt=how.get("add_generation_prompt", True),
-        tools=how["tools"],
-        return_dict=False,
-        **how["template_kwargs"],
+        messages, tokenize=False, return_dict=False, **shape, **template_kwargs
     )
     continued = not encode_kwargs.get("add_special_tokens", True)
     ids = encoder.encode_chat(rendered, continued=continued)

@@ -165,7 +165,7 @@ ZONES = {
             *("errors", "pure", "metrics", "runtime", "frontend", "tokenization", "attach"),
             *("tensors", "engine"),
         ),
-        libraries=("sglang", "torch", "numpy", "fastapi", "msgspec", "starlette"),
+        libraries=("sglang", "transformers", *"torch numpy fastapi msgspec starlette".split()),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
     "models": Zone(

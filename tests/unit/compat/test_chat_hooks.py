@@ -148,7 +148,8 @@ def test_what_is_unusual_is_left_to_sglang(unusual: str) -> None:
         return messages, given
 
     with token_hooks.working_for(SimpleNamespace(headers=headers)):
-        assert chat_hooks.encode_chat(original, serving, CHAT, **how) == (CHAT, how)
+        found = chat_hooks.encode_chat(original, serving, CHAT, **how)
+    assert found == (CHAT, how | {"add_generation_prompt": True})
     assert serving.encoded == 0
 
 
