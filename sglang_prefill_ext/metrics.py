@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ _TOTALS = {
     "tokens_computed": "Tokens that went through the model on the packed path.",
     "tokens_saved": "Tokens that separate prompts would have added.",
     "text_batches": "Batches in which texts of concurrent requests were encoded.",
+    "chats": "Chats encoded by a library faster than Hugging Face's.",
     "spliced": "Requests whose shared text was encoded once.",
     "encoding_mismatches": "Ways of encoding that differed from SGLang's, given up.",
 }
@@ -31,6 +33,7 @@ class FrontendMetrics:
         self.requests: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()
         self.totals: Counter[str] = Counter(dict.fromkeys(_TOTALS, 0))
+        self._totals_lock = threading.Lock()  # texts are encoded, and counted, in threads
         self._exported: dict[str, Any] = {}
         self._labels = prometheus_labels or {}
         if prometheus_labels is not None:
@@ -68,10 +71,10 @@ class FrontendMetrics:
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return requests by path and totals, and begin both anew; for `add` elsewhere."""
-        taken = dict(self.requests), dict(self.totals)
-        self.requests.clear()
-        self.totals = Counter(dict.fromkeys(_TOTALS, 0))
-        return taken
+        requests, self.requests = self.requests, Counter()
+        with self._totals_lock:
+            totals, self.totals = self.totals, Counter(dict.fromkeys(_TOTALS, 0))
+        return dict(requests), dict(totals)
 
     def add(self, requests: Mapping[str, int], totals: Mapping[str, int]) -> None:
         """Add what another process has counted."""
@@ -92,8 +95,9 @@ class FrontendMetrics:
             self._exported["requests"].labels(**self._labels, path=path).inc(amount)
 
     def _add_totals(self, amounts: Mapping[str, int]) -> None:
+        with self._totals_lock:
+            self.totals.update(amounts)
         for name, amount in amounts.items():
-            self.totals[name] += amount
             if self._exported:
                 self._exported[name].labels(**self._labels).inc(amount)
 

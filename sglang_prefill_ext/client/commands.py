@@ -31,6 +31,8 @@ FieldName = Annotated[
     str, typer.Option("--field", help="The field that holds the text, or token ids.")
 ]
 
+Adapter = Annotated[str | None, typer.Option(help="A LoRA adapter of the server, by name.")]
+
 
 def score(
     source: Source = "-",  # type: ignore[assignment]  # typer opens it
@@ -81,6 +83,7 @@ def embed(
     dimensions: Annotated[
         int | None, typer.Option(min=1, help="Shorten Matryoshka embeddings.")
     ] = None,
+    adapter: Adapter = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     concurrency: Concurrency = 8,
@@ -91,7 +94,7 @@ def embed(
 
     def answer(client: PrefillClient, fields: Fields) -> Fields:
         prompts = [field(fields, field_name)]
-        vectors = client.embed(prompts, dimensions=dimensions, options=options)
+        vectors = client.embed(prompts, dimensions=dimensions, adapter=adapter, options=options)
         return fields | {"embedding": vectors[0].tolist()}
 
     _run(answer, source, output, url, api_key, concurrency)
@@ -101,6 +104,7 @@ def classify(
     source: Source = "-",  # type: ignore[assignment]
     output: Output = "-",  # type: ignore[assignment]
     field_name: FieldName = "text",
+    adapter: Adapter = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     concurrency: Concurrency = 8,
@@ -111,7 +115,7 @@ def classify(
 
     def answer(client: PrefillClient, fields: Fields) -> Fields:
         prompts = [field(fields, field_name)]
-        logits = client.classify(prompts, options=options)
+        logits = client.classify(prompts, adapter=adapter, options=options)
         return fields | {"logits": logits[0].tolist()}
 
     _run(answer, source, output, url, api_key, concurrency)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
-from sglang_prefill_ext.compat import embed_hooks, http, text_hooks, token_hooks
+from sglang_prefill_ext.compat import chat_hooks, embed_hooks, http, text_hooks, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
 from sglang_prefill_ext.compat.capability import encoder_traits
@@ -53,6 +53,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
     frontend = _build_frontend(manager, link, config, metrics)
     setattr(manager, _ATTRIBUTE, frontend)
     text_hooks.attach(manager, link, config, metrics)
+    chat_hooks.attach(manager, link.texts)
     app = http.application()
     if not manager.is_generation:
         embedding = embed_hooks.attach(manager, link, frontend)

@@ -75,6 +75,16 @@ def note_request(request: Any) -> None:
     _http_request.set(request)
 
 
+@contextmanager
+def working_for(request: Any) -> Iterator[None]:
+    """Likewise for what is done in this block, in a thread that knows of no task."""
+    before = _http_request.set(request)
+    try:
+        yield
+    finally:
+        _http_request.reset(before)
+
+
 def is_opted_out() -> bool:
     """Whether the client for whom this task works wants the stock path."""
     return opted_out(headers_of(_http_request.get()))

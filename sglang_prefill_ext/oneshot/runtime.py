@@ -144,7 +144,7 @@ class PackedRuntime:
             try:
                 job.rows = rows = whole_rows(rows)
             except PackingError as error:
-                self._end(job, JobStatus.FAILED, str(error))
+                self._end([job], JobStatus.FAILED, str(error))
                 return
         unfit = unfit_row(rows, self.policy.budget)
         if unfit is not None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
+_CHAT_HOOKS = "sglang_prefill_ext.compat.chat_hooks"
 _HOOKS = "sglang_prefill_ext.compat.text_hooks"
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
+
+_CHATS = ("0027-offer-rendered-chats.patch",)
 _TEXTS = ("0025-encode-texts-off-the-event-loop.patch",)
 
-# What the diff adds to SGLang: once a release has it, the hooks move there.
+# What the diffs add to SGLang: once a release has it, the hooks move there.
+_HAS_CHATS = (f"{_CHAT}.encode_rendered_chat",)
 _HAS_TEXTS = (f"{_TOKENIZER_MANAGER}.encode_texts",)
 
 TEXT_PATCHES: tuple[Patch, ...] = (
@@ -38,5 +43,37 @@ TEXT_PATCHES: tuple[Patch, ...] = (
         fingerprints={"0.5.23": "a9202493777b956bea560a850f98dc7b990d1b7da79f0d1de946dd6df2874703"},
         diffs=_TEXTS,
         remove_when=_HAS_TEXTS,
+    ),
+    Patch(
+        id="P59",
+        target=f"{_CHAT}._render_and_encode_chat_template",
+        kind=Kind.AROUND,
+        hook=f"{_CHAT_HOOKS}:encode_chat",
+        group=Group.FRONTEND,
+        why="Encoding a chat would take several times as long as rendering it.",
+        signature="(self, messages, *, tools, template_kwargs, encode_kwargs, use_cache, "
+        "add_generation_prompt=True)",
+        relies_on=(
+            "self._prompt_text_round_trip_is_lossy",
+            "self.template_manager.python_chat_template",
+            "self.tokenizer_manager.tokenizer.apply_chat_template",
+            "parallel_prompt_encode",
+        ),
+        fingerprints={"0.5.23": "fa3f7f7648ec3a5f74270e6fc4decdb686b4ed721f030ea9766c011dd12a5e3d"},
+        diffs=_CHATS,
+        remove_when=_HAS_CHATS,
+    ),
+    Patch(
+        id="P60",
+        target=f"{_CHAT}._convert_to_internal_request",
+        kind=Kind.AROUND,
+        hook=f"{_CHAT_HOOKS}:convert_chat",
+        group=Group.FRONTEND,
+        why="The thread that encodes a chat does not know whether its client wants the stock path.",
+        signature="(self, request, raw_request=None)",
+        relies_on=("self._process_messages",),
+        fingerprints={"0.5.23": "d9525a2d6a89f44ba7519451d288815b0e2c1ad61be5b6d9c3c90d3d903d3bf6"},
+        diffs=_CHATS,
+        remove_when=_HAS_CHATS,
     ),
 )

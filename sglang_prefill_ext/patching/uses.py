@@ -16,6 +16,7 @@ from sglang_prefill_ext.patching.replica_uses import REPLICA_USES
 from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
+from sglang_prefill_ext.patching.text_uses import TEXT_USES
 from sglang_prefill_ext.patching.token_uses import TOKEN_USES
 
 _DP_CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
@@ -90,7 +91,7 @@ _FRONTEND_USES = (
         used_by=(
             *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
             *("compat.adapter_lease", "compat.embed_hooks", "compat.rerank_hooks"),
-            *("compat.text_hooks", "compat.direct_generate"),
+            *("compat.text_hooks", "compat.direct_generate", "compat.chat_hooks"),
         ),
         why="limits, tokenizer, pauses, weight updates, records of requests",
         members=(
@@ -222,4 +223,5 @@ USES: tuple[Use, ...] = (
     *LORA_USES,
     *PLACE_USES,
     *ENCODER_USES,
+    *TEXT_USES,
 )

@@ -94,19 +94,25 @@ class TextEncoder:
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
     ) -> list[list[int]]:
         """Encode all texts, or all pairs of texts; see `SchedulerLink`."""
-        encoder = self._encoder
-        single = [text for text in texts if isinstance(text, str)]
-        if encoder is None or len(single) != len(texts):
-            return self._plain(texts, continued=continued)
-        try:
-            rows = encoder.rows(single)
-        except BaseException:  # also a panic in Rust; the plain way has the error that users know
-            return self._plain(texts, continued=continued)
-        ids = lists(rows if continued else self._frame.around(rows))
-        if self._is_sampled() and (expected := self._plain(texts, continued=continued)) != ids:
-            self._distrust_encoder(encoder)
-            return expected
-        return ids
+        ids = self._encoded(self._encoder, texts, continued)
+        return self._plain(texts, continued=continued) if ids is None else ids
+
+    def encode_chat(self, text: str, *, continued: bool) -> list[int] | None:
+        """Encode a rendered chat, in any thread; None unless `is_fast`, or the text is no Unicode.
+
+        Args:
+            continued: see `SchedulerLink.encode`.
+        """
+        ids = self._encoded(self._encoder if self.is_fast else None, [text], continued)
+        if ids is None:
+            return None
+        self._metrics.count("chats")
+        return ids[0]
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether a library faster than Hugging Face's encodes."""
+        return not isinstance(self._encoder, TokenizerCopy | None)
 
     def encode_joined(
         self, shared: str, items: Sequence[str], *, item_first: bool
@@ -141,6 +147,23 @@ class TextEncoder:
             "splice": self._splice is not None,
             "why_no_splice": self._why_no_splice,
         }
+
+    def _encoded(
+        self, encoder: Encoder | None, texts: Sequence[str | tuple[str, str]], continued: bool
+    ) -> list[list[int]] | None:
+        """Return the ids of texts; None where the plain way is to make them, or its error."""
+        single = [text for text in texts if isinstance(text, str)]
+        if encoder is None or len(single) != len(texts):
+            return None
+        try:
+            rows = encoder.rows(single)
+        except BaseException:  # also a panic in Rust; the plain way has the error that users know
+            return None
+        ids = lists(rows if continued else self._frame.around(rows))
+        if self._is_sampled() and (expected := self._plain(texts, continued=continued)) != ids:
+            self._distrust_encoder(encoder)
+            return expected
+        return ids
 
     def _prepare(self, json: str, config: PrefillOnlyConfig, directory: Path) -> None:
         """Find the fastest way, beside the serving: it takes up to a second, libraries longer."""

@@ -100,6 +100,7 @@ ZONES = {
             "patching.spec",
             "patching.table",
             "patching.text_patches",
+            "patching.text_uses",
             "patching.token_uses",
             "patching.upstream",
             "patching.uses",
@@ -166,7 +167,7 @@ ZONES = {
             *("errors", "pure", "metrics", "runtime", "frontend", "tokenization", "attach"),
             *("tensors", "engine"),
         ),
-        libraries=("sglang", "torch", "numpy", "fastapi", "msgspec", "starlette"),
+        libraries=("sglang", "transformers", *"torch numpy fastapi msgspec starlette".split()),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
     "models": Zone(

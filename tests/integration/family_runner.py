@@ -1,8 +1,9 @@
 """Run one workload through the packed path, stock prefill and Hugging Face; write all numbers.
 
-``family_runner.py OUT MODEL_DIR...`` writes ``OUT/<directory name>.json`` for every model. Run as
-a script: SGLang's state is one a process, so each model gets a child. The children are forked
-after the imports, which take most of the time.
+``family_runner.py OUT MODEL_DIR...`` writes ``OUT/<directory name>.json`` for every model, all in
+float32. With ``bfloat16:MODEL_DIR`` only Hugging Face is, and ``-bfloat16`` joins the file's name.
+Run as a script: SGLang's state is one a process, so each model gets a child. The children are
+forked after the imports, which take most of the time.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ from tests.integration.encoder_report import encoder_report  # noqa: E402
 
 VOCABULARY = 8_000
 ARGS = (
-    *("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096"),
+    *("--device", "cpu", "--max-total-tokens", "4096"),
     *("--max-running-requests", "4", "--mem-fraction-static", "0.5", "--log-level", "error"),
     *("--disable-radix-cache", "--disable-overlap-schedule"),
 )
+HALF = "bfloat16:"
 BUDGETS = {"one_forward": 16_384, "small_budget": 64}
 """Tokens of one forward; the small one makes prefix chunks and a held prefix necessary."""
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
@@ -96,8 +98,8 @@ def requests() -> Iterator[PackedRows]:
         yield pack_token_ids(tokens(query_len), items, False, packed, VOCABULARY)
 
 
-def load_runner(directory: str) -> tuple[Any, Any]:
-    args = prepare_server_args(["--model-path", directory, *ARGS])
+def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
+    args = prepare_server_args(["--model-path", directory, "--dtype", dtype, *ARGS])
     args.resolve_once()
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     one_batch._init_process_global_configs()
@@ -300,12 +302,12 @@ def classes(runner: Any, directory: str) -> dict[str, Any]:
     return {"vectors": vectors(runner, lambda prompt: reference(torch.tensor([prompt])).logits[0])}
 
 
-def report(directory: str, out: Path) -> None:
+def report(directory: str, dtype: str, out: Path) -> None:
     torch.set_num_threads(1)
     # As the patch table has it in a server.
     logits = LogitsProcessor._get_logits
     LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
-    runner, tokenizer = load_runner(directory)
+    runner, tokenizer = load_runner(directory, dtype)
     result: dict[str, Any] = {"declined": declined(runner)}
     if type(runner.model).__name__ in ENCODER_ARCHITECTURES:
         with torch.inference_mode():
@@ -319,11 +321,13 @@ def report(directory: str, out: Path) -> None:
 
 
 def main() -> None:
-    out, *directories = sys.argv[1:]
+    out, *models = sys.argv[1:]
     context = multiprocessing.get_context("fork")
-    for directory in directories:
-        path = Path(out) / f"{Path(directory).name}.json"
-        child = context.Process(target=report, args=(directory, path))
+    for model in models:
+        half, directory = model.startswith(HALF), model.removeprefix(HALF)
+        path = Path(out) / f"{Path(directory).name}{'-bfloat16' * half}.json"
+        dtype = "bfloat16" if half else "float32"
+        child = context.Process(target=report, args=(directory, dtype, path))
         child.start()
         child.join()
         if child.exitcode:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bench.gate import TOLERANCE as TOLERANCES
 from bench.gate import largest_logprob_difference
 from sglang_prefill_ext.modelmaker.families import FAMILIES
 from sglang_prefill_ext.modelmaker.presets import ENCODERS
@@ -24,6 +25,11 @@ PACKED = tuple(FAMILIES)
 EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral")
 CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama")
 ENCODED = tuple(ENCODERS)
+HALF_PRECISION = ("qwen3", "classifier")
+"""What runs in bfloat16, too: a model of tokens and embeddings, and one of classes."""
+HALF_TOLERANCE = TOLERANCES["bfloat16"]
+ROUNDING = 2**-7
+"""Largest step between neighbours in bfloat16, of a number's size."""
 NO_STOCK = ("gemma2", "gpt-oss")
 """Without a GPU SGLang leaves out the soft cap of the one and cannot run the other."""
 
@@ -43,7 +49,8 @@ def reports(
     """What `family_runner` measured, by preset."""
     out = tmp_path_factory.mktemp("families")
     models = [model_dir(preset) for preset in (*PACKED, *CLASSIFIERS, *ENCODED)]
-    run_script("family_runner.py", out, *models)
+    half = [f"bfloat16:{model_dir(preset)}" for preset in HALF_PRECISION]
+    run_script("family_runner.py", out, *models, *half)
     return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 
@@ -61,6 +68,45 @@ def test_same_numbers(reports: dict[str, Any], family: str, reference: str, way:
         assert np.array_equal(
             _first_label_ranks(packed, row_labels), _first_label_ranks(wanted, row_labels)
         )
+
+
+@each_way
+def test_half_precision_costs_no_more_than_in_stock(reports: dict[str, Any], way: str) -> None:
+    report = reports["qwen3-bfloat16"]
+    packed, stock, exact = (
+        np.concatenate([np.array(values) for values in each])
+        for each in (report["packed"][way], report["stock"], report["hugging_face"])
+    )
+    np.testing.assert_allclose(np.exp(packed), np.exp(stock), rtol=0, atol=HALF_TOLERANCE)
+    np.testing.assert_array_less(np.abs(packed - stock), _half_tolerance(stock))
+    assert np.abs(packed - exact).mean() <= 1.1 * np.abs(stock - exact).mean()
+
+
+@each_way
+def test_half_precision_changes_no_rank_of_what_is_further_apart(
+    reports: dict[str, Any], way: str
+) -> None:
+    report, compared = reports["qwen3-bfloat16"], 0
+    work = zip(report["packed"][way], report["stock"], report["row_labels"], strict=True)
+    for packed, stock, row_labels in work:
+        first = np.cumsum([0, *row_labels[:-1]])
+        found, wanted = np.array(packed)[first], np.array(stock)[first]
+        gaps = wanted[:, None] - wanted[None, :]
+        apart = np.abs(gaps) > _half_tolerance(np.minimum(wanted[:, None], wanted[None, :]))
+        compared += int(apart.sum())
+        assert np.array_equal(np.sign(found[:, None] - found[None, :])[apart], np.sign(gaps)[apart])
+    assert compared > 100
+
+
+@pytest.mark.parametrize("model", HALF_PRECISION)
+@each_way
+def test_half_precision_vectors(reports: dict[str, Any], model: str, way: str) -> None:
+    vectors = reports[f"{model}-bfloat16"]["vectors"]
+    found, wanted = np.array(vectors[way]), np.array(vectors["hugging_face"])
+    # A head's bias is the same for every prompt, as above; embeddings have unit length.
+    found, wanted = found - found[0], wanted - wanted[0]
+    scale = np.ptp(wanted, axis=0).max() if model in CLASSIFIERS else 1.0
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=HALF_TOLERANCE * scale)
 
 
 @each_family
@@ -155,3 +201,8 @@ def _first_label_ranks(values: list[float], row_labels: list[int]) -> NDArray[np
     """Order of the rows by their first label."""
     starts = np.cumsum([0, *row_labels[:-1]])
     return np.argsort(np.asarray(values)[starts])
+
+
+def _half_tolerance(logprobs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The tolerance of bfloat16, or where a logit of that size is stored coarser, that step."""
+    return np.maximum(HALF_TOLERANCE, ROUNDING * np.abs(logprobs))

@@ -1,4 +1,4 @@
-"""A scheduler that stands still, and one that dies."""
+"""A scheduler that stands still, and one whose wrong answers nobody notices until it dies."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
+from tests.integration import wrong_readout
 from tests.integration.client import Client, score_body, wait_until
+from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answers
 from tests.integration.processes import scheduler_pid, stopped
 
@@ -45,21 +48,34 @@ def test_a_status_after_a_silent_scheduler_is_a_fresh_one(
         assert client.scheduler()["counters"]["forwards"] == before + 1
 
 
-@pytest.fixture
-def mortal(
+@pytest.fixture(scope="module")
+def unchecked(
     model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalServer]:
-    """A server of this test's own."""
-    log = tmp_path_factory.mktemp("mortal") / "mortal.log"
-    with LocalServer(model_dir("micro"), ["--enable-prefill-only"], log_path=log) as running:
+) -> Iterator[Serving]:
+    """A server whose packed answers are wrong and compared with nothing; the last test ends it."""
+    fault = wrong_readout.install(tmp_path_factory.mktemp("plugin"))
+    flags = (*wrong_readout.FLAGS, "--prefill-only-known-answers", "off")
+    with serving(model_dir("micro"), "unchecked", *flags, env=fault) as running:
         yield running
 
 
+def test_switched_off_no_known_answers_are_compared(unchecked: Serving) -> None:
+    client = unchecked.client
+    client.assert_memory_returns_to(wrong_readout.UNUSED_MEMORY)
+    scheduler = client.scheduler()
+    assert scheduler["known_answers"] == {"verdict": "off"}
+    assert scheduler["packed"] is True
+    wrong = client.score(BODIES[1])["token_logprobs"]
+    right = client.score(BODIES[1], stock=True)["token_logprobs"]
+    off_by = np.array(wrong) - np.array(right)
+    np.testing.assert_allclose(off_by, wrong_readout.OFF_BY, atol=1e-4)
+
+
 def test_when_the_scheduler_dies_clients_get_an_error_and_the_server_ends(
-    mortal: LocalServer,
+    unchecked: Serving,
 ) -> None:
-    client, scheduler = Client(mortal.base_url), scheduler_pid(mortal)
-    with client.http, ThreadPoolExecutor() as pool:
+    client, scheduler = unchecked.client, scheduler_pid(unchecked.server)
+    with ThreadPoolExecutor() as pool:
         assert client.score(BODIES[0])["scores"]
         with stopped(scheduler):
             packed = pool.submit(client.post, "/v1/score", BODIES[0])
@@ -70,4 +86,4 @@ def test_when_the_scheduler_dies_clients_get_an_error_and_the_server_ends(
             error = reply.exception()
             assert isinstance(error, httpx.TransportError)
             assert not isinstance(error, httpx.TimeoutException)
-    wait_until(lambda: not mortal.pids)
+    wait_until(lambda: not unchecked.server.pids)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.integration import wrong_readout
@@ -16,8 +15,6 @@ from tests.integration.parity import assert_same_answer
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-KV_SLOTS = 4_096
-FLAGS = ("--enable-prefill-only", "--max-total-tokens", str(KV_SLOTS))
 BODIES = [score_body(seed, 10 * seed, [4, 1, 9]) for seed in range(3)]
 REASON = "known_answers_differ"
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -31,7 +28,7 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def refused(model_dir: Callable[[str], Path], fault: dict[str, str]) -> Iterator[Serving]:
-    with serving(model_dir("micro"), "known_answers", *FLAGS, env=fault) as running:
+    with serving(model_dir("micro"), "known_answers", *wrong_readout.FLAGS, env=fault) as running:
         yield running
 
 
@@ -47,6 +44,10 @@ def test_both_paths_of_a_sound_server_answer_alike(client: Client) -> None:
 def test_known_prompts_are_not_counted_as_requests(refused: Serving) -> None:
     counters = refused.client.scheduler()["counters"]
     assert (counters["forwards"], counters["rows"], counters["tokens_computed"]) == (0, 0, 0)
+
+
+def test_known_prompts_hold_no_memory(refused: Serving) -> None:
+    refused.client.assert_memory_returns_to(wrong_readout.UNUSED_MEMORY)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -77,19 +78,3 @@ def test_it_says_so(refused: Serving) -> None:
 
 def test_it_still_generates(refused: Serving) -> None:
     assert len(refused.client.generate([5, 6, 7], 8)) == 8
-
-
-def test_switched_off_nothing_is_compared(
-    refused: Serving, model_dir: Callable[[str], Path], fault: dict[str, str]
-) -> None:
-    flags = (*FLAGS, "--prefill-only-known-answers", "off")
-    with serving(model_dir("micro"), "known_answers_off", *flags, env=fault) as (_, client):
-        client.assert_memory_returns_to(refused.client.memory())
-        assert client.memory()["kv_slots"] == KV_SLOTS
-        scheduler = client.scheduler()
-        assert scheduler["known_answers"] == {"verdict": "off"}
-        assert scheduler["packed"] is True
-        wrong = client.score(BODIES[1])["token_logprobs"]
-        right = client.score(BODIES[1], stock=True)["token_logprobs"]
-    off_by = np.array(wrong) - np.array(right)
-    np.testing.assert_allclose(off_by, wrong_readout.OFF_BY, atol=1e-4)

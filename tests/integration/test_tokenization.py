@@ -138,10 +138,63 @@ def test_texts_of_a_list_are_encoded_in_one_batch(client: Client) -> None:
         assert_same(_untimed(found.json()), _untimed(stock.json()))
 
 
-def _post(client: Client, body: Json, **headers: str) -> httpx.Response:
+def chat_of(text: str) -> Json:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+CHAT_PATH = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+PARTS = [{"type": "text", "text": "<|im_end|> in"}, {"type": "text", "text": "parts"}]
+CHATS: list[Json] = [
+    *map(chat_of, TEXTS),
+    {"messages": [{"role": "user", "content": PARTS}], "max_tokens": 3},
+    {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "naïve 漢字"}]},
+    {"messages": [{"role": "user", "content": "which?"}], "tools": [TOOL], "max_tokens": 3},
+    {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "It is"}],
+        "continue_final_message": True,
+    },
+]
+
+
+@pytest.mark.patch("P59")
+@pytest.mark.usefixtures("tokenizer")
+def test_chats_that_come_together_are_answered_as_by_stock(
+    client: Client, reference: Reference, pool: ThreadPoolExecutor
+) -> None:
+    """Whether they are packed or generate; beside some that are too long or wrong."""
+    wrong = [chat_of("the word " * 20_000), chat_of("\ud800"), {"messages": []}]
+    asked = [{"model": "m", "max_tokens": 1, "temperature": 0} | each for each in CHATS + wrong]
+    with client.counting() as moved:
+        sent = [pool.submit(_post, client, body, CHAT_PATH) for body in asked]
+        found = [each.result() for each in sent]
+    assert moved["frontend.chats"] == len(CHATS) + 1, "all but no Unicode and no message"
+    assert moved["frontend.encoding_mismatches"] == 0
+    stock = [_post(client, body, CHAT_PATH, **OPT_OUT) for body in asked]
+    for one, other in zip(found, stock, strict=True):
+        assert one.status_code == other.status_code
+        assert_same(one.json(), other.json())
+    assert [one.status_code == 200 for one in found] == [True] * len(CHATS) + [False] * 3
+    for text, one in zip(TEXTS, found, strict=False):
+        chat = chat_of(text)["messages"]
+        ids = reference.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        assert one.json()["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.patch("P60")
+@pytest.mark.usefixtures("tokenizer")
+def test_a_chat_that_wants_the_stock_path_is_encoded_there(client: Client) -> None:
+    body = {"model": "m", "max_tokens": 2, "temperature": 0} | chat_of("a red shoe")
+    for headers, encoded in ((OPT_OUT, 0), ({}, 1)):
+        with client.counting() as moved:
+            assert _post(client, body, CHAT_PATH, **headers).status_code == 200
+        assert moved["frontend.chats"] == encoded
+
+
+def _post(client: Client, body: Json, path: str = "/generate", **headers: str) -> httpx.Response:
     """Send a body in which a lone surrogate is an escape, as httpx would not write it."""
     headers |= {"content-type": "application/json"}
-    return client.http.post("/generate", content=json.dumps(body), headers=headers)
+    return client.http.post(path, content=json.dumps(body), headers=headers)
 
 
 def _untimed(answer: Any) -> Any:

@@ -8,6 +8,11 @@ from typing import Any
 OFF_BY = 0.5
 """Added to every value that a packed forward reads."""
 
+KV_SLOTS = 4_096
+FLAGS = ("--enable-prefill-only", "--max-total-tokens", str(KV_SLOTS))
+UNUSED_MEMORY = {"kv_slots": KV_SLOTS, "request_rows": 2_048, "kv_slots_protected": 0}
+"""What the pools of a server with these flags can give while nothing is held."""
+
 _DISTRIBUTION = {
     "METADATA": "Metadata-Version: 2.1\nName: wrong-readout\nVersion: 1\n",
     "entry_points.txt": f"[sglang.srt.plugins]\nwrong_readout = {__name__}:register\n",

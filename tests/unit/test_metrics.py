@@ -33,6 +33,7 @@ def test_what_was_counted_in_one_process_can_be_added_in_another() -> None:
         "tokens_computed": 12,
         "tokens_saved": 6,
         "text_batches": 0,
+        "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
     }
@@ -76,6 +77,7 @@ def test_nothing_is_counted_at_first() -> None:
         "tokens_computed": 0,
         "tokens_saved": 0,
         "text_batches": 0,
+        "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
     }
@@ -92,6 +94,7 @@ def test_requests_are_counted_by_path_and_fallbacks_by_reason() -> None:
         "tokens_computed": 12,
         "tokens_saved": 6,
         "text_batches": 0,
+        "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
     }

@@ -286,6 +286,7 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
         "tokens_computed": 10,
         "tokens_saved": -2,
         "text_batches": 0,
+        "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
     }

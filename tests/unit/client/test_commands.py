@@ -68,6 +68,14 @@ def test_embed_and_classify_read_stdin(stand_in: StandIn) -> None:
     assert [seen.path for seen in stand_in.seen[-2:]] == ["/v1/embeddings", "/classify"]
 
 
+@pytest.mark.parametrize("command", ["embed", "classify"])
+def test_an_adapter_is_sent_by_its_name(stand_in: StandIn, command: str) -> None:
+    record = lines({"text": "a"})
+    assert run(stand_in, command, "--adapter", "red", stdin=record).exit_code == 0
+    assert run(stand_in, command, stdin=record).exit_code == 0
+    assert [seen.body.get("lora_path") for seen in stand_in.seen] == ["red", None]
+
+
 def test_bad_records_are_named_and_cost_only_themselves(stand_in: StandIn) -> None:
     good = json.dumps(QUERY | {"label_token_ids": [1]})
     stdin = "\n".join([good, "{", "", '{"query": "q"}', json.dumps(QUERY), good])
