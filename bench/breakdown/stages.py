@@ -158,6 +158,7 @@ class _Nothing:
     """An executor, and what it completes: the same values at once."""
 
     asynchronous = False
+    causal = True
     held = (None,)
 
     def __init__(self, values: Float32Array) -> None:

@@ -61,6 +61,7 @@ class SimulatedDevice:
     """An executor that computes nothing but moves its clock."""
 
     asynchronous = False
+    causal = True
 
     def __init__(self, cost: CostModel) -> None:
         self.now_ms = 0.0

@@ -126,7 +126,9 @@ class PackedExecutor:
         stores: Sequence[PrefixTransaction | None],
     ) -> tuple[Tensor, list[HeldPrefix | None]]:
         """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
-        layout, model = replace(plan.layout, causal=self._model.causal), self._model
+        layout, model = plan.layout, self._model
+        if not model.causal:
+            layout = replace(layout, causal=False)
         attention = self._attention(layout)
         ends_only = layout.reads_row_ends
         reads = layout.last_layer_queries() if ends_only else layout.read_positions()

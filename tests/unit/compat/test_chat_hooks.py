@@ -63,6 +63,9 @@ PLAIN: dict[str, Any] = {
 }
 
 
+DECODER = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
+
+
 class Serving(OpenAIServingChat):
     """SGLang's own functions on what they need."""
 
@@ -71,7 +74,7 @@ class Serving(OpenAIServingChat):
         cutting.enable_truncation(4)  # as many a model's file says, and no request asks for
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=cutting, bos_token="<s>")
         tokenizer.chat_template = TEMPLATES[template]
-        self.tokenizer_manager: Any = SimpleNamespace(tokenizer=tokenizer)
+        self.tokenizer_manager: Any = SimpleNamespace(tokenizer=tokenizer, model_config=DECODER)
         self.template_manager: Any = SimpleNamespace(python_chat_template=None)
         self._prompt_text_round_trip_is_lossy = False
         self.metrics = FrontendMetrics()

@@ -107,6 +107,7 @@ async def test_an_answer_becomes_scores(
         "tokens_computed": 5,
         "tokens_saved": 2,
         "text_batches": 0,
+        "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
     }

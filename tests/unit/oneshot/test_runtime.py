@@ -427,13 +427,13 @@ def test_prompts_that_see_all_of_themselves_share_no_prefix() -> None:
 
 
 def test_places_inside_prompts_fail_where_prompts_see_all_of_themselves() -> None:
-    results: list[PackedResult] = []
+    ended: list[Ended] = []
     executor = StubExecutor(asynchronous=False, causal=False)
-    runtime = PackedRuntime(executor, lambda _job, result: results.append(result), POLICY)
+    runtime = PackedRuntime(executor, ended.extend, POLICY)
     one, two = int_array([1, 1]), int_array([2])
     rows = PackedRows(one, 0, two, int_array([]), one, vector_width=3, read_lens=two)
     runtime.submit("one", rows, None)
-    assert [result.status for result in results] == [JobStatus.FAILED]
+    assert [result.status for _, result in ended] == [JobStatus.FAILED]
     assert not runtime.busy
 
 
