@@ -64,7 +64,8 @@ class TokenFrontend:
         Raises:
             StockPathTaken: it is not eligible.
         """
-        reason = self._exchange.declined_reason or ineligible_token_reason(request)
+        self._require_taken()
+        reason = ineligible_token_reason(request)
         if reason:
             raise StockPathTaken(reason)
         return self.plain_call_of(request, stop_tokens)
@@ -78,8 +79,7 @@ class TokenFrontend:
         Raises:
             StockPathTaken: this process does not serve it.
         """
-        if self._exchange.declined_reason:
-            raise StockPathTaken(self._exchange.declined_reason)
+        self._require_taken()
         call = token_call_of(request, stop_tokens)
         if self._watermarks and call.generates:
             raise StockPathTaken("watermark")
@@ -113,6 +113,10 @@ class TokenFrontend:
         for _ in calls:
             self.metrics.record_packed()
         return read_outs
+
+    def _require_taken(self) -> None:
+        if self._exchange.declined_reason:
+            raise StockPathTaken(self._exchange.declined_reason)
 
     async def _serve(self, kind: _Kind, calls: list[TokenCall]) -> Sequence[ReadOut | Exception]:
         pack = partial(pack_calls, kind=kind.reads, caching=self._caching)
