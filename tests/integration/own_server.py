@@ -12,7 +12,8 @@ from typing import NamedTuple
 from sglang_prefill_ext.local_server import LocalServer, server_env
 from tests.integration.client import Client
 
-LOGS = Path(__file__).parents[2] / ".cache" / "logs"
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT / ".cache" / "logs"
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 """One core for each of two ranks; without it SGLang wants one NUMA node a rank."""
 
@@ -49,6 +50,7 @@ def run_python(
     command = [sys.executable, *map(str, args)]
     return subprocess.run(
         command,
+        cwd=ROOT,
         env=server_env(env),
         capture_output=True,
         text=True,
@@ -58,6 +60,6 @@ def run_python(
 
 
 def run_script(name: str, *args: str | Path, env: Mapping[str, str] | None = None) -> None:
-    """Run a script of this directory, which must succeed."""
-    run = run_python(Path(__file__).with_name(name), *args, env=env)
+    """Run a module of this directory, which must succeed."""
+    run = run_python("-m", f"{__package__}.{name}", *args, env=env)
     assert run.returncode == 0, run.stderr[-4000:]

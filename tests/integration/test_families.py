@@ -50,7 +50,7 @@ def reports(
     out = tmp_path_factory.mktemp("families")
     models = [model_dir(preset) for preset in (*PACKED, *CLASSIFIERS, *ENCODED)]
     half = [f"bfloat16:{model_dir(preset)}" for preset in HALF_PRECISION]
-    run_script("family_runner.py", out, *models, *half)
+    run_script("family_runner", out, *models, *half)
     return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 

@@ -50,7 +50,7 @@ def report(
     directory = tmp_path_factory.mktemp("engine")
     bodies, out = directory / "bodies.json", directory / "report.json"
     bodies.write_text(json.dumps(BODIES))
-    run_script("engine_runner.py", model_dir("micro"), out, bodies)
+    run_script("engine_runner", model_dir("micro"), out, bodies)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 

@@ -23,7 +23,7 @@ def report(
 ) -> dict[str, Any]:
     """What `radix_runner` has seen; it fails where an invariant does not hold."""
     out = tmp_path_factory.mktemp("radix") / "report.json"
-    run_script("radix_runner.py", out, model_dir("micro"))
+    run_script("radix_runner", out, model_dir("micro"))
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 

@@ -90,7 +90,7 @@ def outcomes(
         f"model-path: {model}\ndevice: cpu\nenable-prefill-only: true\nprefill-only-max-items: 7\n"
     )
     asked.write_text(json.dumps(cases(model, yaml)))
-    run_script("launch_runner.py", asked, out)
+    run_script("launch_runner", asked, out)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 

@@ -202,7 +202,7 @@ def outcomes(
     }
     asked, out = directory / "cases.json", directory / "out.json"
     asked.write_text(json.dumps(cases))
-    run_script("launch_runner.py", asked, out)
+    run_script("launch_runner", asked, out)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
