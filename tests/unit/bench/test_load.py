@@ -18,6 +18,9 @@ from bench.load import (
 )
 from tests.unit.bench.stand_in import StandIn
 
+EARLY_S = 1e-3
+"""By how much a timer of uvloop, which SGLang installs where its server is imported, may be early."""
+
 
 def pool(size: int) -> list[bytes]:
     bodies = ({"query": [n], "items": [[1]], "return_token_logprobs": False} for n in range(size))
@@ -34,9 +37,9 @@ def test_closed_loop_counts_what_follows_the_warm_up(stand_in: StandIn) -> None:
     seen = run_loop(closed_loop(stand_in.port, pool(5), 2, Window(0.0, 6)))
     assert len(seen.latencies_s) == 6
     assert 8 <= seen.sent <= 9  # two warm up, and one may still be under way at the end
-    assert all(0.02 <= latency < 1.0 for latency in seen.latencies_s)
+    assert all(0.02 - EARLY_S <= latency < 1.0 for latency in seen.latencies_s)
     assert seen.requests_per_s == pytest.approx(6 / seen.seconds)
-    assert seen.requests_per_s <= 2 / 0.02
+    assert seen.requests_per_s <= 2 / (0.02 - EARLY_S)
     assert seen.generator_cpu_s > 0.0
 
 
@@ -76,8 +79,8 @@ def test_open_loop_sends_at_every_arrival_and_counts_from_it(stand_in: StandIn) 
     assert sorted(seen.answers) == [0, 1, 2]
     assert sorted(seen.numbers) == [0, 0, 1, 2]
     assert seen.ended_s == sorted(seen.ended_s)
-    assert 0.53 <= seen.seconds < 1.8  # they overlap: one after the other would take 2 s
-    assert all(0.5 <= latency < 1.8 for latency in seen.latencies_s)
+    assert 0.53 - EARLY_S <= seen.seconds < 1.8  # they overlap: one after the other would take 2 s
+    assert all(0.5 - EARLY_S <= latency < 1.8 for latency in seen.latencies_s)
 
 
 def test_open_loop_counts_the_wait_of_a_late_generator(stand_in: StandIn) -> None:
