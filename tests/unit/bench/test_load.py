@@ -19,7 +19,7 @@ from bench.load import (
 from tests.unit.bench.stand_in import StandIn
 
 EARLY_S = 1e-3
-"""By how much a timer of uvloop, which SGLang installs where its server is imported, may be early."""
+"""How early a timer of uvloop may be, which SGLang installs where its server is imported."""
 
 
 def pool(size: int) -> list[bytes]:
