@@ -17,7 +17,7 @@ from typing import Any
 from sglang_prefill_ext.compat import text_hooks
 from sglang_prefill_ext.compat.frontend_link import embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
-from sglang_prefill_ext.compat.token_output import ending, stop_tokens
+from sglang_prefill_ext.compat.token_output import cached_details, ending, stop_tokens
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.generate_api import GenerateBody, answer_body, logprob_fields
@@ -103,7 +103,7 @@ class DirectGenerate:
         Raises:
             ValueError: they are wrong.
         """
-        sampling = self._manager.sampling_params_class(**body.arguments()["sampling_params"])
+        sampling = self._manager.sampling_params_class(**body.sampling_arguments())
         sampling.normalize(self._manager.tokenizer)
         sampling.verify(self._vocab_size)
         return sampling
@@ -146,7 +146,7 @@ class DirectGenerate:
             "completion_tokens": len(output_ids),
             "cached_tokens": cached,
             "weight_versions": [{"version": version, "start": 0, "end": len(output_ids)}],
-            "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+            "cached_tokens_details": cached_details(cached),
             "dp_rank": None,
             "e2e_latency": ended.seconds,
             "response_sent_to_client_ts": time.time(),

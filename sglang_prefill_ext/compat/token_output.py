@@ -90,10 +90,15 @@ def _message(
         placeholder_tokens_val=None,
         retraction_counts=[0],
         weight_versions=[[WeightVersionSpan(version=version, start=0, end=len(ids))]],
-        cached_tokens_details=[{"device": cached_tokens, "host": 0} if cached_tokens else None],
+        cached_tokens_details=[cached_details(cached_tokens)],
         dp_ranks=[None],
         spec_verify_ct=[0],
     )
+
+
+def cached_details(cached_tokens: int) -> dict[str, int] | None:
+    """Where the tokens of a prompt were that were not computed, as SGLang tells it."""
+    return {"device": cached_tokens, "host": 0} if cached_tokens else None
 
 
 def stop_tokens(manager: Any, sampling: Any) -> set[int]:

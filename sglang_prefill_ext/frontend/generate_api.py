@@ -49,6 +49,11 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
+    def sampling_arguments(self) -> dict[str, Any]:
+        """Of SGLang's `SamplingParams`."""
+        fields: dict[str, Any] = msgspec.to_builtins(self.sampling_params)
+        return fields
+
     @property
     def is_single(self) -> bool:
         """One prompt, not in a list; its answer is not in a list either."""

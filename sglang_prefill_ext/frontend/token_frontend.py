@@ -92,8 +92,7 @@ class TokenFrontend:
         Raises:
             StockPathTaken, PrefillExtError: see `PackedExchange.ask`.
         """
-        (read_out,) = await self._calls.ask(_Kind(options, ReadKind.of(call)), [call])
-        self.metrics.record_packed()
+        (read_out,) = await self._ask(ReadKind.of(call), [call], options, None)
         return read_out
 
     async def read_all(
@@ -109,7 +108,12 @@ class TokenFrontend:
         if others:
             raise StockPathTaken("unusual_input")
         async with self._exchange.admitted(options):
-            read_outs = await self._calls.ask(_Kind(options, kind), list(calls), request)
+            return await self._ask(kind, calls, options, request)
+
+    async def _ask(
+        self, kind: ReadKind, calls: Sequence[TokenCall], options: RequestOptions, request: Any
+    ) -> list[ReadOut]:
+        read_outs = await self._calls.ask(_Kind(options, kind), list(calls), request)
         for _ in calls:
             self.metrics.record_packed()
         return read_outs
