@@ -1,8 +1,9 @@
-"""Cores for a server's processes, so that what one of them costs is seen on its own (Linux)."""
+"""Cores for what is measured: which processes have them, and that they stay awake (Linux)."""
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,28 @@ SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}
 """Environment of a server whose scheduler gets one core."""
 
 _SCHEDULER = "sglang::scheduler"  # SGLang names its processes after their roles
+
+_SLEEP_LIMIT = Path("/dev/cpu_dma_latency")
+"""Of PM QoS: the longest time in us that waking up a core may take, while the file is open."""
+
+
+@contextmanager
+def kept_awake() -> Iterator[None]:
+    """Let no core of the machine sleep, as `tuned-adm profile latency-performance` does.
+
+    Where a lone request goes from process to process, each finds its core asleep, and waking it
+    up takes about as long as what it then does, above all in a virtual machine.
+
+    Raises:
+        ConfigError: this process may not ask for it.
+    """
+    try:
+        limit = _SLEEP_LIMIT.open("wb", buffering=0)
+    except OSError as error:
+        raise ConfigError(f"--awake: {_SLEEP_LIMIT} cannot be used ({error}).") from error
+    with limit:
+        limit.write(struct.pack("i", 0))
+        yield
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from bench.__main__ import RESULTS
 from bench.command import begin, measured_model
+from bench.cores import kept_awake
 from bench.decisions.kinds import KINDS
 from bench.decisions.session import DecisionRun
 from bench.floor import ModelShape
@@ -37,19 +39,23 @@ def main(
     spin: Annotated[
         bool, typer.Option("--spin", help="Idle schedulers do not sleep, in both servers.")
     ] = False,
+    awake: Annotated[
+        bool, typer.Option("--awake", help="No core sleeps meanwhile; needs root.")
+    ] = False,
+    by_wrk: Annotated[bool, typer.Option("--by-wrk", help="wrk makes the load.")] = False,
     seed: Annotated[int, typer.Option()] = 0,
     name: Annotated[str | None, typer.Option(help="File name in bench/results.")] = None,
 ) -> None:
     """Measure requests a second, stock and extension in turn, the ratio first."""
     console, context = begin("bench.decisions")
-    asked = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
-    given = {key: value for key, value in asked.items() if value is not None}
+    shape = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
+    given = {key: value for key, value in shape.items() if value is not None}
     prompts = replace(KINDS[kind].prompts, **given)
-    with measured_model(console, preset) as (model, status):
+    cores = kept_awake() if awake else nullcontext()
+    with measured_model(console, preset) as (model, status), cores:
         requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
-        run = DecisionRun(
-            model, KINDS[kind], prompts, clients or [1, 8, 32], seconds, threads, spin
-        )
+        asked = (KINDS[kind], prompts, clients or [1, 8, 32])
+        run = DecisionRun(model, *asked, seconds, threads, spin=spin, by_wrk=by_wrk)
         for repeat in range(alternations):
             for path in PATHS:
                 status.update(f"{kind} on {preset}: start {repeat + 1} of {path}")

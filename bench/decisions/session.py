@@ -13,11 +13,15 @@ from bench.decisions.kinds import Kind, Prompts, numbers_of
 from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Measurement, Window, closed_loop, run_loop
+from bench.load_generators import wrk
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, SPIN_ARGS, STOCK
 from bench.record import Result
 from bench.server import MeasuredServer
 from bench.session import packed_requests, result_of
 from bench.workloads import ClosedLoop
+
+_ASK_S = 1.0
+"""Least length of the loop that only gives answers."""
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class DecisionRun:
         threads: of one forward on a CPU.
         spin: idle schedulers look for work all the time: a lone request is answered sooner, many
             clients have a core less.
+        by_wrk: wrk makes the load that counts, which takes nothing from Python; a short loop
+            before it gives the answers that are compared.
     """
 
     model: Path
@@ -76,6 +82,7 @@ class DecisionRun:
     seconds: float
     threads: int
     spin: bool
+    by_wrk: bool
     gate: AnswerGate = field(init=False)
     results: list[Result] = field(default_factory=list)
     _stock_answers: dict[int, bytes] = field(default_factory=dict)
@@ -89,7 +96,8 @@ class DecisionRun:
         Raises:
             GateError: they disagree; no figure may be shown then.
         """
-        pool = [self._request(prompts) for prompts in requests]
+        bodies = [self._body(prompts) for prompts in requests]
+        pool = [post_bytes(self.kind.path, body) for body in bodies]
         idle = SPIN_ARGS if self.spin else QUIET_ARGS
         flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *idle]
         flags += ["--enable-prefill-only"] if path == EXTENSION else []
@@ -98,21 +106,25 @@ class DecisionRun:
         with MeasuredServer(self.model, flags, env=env, log_path=log) as server:
             for count in self.clients:
                 packed_before = packed_requests(server.port)
-                window = Window(self.seconds, 2 * count)
+                window = Window(_ASK_S if self.by_wrk else self.seconds, 2 * count)
                 seen = run_loop(closed_loop(server.port, pool, count, window))
-                packed = packed_requests(server.port) - packed_before
                 if path == STOCK:
                     self._stock_answers |= seen.answers
                 else:
                     self.gate.check(self._stock_answers, seen.answers)
-                self.results.append(self._result(count, path, repeat, packed, seen))
+                sent = seen.sent
+                if self.by_wrk:
+                    to = (server.port, self.kind.path)
+                    seen = wrk.closed_loop(*to, bodies, count, self.seconds)
+                    sent += seen.sent
+                packed = packed_requests(server.port) - packed_before
+                self.results.append(self._result(count, path, repeat, packed / sent, seen))
 
-    def _request(self, prompts: list[list[int]]) -> bytes:
-        body = self.kind.body(prompts, self.prompts.shared)
-        return post_bytes(self.kind.path, json.dumps(body).encode())
+    def _body(self, prompts: list[list[int]]) -> bytes:
+        return json.dumps(self.kind.body(prompts, self.prompts.shared)).encode()
 
     def _result(
-        self, clients: int, path: str, repeat: int, packed: int, seen: Measurement
+        self, clients: int, path: str, repeat: int, packed: float, seen: Measurement
     ) -> Result:
         counted = self.prompts.count if self.kind.counts_prompts else 1
         return result_of(
@@ -123,5 +135,5 @@ class DecisionRun:
             path=path,
             repeat=repeat,
             items=self.prompts.count,
-            packed_share=packed / (seen.sent * counted),
+            packed_share=packed / counted,
         )

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from bench.cores import scheduler_apart
+from bench.cores import kept_awake, scheduler_apart
 from sglang_prefill_ext.errors import ConfigError
 
 WAITING = "print(flush=True); input()"
@@ -44,3 +46,26 @@ def test_one_core_cannot_be_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     with pytest.raises(ConfigError, match="Two cores"), scheduler_apart([]):
         pass
+
+
+def test_cores_are_kept_awake_while_the_limit_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "cpu_dma_latency"
+    monkeypatch.setattr("bench.cores._SLEEP_LIMIT", limit)
+    with kept_awake():
+        (held,) = [fd for fd in Path("/proc/self/fd").iterdir() if is_link_to(fd, limit)]
+        assert limit.read_bytes() == struct.pack("i", 0)
+    assert not is_link_to(held, limit)
+
+
+def test_who_may_not_keep_cores_awake_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.cores._SLEEP_LIMIT", tmp_path / "missing" / "cpu_dma_latency")
+    with pytest.raises(ConfigError, match=r"--awake: .*cpu_dma_latency"), kept_awake():
+        pass
+
+
+def is_link_to(link: Path, target: Path) -> bool:
+    return link.exists() and link.resolve() == target
