@@ -29,6 +29,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.record import run_context
 from sglang_prefill_ext.attention import tiling
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 
@@ -101,7 +102,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | bool) -> Tensor:
 
 def packed(prefix: int, lens: list[int]) -> Attention:
     attention = _build(prefix, lens)
-    return lambda q, k, v: attention.forward(q, k, v, q.shape[2] ** -0.5, [None])
+    return lambda q, k, v: attention.forward(LayerInputs(q, k, v, q.shape[2] ** -0.5), [None])
 
 
 def _build(prefix: int, lens: list[int]) -> PackedAttention:
