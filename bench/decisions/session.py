@@ -16,7 +16,8 @@ from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, SPIN_ARGS, STOCK
 from bench.record import Result
 from bench.server import MeasuredServer
-from bench.session import packed_requests, result_of
+from bench.session import result_of
+from bench.status import packed_requests
 from bench.workloads import ClosedLoop
 
 

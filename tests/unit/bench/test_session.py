@@ -13,7 +13,7 @@ import pytest
 from bench import session
 from bench.gate import GateError
 from bench.plan import Plan
-from bench.session import ModelRun, packed_requests
+from bench.session import ModelRun
 from bench.workloads import Shape, parse_load
 from tests.unit.bench.stand_in import StandIn
 from tests.unit.bench.test_plan import CONFIG
@@ -74,8 +74,8 @@ def test_alternates_and_measures_every_load_on_both(
         assert result.requests >= 6
         assert result.items_per_s == result.requests_per_s * Shape.parse(result.shape).items
         assert 0.0 < result.p50_ms <= result.p90_ms <= result.p99_ms
-    assert set(measured.agreement) == set(SHAPES)
-    assert all(agreement.holds for agreement in measured.agreement.values())
+    assert set(measured.gate.agreement) == {f"small {shape}" for shape in SHAPES}
+    assert all(agreement.holds for agreement in measured.gate.agreement.values())
 
 
 def test_open_loops_of_both_paths_share_the_rate_from_stock(
@@ -95,14 +95,9 @@ def test_stops_before_timing_an_extension_that_differs(
 ) -> None:
     measured, started = run
     stand_in.extension_shift = 1e-3
-    with pytest.raises(GateError, match=r"small, 3\+2x4, gate requests.*1\.0e-03 in probability"):
+    with pytest.raises(
+        GateError, match=r"small 3\+2x4, 3\+2x4 gate requests.*1\.0e-03 in probability"
+    ):
         measured.run()
     assert len(started) == 2
     assert {result.path for result in measured.results} == {"stock"}
-
-
-def test_a_server_without_the_status_page_packs_nothing(stand_in: StandIn) -> None:
-    stand_in.counts_packed, stand_in.packed = True, 7
-    assert packed_requests(stand_in.port) == 7
-    stand_in.status = 404
-    assert packed_requests(stand_in.port) == 0
