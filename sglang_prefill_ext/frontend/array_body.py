@@ -13,7 +13,7 @@ import msgspec
 
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_rows, int32_array, wrong
-from sglang_prefill_ext.frontend.json_body import fields_of
+from sglang_prefill_ext.frontend.json_fields import fields_of
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
 
 _MARK = b'"values"'

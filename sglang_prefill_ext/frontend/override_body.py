@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.json_body import fields_of
+from sglang_prefill_ext.frontend.json_fields import fields_of
 from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray
 
 _TOKEN = "embed_override_token_id"
@@ -27,7 +27,7 @@ _INPUT = "input_embed_overrides"
 
 _KEYS = {"dtype", "shape", "data"}
 
-_LARGEST_SIZE = 1 << 20
+_LARGEST_SIZE = 2**20  # what is empty may be as wide as it says, but numpy has a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def _array(field: str, form: Any, dimensions: int) -> OverrideArray:
         raise RequestError(f"{field}.dtype: {dtype!r:.80} is none of {', '.join(DTYPES)}.")
     if not isinstance(shape, list) or len(shape) != dimensions or not _are_sizes(shape):
         raise RequestError(
-            f"{field}.shape: {shape!r:.80} is not a list of {dimensions} sizes from 1 to "
-            f"{_LARGEST_SIZE}, of which the first may be 0, too."
+            f"{field}.shape: {shape!r:.80} is not a list of {dimensions} sizes, of which the first "
+            "alone may be 0."
         )
     kind = np.dtype(dtype).newbyteorder("<")
     try:

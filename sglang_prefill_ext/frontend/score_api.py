@@ -13,7 +13,7 @@ import msgspec
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.array_body import IdsForm, RowsForm, arrays_of
 from sglang_prefill_ext.frontend.call import ScoreCall
-from sglang_prefill_ext.frontend.json_body import Int64
+from sglang_prefill_ext.frontend.json_types import Int64
 from sglang_prefill_ext.frontend.score_frontend import Scored
 
 

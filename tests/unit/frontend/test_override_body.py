@@ -72,8 +72,6 @@ def test_one_array_holds_those_of_all_items() -> None:
         b'{"query_embed_overrides": [[0.5]], "item_embed_overrides": [null, [[0.5]]]}',
         b'["_embed_overrides"]',
         b'"_embed_overrides',
-        b'{"query_embed_overrides": {"data": "\xff"}, "input_embed_overrides": 1}',
-        b'{"query_embed_overrides": {}, "input_embed_overrides": ' + b"[" * 100_000,
         b"",
     ],
 )
@@ -115,8 +113,7 @@ GOOD = form(ONE)
         (GOOD | {"shape": [-1, -2]}, r"\.shape: \[-1, -2\]"),
         (GOOD | {"shape": [1.0, 2]}, r"\.shape: \[1\.0, 2\]"),
         (GOOD | {"shape": "12"}, r"\.shape: '12'"),
-        (GOOD | {"shape": [0, 2**70], "data": ""}, r"\.shape: \[0, 1180591620717411303424\]"),
-        (GOOD | {"shape": [5, 0], "data": ""}, r"\.shape: \[5, 0\] .* the first may be 0"),
+        (GOOD | {"shape": [0, 2**63], "data": ""}, r"\.shape: \[0, 9223372036854775808\]"),
         (GOOD | {"shape": [3, 2]}, r"\.data: 4 bytes for the shape \[3, 2\] of float16.* 12\."),
         (GOOD | {"data": "****"}, r"\.data: not base64"),
         (GOOD | {"data": "é"}, r"\.data: not base64"),
@@ -133,11 +130,11 @@ def test_malformed_arrays_are_refused_by_field(wrong: Any, said: str) -> None:
             read_score_overrides(body)
 
 
-@pytest.mark.parametrize("shape", [[2**30, 0, 2], [2**30, 2, 0], [2**30, 0, 0]])
+@pytest.mark.parametrize("shape", [[2**20, 0, 2], [2**20, 2, 0], [2**20, 0, 0]])
 def test_no_data_holds_no_items(shape: list[int]) -> None:
     """A few bytes would otherwise become as many arrays as they like."""
     body = {"item_embed_overrides": {"dtype": "float16", "shape": shape, "data": ""}}
-    with pytest.raises(RequestError, match=r"item_embed_overrides\.shape: "):
+    with pytest.raises(RequestError, match=r"item_embed_overrides\.shape: .* may be 0"):
         read_score_overrides(json.dumps(body).encode())
 
 

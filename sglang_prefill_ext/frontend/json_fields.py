@@ -1,19 +1,16 @@
-"""JSON bodies, in so far as SGLang's own reading of them matters."""
+"""The fields of a JSON body of which some may be in a form of ours."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import msgspec
-
-Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What orjson, with which SGLang reads bodies, takes for an integer."""
 
 
 def fields_of(body: bytes, mark: bytes) -> dict[str, Any]:
     """Return the fields of a body that has `mark` in it; none of any other.
 
-    Nor of what is no JSON object: that is SGLang's to refuse.
+    What is no JSON object, broken, or too deep to read is left to SGLang to refuse.
     """
     if mark not in body:
         return {}
