@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from bench.command import begin, no_figures_on_error
+from bench.command import begin, no_figures_on_error, show_gate, title_of
 from bench.plan import Plan
 from bench.plot import save_plot
 from bench.record import append
@@ -96,8 +95,7 @@ def show(runs: list[ModelRun], console: Console) -> None:
     comparisons = compare_paths([result for run in runs for result in run.results])
     console.print(closed_table(comparisons), open_table(comparisons))
     for run in runs:
-        for shape, agreement in run.agreement.items():
-            console.print(f"gate green: {run.preset} {shape}: {agreement}", highlight=False)
+        show_gate(console, run.gate)
     if comparisons and comparisons[0].repeats == 1:
         console.print("One start of each server, so no range: the order may favour either.")
 
@@ -107,13 +105,12 @@ def save(
 ) -> None:
     """Append the records and draw the plot."""
     for run in runs:
-        gate = {str(shape): asdict(each) for shape, each in run.agreement.items()}
         append(
             RESULTS / f"{name}.jsonl",
             run.results,
-            {"dtype": plan.dtype, "text": plan.text, "gate": gate, **context},
+            {"dtype": plan.dtype, "text": plan.text, "gate": run.gate.as_dict(), **context},
         )
-    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    title = title_of(context)
     comparisons = compare_paths([result for run in runs for result in run.results])
     save_plot(RESULTS / f"{name}.png", comparisons, title)
     console.print(f"written: {RESULTS / name}.jsonl, .png")

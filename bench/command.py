@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from bench.record import run_context
+from bench.score_gate import ScoreGate
 from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.modelmaker import make_model
 
@@ -29,6 +30,17 @@ def begin(module: str) -> tuple[Console, dict[str, Any]]:
     if context["machine"]["load_average"] > BUSY_LOAD:
         console.print("[yellow]The machine is busy; figures mislead there.[/]")
     return console, context
+
+
+def show_gate(console: Console, gate: ScoreGate) -> None:
+    """Print what the gate has seen."""
+    for what, agreement in gate.agreement.items():
+        console.print(f"gate green: {what}: {agreement}", highlight=False)
+
+
+def title_of(context: dict[str, Any]) -> str:
+    """Return the title of a run's plot."""
+    return f"{context['machine']['cpu']}, commit {context['commit']}"
 
 
 @contextmanager

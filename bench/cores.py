@@ -38,6 +38,11 @@ def kept_awake() -> Iterator[None]:
         yield
 
 
+def is_scheduler(pid: int) -> bool:
+    """Whether a process is a scheduler of SGLang."""
+    return Path(f"/proc/{pid}/cmdline").read_text().startswith(_SCHEDULER)
+
+
 @contextmanager
 def scheduler_apart(pids: Iterable[int]) -> Iterator[None]:
     """Give the scheduler the first core, and all others the rest, this process included.
@@ -56,8 +61,7 @@ def scheduler_apart(pids: Iterable[int]) -> Iterator[None]:
     if not others:
         raise ConfigError("Two cores are needed to keep the scheduler apart from the rest.")
     for pid in pids:
-        is_scheduler = Path(f"/proc/{pid}/cmdline").read_text().startswith(_SCHEDULER)
-        _use(pid, {first} if is_scheduler else set(others))
+        _use(pid, {first} if is_scheduler(pid) else set(others))
     _use(os.getpid(), set(others))
     try:
         yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from bench.gate import TOLERANCE, Agreement, compare
 
@@ -35,3 +36,7 @@ class ScoreGate:
         seen.require(f"{what}, {requests} requests")
         before = self.agreement.get(what)
         self.agreement[what] = seen if before is None else before.merged_with(seen)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the agreement, ready for JSON."""
+        return {what: asdict(seen) for what, seen in self.agreement.items()}

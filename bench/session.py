@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.gate import TOLERANCE, Agreement, compare
 from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import (
     Measurement,
@@ -18,8 +17,9 @@ from bench.load import (
 )
 from bench.plan import PATHS, STOCK, Case, Plan, make_cases
 from bench.record import Result
+from bench.score_gate import ScoreGate
 from bench.server import MeasuredServer
-from bench.status import status_page
+from bench.status import packed_requests
 from bench.workloads import ClosedLoop, Load, Shape
 
 _MIN_REQUESTS = 20
@@ -35,7 +35,7 @@ class ModelRun:
         plan: what to run.
         tell: told what happens, in a few words; never a figure.
         results: what was measured so far.
-        agreement: over all answers of the extension so far, by shape.
+        gate: of all answers so far, by shape.
     """
 
     preset: str
@@ -43,9 +43,11 @@ class ModelRun:
     plan: Plan
     tell: Callable[[str], None]
     results: list[Result] = field(default_factory=list)
-    agreement: dict[Shape, Agreement] = field(default_factory=dict)
+    gate: ScoreGate = field(init=False)
     _stock_rates: dict[Shape, float] = field(default_factory=dict)
-    _stock_answers: dict[tuple[Shape, str], dict[int, bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gate = ScoreGate(self.plan.dtype)
 
     def run(self) -> None:
         """Measure stock and extension in turn.
@@ -94,14 +96,11 @@ class ModelRun:
 
     def _compare(self, path: str, shape: Shape, kind: str, answers: Mapping[int, bytes]) -> None:
         """Keep what stock answered, and hold what the extension answers against it."""
-        expected = self._stock_answers.setdefault((shape, kind), {})
+        requests = f"{shape} {kind}"
         if path == STOCK:
-            expected.update(answers)
-            return
-        agreement = compare(expected, answers, TOLERANCE[self.plan.dtype])
-        agreement.require(f"{self.preset}, {shape}, {kind} requests")
-        before = self.agreement.get(shape)
-        self.agreement[shape] = agreement if before is None else before.merged_with(agreement)
+            self.gate.keep(requests, answers)
+        else:
+            self.gate.check(f"{self.preset} {shape}", requests, answers)
 
     def _result(
         self,
@@ -164,12 +163,3 @@ def result_of(
         generator_cpu_share=seen.generator_cpu_s / seen.seconds,
         operation_ratio=operation_ratio,
     )
-
-
-def packed_requests(port: int) -> int:
-    """Requests that the server answered on the packed path so far; 0 for a stock server."""
-    status = status_page(port)
-    if status is None:
-        return 0
-    requests: dict[str, int] = status["frontend"]["counters"]["requests"]
-    return requests.get("packed", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,17 @@ def status_page(port: int) -> dict[str, Any] | None:
         return status
     finally:
         connection.close()
+
+
+def requests_by_path(port: int) -> Counter[str]:
+    """Requests that the front end has served so far, by path or outcome; none of a stock server."""
+    status = status_page(port)
+    return Counter() if status is None else Counter(status["frontend"]["counters"]["requests"])
+
+
+def packed_requests(port: int) -> int:
+    """Requests that the server answered on the packed path so far; 0 for a stock server."""
+    return requests_by_path(port)["packed"]
 
 
 def scheduled_requests(port: int) -> int:

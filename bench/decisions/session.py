@@ -17,7 +17,8 @@ from bench.load_generators import wrk
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, SPIN_ARGS, STOCK
 from bench.record import Result
 from bench.server import MeasuredServer
-from bench.session import packed_requests, result_of
+from bench.session import result_of
+from bench.status import packed_requests
 from bench.workloads import ClosedLoop
 
 _ASK_S = 1.0

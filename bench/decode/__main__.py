@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, measured_model, no_figures_on_error
+from bench.command import begin, measured_model, no_figures_on_error, show_gate, title_of
 from bench.decode.plan import DecodePlan
 from bench.decode.report import findings, findings_table, phase_table, save_decode_plot
 from bench.decode.session import DecodeRun
@@ -64,13 +64,11 @@ def main(
         run.run()
     console.print(findings_table(findings(run.results, decode_slowdown)))
     console.print(phase_table(run.results))
-    for what, agreement in run.gate.agreement.items():
-        console.print(f"gate green: {what}: {agreement}", highlight=False)
+    show_gate(console, run.gate)
     console.print(f"gate green: {run.equal_generations} generations equal", highlight=False)
-    gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
-    gate["equal_generations"] = {"count": run.equal_generations}
+    gate = run.gate.as_dict() | {"equal_generations": {"count": run.equal_generations}}
     append(RESULTS / f"{name}.jsonl", run.results, {"plan": asdict(plan), "gate": gate, **context})
-    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    title = title_of(context)
     save_decode_plot(RESULTS / f"{name}.png", run.results, title)
     console.print(f"written: {RESULTS / name}.jsonl, .png")
 

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import httpx
-
 from bench.judges.opinion import Opinion, Verdict, compare
 from bench.plan import EXTENSION, PATHS, QUIET_ARGS
 from bench.server import MeasuredServer
+from bench.status import requests_by_path
 
 _ARGS = ("--disable-radix-cache", *QUIET_ARGS)
-_STATUS_PATH = "/prefill_only/status"
 
 
 class Judge(Protocol):
@@ -45,21 +43,14 @@ def judge_both(judge: Judge, model: Path, tell: Callable[[str], None]) -> Verdic
         JudgeError: there is no opinion.
     """
     opinions: dict[str, Opinion] = {}
-    counted: Counter[str] = Counter()
+    counted: Counter[str] = Counter()  # of the server that comes last, which is the extension
     for path in PATHS:
         tell(f"{judge.name}: {path}")
         flags = [*_ARGS, *judge.flags, *(["--enable-prefill-only"] if path == EXTENSION else [])]
         log = model.parent / f"{path}.log"
         with MeasuredServer(model, flags, log_path=log) as server:
-            before = _requests_by_path(server.base_url) if path == EXTENSION else Counter()
+            before = requests_by_path(server.port)
             opinions[path] = judge.ask(server.base_url, model, model.parent / path)
-            if path == EXTENSION:
-                counted = _requests_by_path(server.base_url) - before
+            counted = requests_by_path(server.port) - before
     stock, extension = (opinions[path] for path in PATHS)
     return compare(judge.name, stock, extension, dict(counted), judge.tolerance)
-
-
-def _requests_by_path(base_url: str) -> Counter[str]:
-    reply = httpx.get(base_url + _STATUS_PATH, timeout=60.0)
-    reply.raise_for_status()
-    return Counter(reply.json()["frontend"]["counters"]["requests"])

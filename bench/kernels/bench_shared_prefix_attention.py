@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bench.kernels.attention_baselines import BASELINES, Problem
 from bench.kernels.harness import Case, Way, cuda_device, measure
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernel_plan import plan_tiles
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.libraries import LIBRARIES
@@ -97,14 +98,15 @@ def our_ways(
 def _library_ways(problem: Problem, groups: tuple[GroupSpan, ...]) -> dict[str, Way]:
     """Merged, with a library's kernel for the prefixes, one call a group."""
     heads = HeadShape(HEADS, KEY_HEADS, HEAD_DIM, HEAD_DIM)
-    q, k, v, device = problem.q, problem.k, problem.v, problem.q.device
+    inputs = LayerInputs(problem.q, problem.k, problem.v, problem.scale)
     ways: dict[str, Way] = {}
+    device = problem.q.device
     for name in LIBRARIES:
         attention = KernelAttention(ForwardLayout(groups), name, heads, DTYPE, device)
         attention.bind([torch.from_numpy(array).to(device) for array in attention.host_arrays()])
 
         def run(attention: KernelAttention = attention) -> tuple[Tensor]:
-            return (attention.forward(q, k, v, problem.scale, [None] * len(groups)),)
+            return (attention.forward(inputs, [None] * len(groups)),)
 
         try:
             run()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, measured_model
+from bench.command import begin, measured_model, show_gate, title_of
 from bench.load_generators.loads import require_tools
 from bench.load_generators.session import GeneratorRun
 from bench.load_generators.tools import require
@@ -55,12 +54,10 @@ def main(
     for closed, table in ((True, closed_table), (False, open_table)):
         if any(each.closed is closed for each in comparisons):
             console.print(table(comparisons))
-    for what, agreement in run.gate.agreement.items():
-        console.print(f"gate green: {what}: {agreement}", highlight=False)
-    gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
-    context |= {"tools": sorted(set(tools)), "gate": gate, "front_ends": front_ends}
+    show_gate(console, run.gate)
+    context |= {"tools": sorted(set(tools)), "gate": run.gate.as_dict(), "front_ends": front_ends}
     append(RESULTS / f"{name}.jsonl", run.results, context)
-    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    title = title_of(context)
     save_plot(RESULTS / f"{name}.png", comparisons, title)
     console.print(f"written: {RESULTS / name}.jsonl, .png")
 

@@ -11,24 +11,25 @@ of several repetitions. With one thread it is processor time, which other load d
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from unittest.mock import patch
 
 import numpy as np
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.record import run_context
+from bench.record import append, run_context
 from sglang_prefill_ext.attention import tiling
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 
@@ -39,6 +40,15 @@ REPETITIONS, SECONDS = 7, 0.05
 TOLERANCE = 1e-5
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionResult:
+    """Microseconds of one layer by each way, in the order of the columns."""
+
+    preset: str
+    shape: str
+    us: dict[str, int]
 
 
 def shapes() -> dict[str, tuple[int, list[int]]]:
@@ -101,7 +111,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | bool) -> Tensor:
 
 def packed(prefix: int, lens: list[int]) -> Attention:
     attention = _build(prefix, lens)
-    return lambda q, k, v: attention.forward(q, k, v, q.shape[2] ** -0.5, [None])
+    return lambda q, k, v: attention.forward(LayerInputs(q, k, v, q.shape[2] ** -0.5), [None])
 
 
 def _build(prefix: int, lens: list[int]) -> PackedAttention:
@@ -155,32 +165,28 @@ def _best(call: Callable[[], object]) -> int:
     return round(min(seconds) * 1e6)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--record", action="store_true", help=f"append to {RESULTS.name}")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    command = ["python", "-m", "bench.micro.bench_attention", *sys.argv[1:]]
-    context = {**run_context(), "command": command, "threads": arguments.threads}
-    records = []
+def main(
+    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    record: Annotated[bool, typer.Option(help=f"Append to {RESULTS.name}.")] = False,
+) -> None:
+    """Print how long the attention of one layer takes on this CPU, by each way."""
+    torch.set_num_threads(threads)
+    context = run_context("bench.micro.bench_attention") | {"threads": threads}
     with torch.inference_mode():
-        for preset, heads in HEADS.items():
-            for shape, (prefix, lens) in shapes().items():
-                times = measure(prefix, lens, heads)
-                records.append({"preset": preset, "shape": shape, "us": times})
-    table = Table(title=f"us per layer, {arguments.threads} thread(s)")
-    for column in ("model", "shape", *records[0]["us"]):
+        results = [
+            AttentionResult(preset, shape, measure(prefix, lens, heads))
+            for preset, heads in HEADS.items()
+            for shape, (prefix, lens) in shapes().items()
+        ]
+    table = Table(title=f"us per layer, {threads} thread(s)")
+    for column in ("model", "shape", *results[0].us):
         table.add_column(column, justify="left" if column in ("model", "shape") else "right")
-    for record in records:
-        table.add_row(record["preset"], record["shape"], *map(str, record["us"].values()))
+    for result in results:
+        table.add_row(result.preset, result.shape, *map(str, result.us.values()))
     Console(width=100).print(table)
-    if arguments.record:
-        RESULTS.parent.mkdir(exist_ok=True)
-        with RESULTS.open("a", encoding="utf-8") as file:
-            for record in records:
-                file.write(json.dumps({**record, **context}) + "\n")
+    if record:
+        append(RESULTS, results, context)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, measured_model
+from bench.command import begin, measured_model, show_gate, title_of
 from bench.mixed.plan import MixPlan
 from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table, save_mix_plot
 from bench.mixed.session import MixRun
@@ -53,11 +53,13 @@ def main(
     console.print(f"aims: all <= {MAX_SLOWDOWN:g}×, of fcfs <= {MAX_LONGEST:g}×", highlight=False)
     if any(min(each.length_slowdown.values()) < 1.0 for each in run.results):
         console.print("[yellow]Slowdowns below 1: something disturbed the idle server.[/]")
-    for what, agreement in run.gate.agreement.items():
-        console.print(f"gate green: {what}: {agreement}", highlight=False)
-    gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
-    append(RESULTS / f"{name}.jsonl", run.results, {"plan": asdict(plan), "gate": gate, **context})
-    title = f"{context['machine']['cpu']}, commit {context['commit']}"
+    show_gate(console, run.gate)
+    append(
+        RESULTS / f"{name}.jsonl",
+        run.results,
+        {"plan": asdict(plan), "gate": run.gate.as_dict(), **context},
+    )
+    title = title_of(context)
     save_mix_plot(RESULTS / f"{name}.png", run.results, title)
     console.print(f"written: {RESULTS / name}.jsonl, .png")
 

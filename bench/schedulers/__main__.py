@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, measured_model
+from bench.command import begin, measured_model, show_gate, title_of
 from bench.record import append
 from bench.schedulers.report import (
     measured_table,
@@ -44,11 +43,9 @@ def main(
         console.print(measured_table(run.results))
         for line in off_by(run.results):
             console.print(line, highlight=False)
-        for what, agreement in run.gate.agreement.items():
-            console.print(f"gate green: {what}: {agreement}", highlight=False)
-        gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
-        append(RESULTS / f"{name}.jsonl", run.results, {"gate": gate, **context})
-        title = f"{context['machine']['cpu']}, commit {context['commit']}"
+        show_gate(console, run.gate)
+        append(RESULTS / f"{name}.jsonl", run.results, {"gate": run.gate.as_dict(), **context})
+        title = title_of(context)
         save_schedulers_plot(RESULTS / f"{name}.png", run.results, title)
         console.print(f"written: {RESULTS / name}.jsonl, .png")
     console.print(model_table(MODELLED))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.cores import is_scheduler
 from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, QUIET_ARGS, Plan, make_cases
@@ -23,7 +24,6 @@ STOCK = 0
 """In the place of a number of schedulers: SGLang without the extension."""
 
 _MIN_REQUESTS = 20
-_SCHEDULER = "sglang::scheduler"  # SGLang names its processes after their roles
 _NOTHING = PackedCounters(0, 0, 0.0)
 
 
@@ -102,7 +102,7 @@ class SchedulersRun:
         cpu = {pid: end - cpu_before[pid] for pid, end in cpu_seconds(pids).items()}
         counted = _counters(schedulers, port).since(counters_before)
         self._compare(schedulers, seen.answers)
-        costs = costs_of(seen, cpu, scheduler_pids(pids), counted.busy_s)
+        costs = costs_of(seen, cpu, set(filter(is_scheduler, pids)), counted.busy_s)
         if schedulers == 1:
             self._costs_of_one = costs
         self.results.append(self._result(schedulers, seen, counted, costs))
@@ -188,12 +188,6 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     """Seconds of CPU that each process has spent so far."""
     times = {pid: psutil.Process(pid).cpu_times() for pid in pids}
     return {pid: spent.user + spent.system for pid, spent in times.items()}
-
-
-def scheduler_pids(pids: Iterable[int]) -> set[int]:
-    """Those of the processes that are schedulers."""
-    titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
-    return {pid for pid, title in titles.items() if title.startswith(_SCHEDULER)}
 
 
 def _counters(schedulers: int, port: int) -> PackedCounters:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, measured_model
+from bench.command import begin, measured_model, show_gate
 from bench.record import append
 from bench.soak.report import save_soak_plot, soak_table
 from bench.soak.session import SoakPlan, SoakRun
@@ -46,11 +46,9 @@ def main(
         verdict = run.run()
     console.print(soak_table(run.windows, verdict))
     console.print(f"aims: drifts within {MOST_DRIFT:.0%}, no long pause", highlight=False)
-    gate = {what: asdict(each) for what, each in run.gate.agreement.items()}
-    for what, agreement in run.gate.agreement.items():
-        console.print(f"gate green: {what}: {agreement}", highlight=False)
+    show_gate(console, run.gate)
     found = {"preset": preset, "rate_per_s": run.rate_per_s, "verdict": asdict(verdict)}
-    found |= {"reports": run.reports, "plan": asdict(plan), "gate": gate}
+    found |= {"reports": run.reports, "plan": asdict(plan), "gate": run.gate.as_dict()}
     append(RESULTS / f"{name}.jsonl", run.windows, found | context)
     title = f"{preset}, {shape}, {load:.0%} load, {context['machine']['cpu']}, {context['commit']}"
     save_soak_plot(RESULTS / f"{name}.png", run.windows, title)

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.prefix import Held
 from sglang_prefill_ext.attention.readout import ReadoutAttention
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.windowed import WindowedAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
@@ -32,44 +32,28 @@ class DenseAttention:
     def bind(self, arrays: Sequence[Tensor]) -> None:
         """Nothing is uploaded ahead: index arrays are made where they are used."""
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
+    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
-        window = self._effective(variant.window)
+        window = self._effective(inputs.variant.window)
         if window not in self._plans:
             self._plans[window] = (
                 PackedAttention(self._layout, self._device)
                 if window is None
                 else WindowedAttention(self._layout, window, self._device)
             )
-        return self._plans[window].forward(q, k, v, scale, held, variant)
+        return self._plans[window].forward(inputs, held)
 
-    def read(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
+    def read(self, inputs: LayerInputs, held: Held) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`."""
         if not self._layout.num_rows:
-            return q.new_zeros(*q.shape[:2], v.shape[2])
-        window = self._effective(variant.window)
+            return inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[2])
+        window = self._effective(inputs.variant.window)
         attention = (
             ReadoutAttention(self._layout, self._device)
             if window is None
             else WindowedAttention(self._layout, window, self._device, self._layout.row_ends)
         )
-        return attention.forward(q, k, v, scale, held, variant)
+        return attention.forward(inputs, held)
 
     def _effective(self, window: int | None) -> int | None:
         """None for a window that hides no token of any prompt."""

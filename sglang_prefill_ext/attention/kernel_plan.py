@@ -121,29 +121,6 @@ def with_idle_tiles(plan: KernelPlan, num_tiles: int) -> KernelPlan:
     return replace(plan, tiles=tiles)
 
 
-def check_page_table(page_table: NDArray[np.int32], plan: KernelPlan, pool_pages: int) -> None:
-    """Check a page table that is on the host: the kernel would read whatever it names.
-
-    Args:
-        page_table: int32 `[plan.num_pages]`.
-        pool_pages: pages of the cache.
-
-    Raises:
-        PackingError: an entry is no page of the cache, or entries are missing or left over.
-    """
-    _require(
-        page_table.dtype == np.int32 and page_table.shape == (plan.num_pages,),
-        f"page_table is {page_table.dtype} {list(page_table.shape)}; the held prefixes need "
-        f"int32 [{plan.num_pages}]",
-    )
-    outside = np.flatnonzero((page_table < 0) | (page_table >= pool_pages))
-    if outside.size:
-        raise PackingError(
-            f"page_table[{outside[0]}] is {page_table[outside[0]]}; the cache has the pages "
-            f"0..{pool_pages - 1}"
-        )
-
-
 def _cut(
     section: NDArray[np.int64], offset: NDArray[np.int64], block_tokens: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

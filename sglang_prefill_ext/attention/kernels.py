@@ -13,6 +13,7 @@ from prefill_kernels.errors import KernelArgumentError, check_launchable
 from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernel_plan import (
     KernelPlan,
     most_tiles,
@@ -21,8 +22,7 @@ from sglang_prefill_ext.attention.kernel_plan import (
 )
 from sglang_prefill_ext.attention.libraries import LIBRARIES
 from sglang_prefill_ext.attention.plan import prefix_spans
-from sglang_prefill_ext.attention.prefix import HeldKV, merge_prefixes
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.prefix import Held, merge_prefixes
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -86,76 +86,38 @@ class KernelAttention:
             _device_plan(plan, rest[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
         ]
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
+    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
+        variant = inputs.variant
         if variant.window is not None:
             self._layout.require_causal_window()
         own = self._device_plans[0]
         if self._library and variant.is_plain:
-            out, lse = self._fused(q, k, v, own, scale, variant, parts=fused.KeyParts.OWN)
-            tensors = (out, lse, q, k, v)
-            library = self._library
-            merge_prefixes(self._spans, *tensors, scale, held, partial=library, merge=merge_state)
+            out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
+            tensors, library = (out, lse, inputs, held), self._library
+            merge_prefixes(self._spans, *tensors, partial=library, merge=merge_state)
             return out
         cached = self._cached(held)
         if not self._merges:
-            return self._fused(q, k, v, own, scale, variant, cached=cached)[0]
+            return _fused(inputs, own, cached=cached)[0]
         # Sinks are counted with one part only.
-        out, lse = self._fused(q, k, v, own, scale, variant, parts=fused.KeyParts.OWN)
+        out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
         part = partial.partial_prefix_attention(
-            *(q, k, v, self._device_plans[2], scale),
+            *(inputs.q, inputs.k, inputs.v, self._device_plans[2], inputs.scale),
             cached=cached,
             soft_cap=variant.soft_cap,
             window=variant.window,
         )
         return merge_state(out, lse, *part, out=out, lse=lse)[0]
 
-    def read(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
+    def read(self, inputs: LayerInputs, held: Held) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`.
 
         Always fused: one query a row leaves too little for a second launch.
         """
-        plan, cached = self._device_plans[1], self._cached(held)
-        return self._fused(q, k, v, plan, scale, variant, cached=cached)[0]
+        return _fused(inputs, self._device_plans[1], cached=self._cached(held))[0]
 
-    @staticmethod
-    def _fused(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        plan: fused.TilePlan,
-        scale: float,
-        variant: AttentionVariant,
-        *,
-        cached: fused.CachedKV | None = None,
-        parts: fused.KeyParts = fused.KeyParts.ALL,
-    ) -> tuple[Tensor, Tensor]:
-        return fused.shared_prefix_attention(
-            *(q, k, v, plan, scale),
-            cached=cached,
-            parts=parts,
-            soft_cap=variant.soft_cap,
-            window=variant.window,
-            sinks=variant.sinks,
-        )
-
-    def _cached(self, held: Sequence[HeldKV | None]) -> fused.CachedKV | None:
+    def _cached(self, held: Held) -> fused.CachedKV | None:
         """What the groups hold, as one cache with pages of one token."""
         pairs = [pair for pair in held if pair is not None]
         if not pairs:
@@ -174,6 +136,23 @@ def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) 
     except KernelArgumentError as error:
         return str(error)
     return ""
+
+
+def _fused(
+    inputs: LayerInputs,
+    plan: fused.TilePlan,
+    *,
+    cached: fused.CachedKV | None = None,
+    parts: fused.KeyParts = fused.KeyParts.ALL,
+) -> tuple[Tensor, Tensor]:
+    return fused.shared_prefix_attention(
+        *(inputs.q, inputs.k, inputs.v, plan, inputs.scale),
+        cached=cached,
+        parts=parts,
+        soft_cap=inputs.variant.soft_cap,
+        window=inputs.variant.window,
+        sinks=inputs.variant.sinks,
+    )
 
 
 def _of_fixed_size(plan: KernelPlan, layout: ForwardLayout, most_groups: int) -> KernelPlan:

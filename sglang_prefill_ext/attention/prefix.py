@@ -1,11 +1,13 @@
 """The prefix that queries see beside the keys of their own call."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.merge import merge_states
 from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.plan import PrefixSpan
@@ -15,6 +17,8 @@ from sglang_prefill_ext.oneshot.layout import ForwardLayout
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[held, KH, D]` and values `[held, KH, Dv]` of one group's held prefix in one layer."""
 
+Held: TypeAlias = Sequence[HeldKV | None]
+"""One entry per group; None where the group holds nothing."""
 
 Partial: TypeAlias = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """``(q [Q,H,D], k [P,KH,D], v [P,KH,Dv], scale) -> out [Q,H,Dv], lse [Q,H]``, natural log: every
@@ -36,11 +40,8 @@ def merge_prefixes(
     spans: Iterable[PrefixSpan],
     out: Tensor,
     lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    held: Sequence[HeldKV | None],
+    inputs: LayerInputs,
+    held: Held,
     *,
     partial: Partial = dense_partial,
     merge: Merge = merge_states,
@@ -50,49 +51,44 @@ def merge_prefixes(
     Args:
         out: `[Q, H, Dv]` attention of the queries over the keys of their own calls...
         lse: `[Q, H]` float32, ...and its log-sum-exp; both become those of all keys.
-        q: `[Q, H, D]`.
-        k: `[T, KH, D]` of the whole forward.
-        v: `[T, KH, Dv]`, likewise.
-        scale: factor of the scores before the softmax.
-        held: one entry per group.
         partial: computes the attention of queries over a prefix.
         merge: joins it with that over their own keys.
     """
     for span in spans:
-        keys, values = _prefix_of(span, k, v, held)
+        keys, values = _prefix_of(span, inputs, held)
         queries = span.queries
-        part = partial(q[queries], keys, values, scale)
+        part = partial(inputs.q[queries], keys, values, inputs.scale)
         out[queries], lse[queries] = merge(out[queries], lse[queries], *part)
 
 
-def check_inputs(
-    layout: ForwardLayout,
-    num_queries: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    held: Sequence[HeldKV | None],
-) -> None:
+def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
+    """Return inputs with the K/V of held prefixes, in order, behind those of the forward."""
+    pairs = [pair for pair in held if pair is not None]
+    if not pairs:
+        return inputs
+    keys, values = zip(*pairs, strict=True)
+    return replace(inputs, k=torch.cat([inputs.k, *keys]), v=torch.cat([inputs.v, *values]))
+
+
+def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:
     """Raise PackingError unless the inputs have the lengths that the layout asks for."""
     lens = [0 if pair is None else pair[0].shape[0] for pair in held]
     wanted = [group.held for group in layout.groups]
     if lens != wanted:
         raise PackingError(f"held has {lens} tokens per group, the layout says {wanted}")
-    counts = (("q", q, num_queries), ("k", k, layout.num_tokens), ("v", v, layout.num_tokens))
-    for name, tensor, count in counts:
-        if tensor.shape[0] != count:
+    for name, count in (("q", num_queries), ("k", layout.num_tokens), ("v", layout.num_tokens)):
+        tokens = getattr(inputs, name).shape[0]
+        if tokens != count:
             raise PackingError(
-                f"{name} has {tensor.shape[0]} tokens, the layout has {count}; "
+                f"{name} has {tokens} tokens, the layout has {count}; "
                 "drop padding tokens before attention"
             )
 
 
-def _prefix_of(
-    span: PrefixSpan, k: Tensor, v: Tensor, held: Sequence[HeldKV | None]
-) -> tuple[Tensor, Tensor]:
+def _prefix_of(span: PrefixSpan, inputs: LayerInputs, held: Held) -> tuple[Tensor, Tensor]:
     """Keys `[P, KH, D]` and values `[P, KH, Dv]` of the prefix that a span sees."""
     pair = held[span.group]
-    fresh_k, fresh_v = k[span.fresh], v[span.fresh]
+    fresh_k, fresh_v = inputs.k[span.fresh], inputs.v[span.fresh]
     if pair is None:
         return fresh_k, fresh_v
     if not fresh_k.shape[0]:

@@ -7,6 +7,7 @@ wrong must cost speed, never numbers. It also compiles the kernels ahead of the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,8 +15,9 @@ from prefill_kernels.label_readout import label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.prefix import Held, HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
@@ -69,15 +71,15 @@ def _attention_error(
     device: torch.device,
 ) -> float:
     reads = torch.from_numpy(layout.read_positions()).to(device)
-    q, k, v, held = _inputs(layout, shape, dtype, device)
+    inputs, held = _inputs(layout, shape, dtype, device)
     kernels = KernelAttention(layout, way, shape, dtype, device)
     kernels.bind([torch.from_numpy(array).to(device) for array in kernels.host_arrays()])
     dense = DenseAttention(layout, device)
-    scale = shape.head_dim**-0.5
+    q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.scale
     exact_held = [None if pair is None else (pair[0].float(), pair[1].float()) for pair in held]
-    wanted = dense.forward(q.float(), k.float(), v.float(), scale, exact_held)
-    out = kernels.forward(q, k, v, scale, held)
-    read = kernels.read(q[reads], k, v, scale, held)
+    wanted = dense.forward(LayerInputs(q.float(), k.float(), v.float(), scale), exact_held)
+    out = kernels.forward(inputs, held)
+    read = kernels.read(replace(inputs, q=q[reads]), held)
     # numpy's maximum keeps a NaN, Python's may lose it.
     return float(np.maximum(_difference(out, wanted), _difference(read, wanted[reads])))
 
@@ -98,7 +100,7 @@ def _whole_prompts() -> ForwardLayout:
 
 def _inputs(
     layout: ForwardLayout, shape: HeadShape, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, list[HeldKV | None]]:
+) -> tuple[LayerInputs, Held]:
     generator = torch.Generator().manual_seed(0)
 
     def draw(tokens: int, heads: int, dim: int) -> Tensor:
@@ -113,7 +115,7 @@ def _inputs(
 
     q = draw(layout.num_tokens, shape.num_heads, shape.head_dim)
     held = [keys_values(group.held) if group.held else None for group in layout.groups]
-    return q, *keys_values(layout.num_tokens), held
+    return LayerInputs(q, *keys_values(layout.num_tokens), shape.head_dim**-0.5), held
 
 
 def _readout_error(dtype: torch.dtype, device: torch.device) -> float:

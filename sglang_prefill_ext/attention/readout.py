@@ -1,22 +1,21 @@
 """Attention of the last layer in torch: one query a row."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.prefix import (
-    HeldKV,
+    Held,
     check_inputs,
     dense_partial,
     merge_prefixes,
 )
 from sglang_prefill_ext.attention.readout_plan import RowBatch, plan_readout
 from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 
@@ -29,36 +28,25 @@ class ReadoutAttention:
         self._spans = plan.spans
         self._batches = [_DeviceBatch(batch, device) for batch in plan.batches]
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
+    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
         """Attention of one layer.
 
         Args:
-            q: `[rows, H, D]`, the queries at the layout's read positions.
-            k: `[T, KH, D]` of the whole forward; H is a multiple of KH.
-            v: `[T, KH, Dv]`, likewise.
-            scale: factor of the scores before the softmax.
-            held: one entry per group; None where the group holds nothing.
-            variant: without a window, which `WindowedAttention` has.
+            inputs: queries at the layout's read positions; without a window, which
+                `WindowedAttention` has.
 
         Returns:
-            `[rows, H, Dv]`, in the dtype of `q`.
+            `[rows, H, Dv]`, in the dtype of the queries.
 
         Raises:
             PackingError: an input does not have the shape that the layout asks for.
         """
-        check_inputs(self._layout, self._layout.num_rows, q, k, v, held)
-        parts = (batch.attend(q, k, v, scale, variant.soft_cap) for batch in self._batches)
-        out, lse = in_token_order([batch.rows for batch in self._batches], parts, len(q))
+        check_inputs(self._layout, self._layout.num_rows, inputs, held)
+        parts = (batch.attend(inputs) for batch in self._batches)
+        out, lse = in_token_order([batch.rows for batch in self._batches], parts, len(inputs.q))
+        variant = inputs.variant
         capped = partial(dense_partial, soft_cap=variant.soft_cap)
-        merge_prefixes(self._spans, out, lse, q, k, v, scale, held, partial=capped)
+        merge_prefixes(self._spans, out, lse, inputs, held, partial=capped)
         if variant.sinks is not None:
             join_sinks(out, lse, variant.sinks)
         return out
@@ -73,13 +61,12 @@ class _DeviceBatch:
         mask = batch.additive_mask()
         self._mask = None if mask is None else torch.from_numpy(mask).to(device)
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
         """`out` `[B, 1, H, Dv]` and `lse` `[B, 1, H]` of this batch's rows."""
         keys = self._keys
         return partial_attention(
-            *(self.rows.gather(q), keys.gather(k), keys.gather(v), scale),
+            *(self.rows.gather(inputs.q), keys.gather(inputs.k), keys.gather(inputs.v)),
+            inputs.scale,
             mask=self._mask,
-            soft_cap=soft_cap,
+            soft_cap=inputs.variant.soft_cap,
         )

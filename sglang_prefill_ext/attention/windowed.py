@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.attention.prefix import HeldKV, check_inputs
+from sglang_prefill_ext.attention.prefix import Held, check_inputs, with_held
 from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.window_plan import WindowBatch, plan_windowed
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
@@ -39,25 +37,15 @@ class WindowedAttention:
             _DeviceBatch(batch, window, device) for batch in plan_windowed(layout, window, queries)
         ]
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
-        """See `PackedAttention.forward`; the variant's window is that of the plan."""
-        check_inputs(self._layout, self._num_queries, q, k, v, held)
-        pairs = [pair for pair in held if pair is not None]
-        if pairs:
-            k = torch.cat([k, *(keys for keys, _ in pairs)])
-            v = torch.cat([v, *(values for _, values in pairs)])
-        parts = (batch.attend(q, k, v, scale, variant.soft_cap) for batch in self._batches)
-        out, lse = in_token_order([batch.queries for batch in self._batches], parts, len(q))
-        if variant.sinks is not None:
-            join_sinks(out, lse, variant.sinks)
+    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
+        """See `PackedAttention.forward`; the inputs' window is that of the plan."""
+        check_inputs(self._layout, self._num_queries, inputs, held)
+        inputs = with_held(inputs, held)
+        parts = (batch.attend(inputs) for batch in self._batches)
+        grids = [batch.queries for batch in self._batches]
+        out, lse = in_token_order(grids, parts, len(inputs.q))
+        if inputs.variant.sinks is not None:
+            join_sinks(out, lse, inputs.variant.sinks)
         return out
 
 
@@ -71,15 +59,14 @@ class _DeviceBatch:
         self._key_position = torch.from_numpy(batch.key_position).to(device)[:, None, :]
         self._window = window
 
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, soft_cap: float
-    ) -> tuple[Tensor, Tensor]:
+    def attend(self, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
         """`out` `[B, M, H, Dv]` and `lse` `[B, M, H]` of this batch's queries."""
         keys = self._keys
         return partial_attention(
-            *(self.queries.gather(q), keys.gather(k), keys.gather(v), scale),
+            *(self.queries.gather(inputs.q), keys.gather(inputs.k), keys.gather(inputs.v)),
+            inputs.scale,
             mask=self._mask(),
-            soft_cap=soft_cap,
+            soft_cap=inputs.variant.soft_cap,
         )
 
     def _mask(self) -> Tensor:

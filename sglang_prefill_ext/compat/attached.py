@@ -72,7 +72,11 @@ class AttachableEngine:
         self._frontend = frontend
         self._calls: set[asyncio.Task[StockAnswer]] = set()
         self._probes: dict[str, list[int]] = {}
-        if link.tokenizer_json:
+        # SGLang takes ids as they are, so a text of EmbeddingGemma that a front end has encoded
+        # would lack the token with which SGLang ends it.
+        gemma = manager.model_config.is_embedding_gemma
+        self._tokenizer_json = "" if gemma else link.tokenizer_json
+        if self._tokenizer_json:
             self._probes = dict(zip(PROBES, link.encode(PROBES), strict=True))
 
     @property
@@ -93,7 +97,7 @@ class AttachableEngine:
             class_names=[str(names[number]) for number in sorted(names)],
             caching=not manager.server_args.disable_radix_cache,
             config=frontend.config,
-            tokenizer=self._link.tokenizer_json,
+            tokenizer=self._tokenizer_json,
             probes=self._probes,
             declined=self.exchange.declined_reason or "",
             gc_thresholds=thresholds_of_server(),

@@ -9,6 +9,7 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.variant import AttentionVariant
 from sglang_prefill_ext.compat.capability import window_of
 from sglang_prefill_ext.errors import PackedForwardError
@@ -63,12 +64,12 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             q = q[read_at]
             stream.write(stream.residual[read_at])
             forward_batch.adapt(len(read_at))
-        out: Tensor = forward_batch.attend(
-            layer.layer_id,
+        inputs = LayerInputs(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
             v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             layer.scaling,
             AttentionVariant(layer.logit_cap, window_of(layer), sinks),
         )
+        out: Tensor = forward_batch.attend(layer.layer_id, inputs)
         return out.reshape(len(out), layer.tp_q_head_num * layer.v_head_dim)

@@ -14,7 +14,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.compat.adapters import Adapters
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
@@ -176,14 +176,8 @@ class SglangVectorModel(SglangModel):
     def _measured_widths(self) -> tuple[int, int]:
         """Heads differ in where they say it, and in what they show, so one token is tried."""
 
-        def attend_to_itself(
-            _layer: int,
-            q: Tensor,
-            _k: Tensor,
-            v: Tensor,
-            _scale: float,
-            _variant: AttentionVariant = PLAIN,
-        ) -> Tensor:
+        def attend_to_itself(_layer: int, inputs: LayerInputs) -> Tensor:
+            q, v = inputs.q, inputs.v
             return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
         zero = torch.zeros(1, dtype=torch.int64, device=self.device)

@@ -61,7 +61,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         for message in result_messages(ended):
             sender.send_output(message)
         if board is not None:
-            board.done[rank] += sum(len(job.rows.tokens) for job, _ in ended)
+            board.done[rank] += tokens_received(ended)
 
     def declining(reason: str) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
@@ -89,6 +89,14 @@ def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
     for route, message in messages.items():
         message.http_worker_ipc = route
     return list(messages.values())
+
+
+def tokens_received(ended: Sequence[Ended]) -> int:
+    """Tokens of requests as they came, which is what the data-parallel controller has counted.
+
+    The rows of an encoder are whole prompts by now, and so may have many more.
+    """
+    return sum(len(job.reply_to.input_ids) for job, _ in ended)
 
 
 def _set_up_executor(

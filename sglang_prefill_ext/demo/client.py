@@ -10,10 +10,12 @@ from typing import Any, Literal
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from sglang_prefill_ext.client.options import Options
+
 Path = Literal["packed", "stock"]
 PATHS: tuple[Path, ...] = ("packed", "stock")
 
-_STOCK_HEADER = {"x-prefill-only": "off"}
+_STOCK_HEADERS = Options(stock=True).headers(left_s=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class ScoringClient:
         }
         start = time.perf_counter()
         reply = self._http.post(
-            "/v1/score", json=body, headers=_STOCK_HEADER if path == "stock" else None
+            "/v1/score", json=body, headers=_STOCK_HEADERS if path == "stock" else None
         )
         seconds = time.perf_counter() - start
         reply.raise_for_status()

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.frontend.connection import outcome_while_connected
@@ -29,7 +30,7 @@ class _Batch(Generic[Item, Answer]):
     items: list[Item] = field(default_factory=list)
     callers: int = 0
     start: asyncio.TimerHandle | None = None
-    work: asyncio.Task[None] | None = None
+    work: asyncio.Task[Sequence[Answer | Exception]] | None = None
 
 
 class Gatherer(Generic[Item, Answer]):
@@ -103,24 +104,31 @@ class Gatherer(Generic[Item, Answer]):
         self._stop_gathering(kind, batch)
         self._serving[kind] += 1
         batch.work = asyncio.get_running_loop().create_task(self._work(kind, batch))
+        # Not within it: a task that is cancelled before its first step runs nothing at all.
+        batch.work.add_done_callback(partial(self._end, kind, batch))
 
-    async def _work(self, kind: Hashable, batch: _Batch[Item, Answer]) -> None:
+    async def _work(
+        self, kind: Hashable, batch: _Batch[Item, Answer]
+    ) -> Sequence[Answer | Exception]:
         try:
-            answers = await self._serve(kind, batch.items)
+            return await self._serve(kind, batch.items)
         except Exception as error:
-            answers = [error] * len(batch.items)
-        finally:
-            self._end(kind)
-        if not batch.answers.done():
-            batch.answers.set_result(answers)
+            return [error] * len(batch.items)
 
-    def _end(self, kind: Hashable) -> None:
+    def _end(
+        self,
+        kind: Hashable,
+        batch: _Batch[Item, Answer],
+        work: asyncio.Task[Sequence[Answer | Exception]],
+    ) -> None:
         self._serving[kind] -= 1
         if not self._serving[kind]:
             del self._serving[kind]
         waiting = self._gathering.get(kind)
         if waiting is not None:
             self._start(kind, waiting)
+        if not work.cancelled():
+            batch.answers.set_result(work.result())
 
     def _leave(self, kind: Hashable, batch: _Batch[Item, Answer]) -> None:
         """Drop a batch for which nobody waits."""

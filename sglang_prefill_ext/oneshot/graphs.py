@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.libraries import LIBRARIES
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.capture import Capture, capture_for
 from sglang_prefill_ext.oneshot.graph_plan import (
@@ -128,16 +128,9 @@ class ForwardGraph:
         tokens, positions, reads, self._places, *rest = tensors_in(self._buffer, arrays)
         attention.bind(rest)
 
-        def attend(
-            layer: int,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            scale: float,
-            variant: AttentionVariant = PLAIN,
-        ) -> Tensor:
+        def attend(layer: int, inputs: LayerInputs) -> Tensor:
             is_last = layer == model.last_layer
-            return (attention.read if is_last else attention.forward)(q, k, v, scale, (), variant)
+            return (attention.read if is_last else attention.forward)(inputs, ())
 
         work = model.prepare(tokens, positions, reads, [bucket.tokens], attend, shortened=True)
         self._replay = capture.capture(work)

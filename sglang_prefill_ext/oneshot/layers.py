@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.prefix import Held
 from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
@@ -23,25 +23,9 @@ class Attention(Protocol):
 
     def bind(self, arrays: Sequence[Tensor]) -> None: ...
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor: ...
+    def forward(self, inputs: LayerInputs, held: Held) -> Tensor: ...
 
-    def read(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor: ...
+    def read(self, inputs: LayerInputs, held: Held) -> Tensor: ...
 
 
 class LayerAttention:
@@ -70,23 +54,15 @@ class LayerAttention:
         spans = zip(plan.layout.group_starts.tolist(), plan.layout.groups, strict=True)
         self._fresh = [slice(start, start + span.fresh) for start, span in spans]
 
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
+    def __call__(self, layer: int, inputs: LayerInputs) -> Tensor:
         before = [None if source is None else source.load(layer) for source in self._held]
         for old, kept, store, fresh in zip(
             before, self.kept, self._stores, self._fresh, strict=True
         ):
             if kept is not None:
-                kept.keep(layer, old, k[fresh], v[fresh])
+                kept.keep(layer, old, inputs.k[fresh], inputs.v[fresh])
             if store is not None:
                 some = slice(fresh.start, fresh.start + store.stored)
-                store.store(layer, k[some], v[some])
+                store.store(layer, inputs.k[some], inputs.v[some])
         attend = self._attention.read if layer == self._shortened else self._attention.forward
-        return attend(q, k, v, scale, before, variant)
+        return attend(inputs, before)

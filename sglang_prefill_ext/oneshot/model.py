@@ -5,32 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.wire.sampling import Sampling
 
-
-class Attend(Protocol):
-    """``(layer, q [T,H,D], k [T,KH,D], v [T,KH,Dv], scale, variant) -> out [T,H,Dv]``
-
-    In `Model.last_layer` ``q`` and ``out`` have one entry a read position instead of one a token.
-    """
-
-    def __call__(
-        self,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        variant: AttentionVariant = PLAIN,
-        /,
-    ) -> Tensor: ...
+Attend: TypeAlias = Callable[[int, LayerInputs], Tensor]
+"""``(layer, inputs) -> [Q, H, Dv]``: attention of all tokens, in `Model.last_layer` of the read
+positions alone."""
 
 
 class Drawn(NamedTuple):

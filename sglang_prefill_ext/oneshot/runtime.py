@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of, retry_after_s
 from sglang_prefill_ext.oneshot.budget import UNLIMITED
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
@@ -137,32 +136,15 @@ class PackedRuntime:
             reply_to=reply_to,
         )
         self._num_jobs += 1
-        if self._declines:
-            self._end([job], JobStatus.DECLINED, self.declined_reason)
-            return
-        if not self._shares_prefixes:
-            try:
-                job.rows = rows = whole_rows(rows)
-            except PackingError as error:
-                self._end([job], JobStatus.FAILED, str(error))
-                return
-        unfit = unfit_row(rows, self.policy.budget)
-        if unfit is not None:
-            self._end([job], JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward.")
-            return
-        refusal = self.policy.limits.refusal(self._queue.load, load_of(rows))
-        if refusal:
-            self._end([job], JobStatus.REJECTED, refusal)
-            return
         try:
-            kept, job.value_places = distinct_rows(rows)
-            job.pieces = split_request(kept, self.policy.budget)
-            job.cached_tokens = self._cached_tokens(job.piece)
+            refusal = self._plan(job)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)
-            self._end([job], JobStatus.FAILED, str(error))
-            return
-        self._queue.push(job)
+            refusal = JobStatus.FAILED, str(error)
+        if refusal is None:
+            self._queue.push(job)
+        else:
+            self._end([job], *refusal)
 
     def step(self, *, launch: bool = True, join_tokens: int = UNLIMITED) -> bool:
         """Launch the next forward and answer what the forwards before it completed.
@@ -213,6 +195,24 @@ class PackedRuntime:
         flying = [job for job in self._forwards.flying if wanted(job)]
         waiting = self._queue.select(wanted)
         self._end(waiting + flying, JobStatus.ABORTED, "The request was aborted.")
+
+    def _plan(self, job: Job) -> tuple[JobStatus, str] | None:
+        """Divide a job into pieces; return how it ends, and why, if it is not to be queued."""
+        budget = self.policy.budget
+        if self._declines:
+            return JobStatus.DECLINED, self.declined_reason
+        if not self._shares_prefixes:
+            job.rows = whole_rows(job.rows)
+        unfit = unfit_row(job.rows, budget)
+        if unfit is not None:
+            return JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward."
+        refusal = self.policy.limits.refusal(self._queue.load, load_of(job.rows))
+        if refusal:
+            return JobStatus.REJECTED, refusal
+        kept, job.value_places = distinct_rows(job.rows)
+        job.pieces = split_request(kept, budget)
+        job.cached_tokens = self._cached_tokens(job.piece)
+        return None
 
     def _cached_tokens(self, piece: Piece) -> int:
         if self._cache is None or not piece.uses_cache:

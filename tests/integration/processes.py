@@ -81,7 +81,7 @@ def held_back(
     blocker = pool.submit(client.generate, [5, 6, 7], 1, stock=True)
     wait_until(lambda: b"run_batch sleep" in server.log_path.read_bytes()[seen:])
     awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
-    replies = _sent(client, pool, bodies, path)
+    replies = sent(client, pool, bodies, path)
     status = pool.submit(client.status)
     yield replies
     assert not blocker.done(), "the block was left too late"
@@ -90,22 +90,22 @@ def held_back(
     awake.result()
 
 
-def _sent(
+def sent(
     client: Client, pool: Executor, bodies: list[Json], path: str
 ) -> list[Future[httpx.Response]]:
     """Send requests, and return when the front end has had the time to pass them on."""
-    sent = Semaphore(0)
+    written = Semaphore(0)
 
     def note(event: str, _info: Json) -> None:
         if event.endswith("send_request_body.complete"):
-            sent.release()
+            written.release()
 
     def send(body: Json) -> httpx.Response:
         return client.http.post(path, json=body, extensions={"trace": note})
 
     replies = [pool.submit(send, body) for body in bodies]
     for _ in bodies:
-        assert sent.acquire(timeout=GATE_S), "not sent"
+        assert written.acquire(timeout=GATE_S), "not sent"
     for _ in range(_TURNS):
         client.http.get("/model_info").raise_for_status()
     return replies

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import random
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +27,7 @@ from tests.integration.grpc_frontends import connected, front_ends, int32_rows
 from tests.integration.override_bodies import PLACEHOLDER, body_with, embeds
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
-from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.processes import scheduler_pid, sent, stopped
 from tests.integration.reference import Reference
 
 pytestmark = pytest.mark.timeout(900)
@@ -291,16 +290,11 @@ def test_the_python_client_embeds(embedder: Serving, prompts: Any) -> None:
 
 def embedded_together(embedder: Serving, prompts: list[list[int]]) -> list[NDArray[np.float64]]:
     """The vectors of prompts that as many clients send before any is answered."""
-
-    def embed(prompt: list[int]) -> NDArray[np.float64]:
-        body = {"model": "m", "input": prompt}
-        return vectors(embedder.client.post("/v1/embeddings", body))[0]
-
+    bodies: list[Json] = [{"model": "m", "input": prompt} for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
         with stopped(scheduler_pid(embedder.server)):
-            sent = [pool.submit(embed, prompt) for prompt in prompts]
-            time.sleep(1)
-        return [each.result() for each in sent]
+            replies = sent(embedder.client, pool, bodies, "/v1/embeddings")
+        return [vectors(reply.result())[0] for reply in replies]
 
 
 def test_single_prompts_of_many_clients_travel_and_are_computed_together(

@@ -20,7 +20,7 @@ from tests.integration.client import OPT_OUT, Client, Json, random_ids
 from tests.integration.override_bodies import embeds
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same, both
-from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.processes import scheduler_pid, sent, stopped
 from tests.integration.reference import Reference
 
 pytestmark = pytest.mark.timeout(900)
@@ -324,18 +324,12 @@ def test_many_clients_share_messages_and_forwards(
 ) -> None:
     rng = random.Random(51)
     prompts = [random_ids(rng, rng.randint(3, 60)) for _ in range(64)]
-
-    def token(prompt: list[int]) -> int:
-        body = {"input_ids": prompt, "sampling_params": GREEDY}
-        (found,) = generator.client.post("/generate", body).json()["output_ids"]
-        return int(found)
-
+    bodies: list[Json] = [{"input_ids": each, "sampling_params": GREEDY} for each in prompts]
     with generator.client.counting() as moved, ThreadPoolExecutor(64) as pool:
         with stopped(scheduler_pid(generator.server)):
-            sent = [pool.submit(token, prompt) for prompt in prompts]
-            time.sleep(1)
-        found = [each.result() for each in sent]
-    assert found == [int(oracle(prompt)[-1].argmax()) for prompt in prompts]
+            replies = sent(generator.client, pool, bodies, "/generate")
+        found = [reply.result().json()["output_ids"] for reply in replies]
+    assert found == [[int(oracle(prompt)[-1].argmax())] for prompt in prompts]
     assert moved["scheduler.requests.ok"] < len(prompts) / 2
     assert moved["frontend.requests.packed"] == len(prompts)
 

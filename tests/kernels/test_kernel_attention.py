@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention import libraries
 from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
 from sglang_prefill_ext.attention.libraries import LIBRARIES
 from sglang_prefill_ext.attention.prefix import HeldKV
@@ -69,12 +70,13 @@ class Inputs:
         ]
 
     def forward(self, attention: Attention, variant: AttentionVariant = PLAIN) -> Tensor:
-        return attention.forward(self.q, self.k, self.v, SCALE, self.held, variant)
+        return attention.forward(LayerInputs(self.q, self.k, self.v, SCALE, variant), self.held)
 
     def read(
         self, attention: Attention, positions: Sequence[int], variant: AttentionVariant = PLAIN
     ) -> Tensor:
-        return attention.read(self.q[list(positions)], self.k, self.v, SCALE, self.held, variant)
+        reads = self.q[list(positions)]
+        return attention.read(LayerInputs(reads, self.k, self.v, SCALE, variant), self.held)
 
 
 def kernels(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> KernelAttention:

@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
 from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.variant import AttentionVariant
 from tests.kernels.layouts import Case, make_case
 from tests.unit.attention.strategies import layout
@@ -81,9 +82,8 @@ def test_the_same_as_sglang(device: torch.device, options: dict[str, Any]) -> No
     cached = case.cached
     pages = cached.page_table.long()
     held = (cached.k[pages].flatten(0, 1), cached.v[pages].flatten(0, 1))
-    dense = DenseAttention(forward, device).forward(
-        case.q, case.k, case.v, case.scale, [held], variant
-    )
+    inputs = LayerInputs(case.q, case.k, case.v, case.scale, variant)
+    dense = DenseAttention(forward, device).forward(inputs, [held])
     fused, _ = shared_prefix_attention(*case.arguments, cached=cached, **scores)
     for found in (dense, fused):
         torch.testing.assert_close(found[FRESH:], wanted, rtol=1e-5, atol=1e-5)

@@ -33,8 +33,9 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.collector import GcAction
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
-from tests.unit.attach.engines import StubCollector, StubEngine, attached, facts, until
+from tests.unit.attach.engines import StubCollector, StubEngine, attached, facts
 from tests.unit.frontend.links import stub_answer
+from tests.unit.waiting import until
 
 ROWS = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), int_array([4, 5]), NO_INTS)
 NO_OPTIONS = RequestOptions()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 CPU = torch.device("cpu")
 FLOAT32_TOLERANCE = 2e-6
 BFLOAT16_TOLERANCE = 2e-2
 
-Inputs = tuple[Tensor, Tensor, Tensor, float, list[HeldKV | None]]
+Inputs = tuple[LayerInputs, list[HeldKV | None]]
 
 
 def _poisoned(count: int, *widths: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
@@ -29,6 +31,7 @@ def random_inputs(
     dims: tuple[int, int] = (16, 16),
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    variant: AttentionVariant = PLAIN,
 ) -> Inputs:
     """Views of a fused q, k, v as a model hands them over, and held K/V."""
     (query_heads, key_heads), (dim, value_dim) = heads, dims
@@ -39,7 +42,7 @@ def random_inputs(
         pair = _poisoned(span.held, *widths[1:], dtype=dtype, seed=seed + index + 1)
         held.append(_split_heads(key_heads, *pair) if span.held else None)
     q, (k, v) = q.unflatten(1, (query_heads, dim)), _split_heads(key_heads, k, v)
-    return q, k, v, dim**-0.5, held
+    return LayerInputs(q, k, v, dim**-0.5, variant), held
 
 
 def _split_heads(key_heads: int, k: Tensor, v: Tensor) -> HeldKV:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.prefix import Held
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
@@ -34,17 +33,9 @@ def attend(
     return torch.stack(outs), torch.stack(lses)
 
 
-def packed_attention(
-    layout: ForwardLayout,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    held: Sequence[HeldKV | None],
-    variant: AttentionVariant = PLAIN,
-) -> Tensor:
+def packed_attention(layout: ForwardLayout, inputs: LayerInputs, held: Held) -> Tensor:
     """`[T, H, Dv]` float64, of the arguments of `PackedAttention.forward`."""
-    out = []
+    q, k, v, out = inputs.q, inputs.k, inputs.v, []
     token = 0
     for span, pair in zip(layout.groups, held, strict=True):
         seen_k, seen_v = pair if pair is not None else (k[:0], v[:0])
@@ -54,7 +45,7 @@ def packed_attention(
                 stop = i + 1 if layout.causal else length
                 keys = torch.cat([seen_k, own_k[:stop]])
                 values = torch.cat([seen_v, own_v[:stop]])
-                out.append(attend(q[token + i], keys, values, scale, variant)[0])
+                out.append(attend(q[token + i], keys, values, inputs.scale, inputs.variant)[0])
             if segment == 0:
                 seen_k, seen_v = torch.cat([seen_k, own_k]), torch.cat([seen_v, own_v])
             token += length

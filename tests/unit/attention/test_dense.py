@@ -35,18 +35,16 @@ variants = st.builds(
 )
 
 
-def _assert_right(
-    forward: ForwardLayout, inputs: Inputs, variant: AttentionVariant, tolerance: float
-) -> None:
+def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> None:
     attention = DenseAttention(forward, CPU)
-    expected = packed_attention(forward, *inputs, variant)
+    expected = packed_attention(forward, *inputs)
     for _ in range(2):  # as two layers do
-        out = attention.forward(*inputs, variant)
-        assert out.dtype == inputs[0].dtype
+        out = attention.forward(*inputs)
+        assert out.dtype == inputs[0].q.dtype
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=0)
-    q, *others = inputs
+    whole, held = inputs
     read_at = torch.from_numpy(forward.last_layer_queries())
-    read = attention.read(q[read_at], *others, variant)
+    read = attention.read(replace(whole, q=whole.q[read_at]), held)
     wanted = expected[read_at] if forward.num_rows else torch.zeros_like(expected[:1])
     torch.testing.assert_close(read.double(), wanted, atol=tolerance, rtol=0)
 
@@ -61,8 +59,8 @@ def _assert_right(
 def test_random_layouts(
     forward: ForwardLayout, dims: tuple[int, int], variant: AttentionVariant, seed: int
 ) -> None:
-    inputs = random_inputs(forward, dims=dims, seed=seed)
-    _assert_right(forward, inputs, variant, FLOAT32_TOLERANCE)
+    inputs = random_inputs(forward, dims=dims, seed=seed, variant=variant)
+    _assert_right(forward, inputs, FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +82,7 @@ def test_random_layouts(
     ids=["float32", "bfloat16"],
 )
 def test_each_variant(variant: AttentionVariant, dtype: torch.dtype, tolerance: float) -> None:
-    _assert_right(FORWARD, random_inputs(FORWARD, dtype=dtype), variant, tolerance)
+    _assert_right(FORWARD, random_inputs(FORWARD, dtype=dtype, variant=variant), tolerance)
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -97,30 +95,32 @@ def test_each_variant(variant: AttentionVariant, dtype: torch.dtype, tolerance: 
 def test_prompts_that_see_all_of_themselves(
     forward: ForwardLayout, dims: tuple[int, int], soft_cap: float, sinks: torch.Tensor | None
 ) -> None:
-    inputs = random_inputs(forward, dims=dims)
-    _assert_right(forward, inputs, AttentionVariant(soft_cap, None, sinks), FLOAT32_TOLERANCE)
+    inputs = random_inputs(forward, dims=dims, variant=AttentionVariant(soft_cap, None, sinks))
+    _assert_right(forward, inputs, FLOAT32_TOLERANCE)
 
 
 def test_a_window_to_both_sides_is_refused() -> None:
     forward = replace(layout((0, 0, 9, 20)), causal=False)
-    inputs, attention = random_inputs(forward), DenseAttention(forward, CPU)
+    inputs = random_inputs(forward, variant=AttentionVariant(window=3))
     with pytest.raises(PackingError, match="window"):
-        attention.forward(*inputs, AttentionVariant(window=3))
+        DenseAttention(forward, CPU).forward(*inputs)
 
 
 def test_layers_of_several_kinds_share_one_object() -> None:
-    inputs, attention = random_inputs(FORWARD), DenseAttention(FORWARD, CPU)
+    attention = DenseAttention(FORWARD, CPU)
     for variant in (PLAIN, AttentionVariant(window=9), PLAIN, AttentionVariant(window=40)):
-        wanted = packed_attention(FORWARD, *inputs, variant)
-        out = attention.forward(*inputs, variant)
+        inputs = random_inputs(FORWARD, variant=variant)
+        wanted = packed_attention(FORWARD, *inputs)
+        out = attention.forward(*inputs)
         torch.testing.assert_close(out.double(), wanted, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(("window", "hides"), [(8, True), (9, False)])
 def test_a_window_that_hides_nothing_is_none(window: int, hides: bool) -> None:
     forward = layout((4, 3, 2, 3))  # the last of ten tokens sees nine before it
-    inputs, attention = random_inputs(forward), DenseAttention(forward, CPU)
+    attention = DenseAttention(forward, CPU)
     plain, windowed = (
-        attention.forward(*inputs, variant) for variant in (PLAIN, AttentionVariant(window=window))
+        attention.forward(*random_inputs(forward, variant=variant))
+        for variant in (PLAIN, AttentionVariant(window=window))
     )
     assert torch.equal(plain, windowed) == (not hides)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.attention.kernel_plan import (
     SPAN_BLOCKS,
     KernelPlan,
-    check_page_table,
     most_tiles,
     plan_tiles,
     with_idle_tiles,
@@ -172,18 +171,6 @@ def test_queries_of_another_dtype_are_refused() -> None:
 def test_sizes_below_one_are_refused(argument: str) -> None:
     with pytest.raises(PackingError, match=f"{argument} is 0; it must be at least 1"):
         plan_tiles(FORWARD, **{"block_tokens": 1, argument: 0})
-
-
-def test_page_tables_are_checked() -> None:
-    plan = plan_tiles(FORWARD, block_tokens=8)
-    check_page_table(np.array([4, 0, 1, 2, 3], dtype=np.int32), plan, pool_pages=5)
-    for page in (-1, 5):
-        table = np.array([0, 1, page, 2, 3], dtype=np.int32)
-        with pytest.raises(PackingError, match=rf"page_table\[2\] is {page};.* pages 0\.\.4"):
-            check_page_table(table, plan, pool_pages=5)
-    for table in (np.zeros(4, dtype=np.int32), np.zeros(5, dtype=np.int64)):
-        with pytest.raises(PackingError, match=r"need int32 \[5\]"):
-            check_page_table(table, plan, pool_pages=5)
 
 
 def test_planning_many_rows_takes_well_under_a_millisecond_per_thousand() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -24,9 +26,10 @@ from tests.unit.attention.strategies import layout, layouts
 
 def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> None:
     read_at = torch.from_numpy(forward.read_positions())
-    q, *others = inputs
-    out = ReadoutAttention(forward, CPU).forward(q[read_at], *others)
-    assert out.dtype == q.dtype
+    whole, held = inputs
+    reads = replace(whole, q=whole.q[read_at])
+    out = ReadoutAttention(forward, CPU).forward(reads, held)
+    assert out.dtype == whole.q.dtype
     expected = packed_attention(forward, *inputs)[read_at]
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=0)
 
@@ -60,17 +63,17 @@ def test_bfloat16(forward: ForwardLayout) -> None:
 
 def test_another_number_of_queries() -> None:
     forward = layout((0, 2, 1, 1))
-    q, k, v, scale, held = random_inputs(forward)
+    inputs, held = random_inputs(forward)
     with pytest.raises(PackingError, match="q has 4 tokens, the layout has 2"):
-        ReadoutAttention(forward, CPU).forward(q, k, v, scale, held)
+        ReadoutAttention(forward, CPU).forward(inputs, held)
 
 
 def test_rows_of_any_length_fit_into_memory() -> None:
     """Padding every row to the longest would take 16,000 x 16,000 keys."""
     forward = layout((0, 0, 16_000, *[1] * 16_000))
-    q, k, v, scale, held = random_inputs(forward, heads=(1, 1), dims=(8, 8))
+    inputs, held = random_inputs(forward, heads=(1, 1), dims=(8, 8))
     read_at = torch.from_numpy(forward.read_positions())
-    out = ReadoutAttention(forward, CPU).forward(q[read_at], k, v, scale, held)
+    out = ReadoutAttention(forward, CPU).forward(replace(inputs, q=inputs.q[read_at]), held)
     # A row of one token sees its own value only.
-    torch.testing.assert_close(out[1:], v[16_000:], atol=1e-6, rtol=0)
+    torch.testing.assert_close(out[1:], inputs.v[16_000:], atol=1e-6, rtol=0)
     assert np.isfinite(out[0].numpy()).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,7 @@ def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> N
     expected = packed_attention(forward, *inputs)
     for _ in range(2):  # as two layers do
         out = attention.forward(*inputs)
-        assert out.dtype == inputs[0].dtype
+        assert out.dtype == inputs[0].q.dtype
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=0)
 
 
@@ -68,11 +70,11 @@ def test_each_way_of_computing(
 
 def test_equal_rows_get_equal_results() -> None:
     forward = layout((0, 9, 4, 4, 4))
-    q, k, v, scale, held = random_inputs(forward)
-    for tensor in (q, k, v):
+    inputs, held = random_inputs(forward)
+    for tensor in (inputs.q, inputs.k, inputs.v):
         tensor[13:17] = tensor[9:13]
         tensor[17:21] = tensor[9:13]
-    out = PackedAttention(forward, CPU).forward(q, k, v, scale, held)
+    out = PackedAttention(forward, CPU).forward(inputs, held)
     torch.testing.assert_close(out[13:17], out[9:13], atol=1e-6, rtol=0)
     torch.testing.assert_close(out[17:21], out[9:13], atol=1e-6, rtol=0)
 
@@ -90,32 +92,32 @@ def test_a_row_does_not_depend_on_its_company(forward: ForwardLayout, data: st.D
     row_start = start + span.fresh + int(span.suffix_lens[:row].sum())
     length = int(span.suffix_lens[row])
     tokens = np.r_[start : start + span.fresh, row_start : row_start + length]
-    q, k, v, scale, held = random_inputs(forward)
-    packed = PackedAttention(forward, CPU).forward(q, k, v, scale, held)
-    single = PackedAttention(alone, CPU).forward(
-        q[tokens], k[tokens], v[tokens], scale, [held[index]]
-    )
+    inputs, held = random_inputs(forward)
+    packed = PackedAttention(forward, CPU).forward(inputs, held)
+    of_row = replace(inputs, q=inputs.q[tokens], k=inputs.k[tokens], v=inputs.v[tokens])
+    single = PackedAttention(alone, CPU).forward(of_row, [held[index]])
     # The same sums in another order: larger numbers differ by more.
     torch.testing.assert_close(packed[tokens], single, atol=1e-6, rtol=1e-6)
 
 
 def test_inputs_are_left_as_they_are() -> None:
     forward = layout((300, 40, 30, 30))
-    inputs = random_inputs(forward)
-    before = [tensor.clone() for tensor in inputs[:3]]
-    PackedAttention(forward, CPU).forward(*inputs)
-    assert all(torch.equal(a, b) for a, b in zip(before, inputs[:3], strict=True))
+    inputs, held = random_inputs(forward)
+    tensors = (inputs.q, inputs.k, inputs.v)
+    before = [tensor.clone() for tensor in tensors]
+    PackedAttention(forward, CPU).forward(inputs, held)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 
 
 def test_held_prefix_of_another_length() -> None:
     forward = layout((3, 2, 1, 1), (0, 2, 1))
-    q, k, v, scale, held = random_inputs(forward)
+    inputs, held = random_inputs(forward)
     with pytest.raises(PackingError, match=r"held has \[0, 0\] tokens per group.*\[3, 0\]"):
-        PackedAttention(forward, CPU).forward(q, k, v, scale, [None, held[1]])
+        PackedAttention(forward, CPU).forward(inputs, [None, held[1]])
 
 
 def test_another_number_of_tokens() -> None:
     forward = layout((0, 2, 1, 1))
-    q, k, v, scale, held = random_inputs(forward)
+    inputs, held = random_inputs(forward)
     with pytest.raises(PackingError, match="k has 3 tokens, the layout has 4"):
-        PackedAttention(forward, CPU).forward(q, k[:3], v, scale, held)
+        PackedAttention(forward, CPU).forward(replace(inputs, k=inputs.k[:3]), held)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cores import kept_awake, scheduler_apart
+from bench.cores import is_scheduler, kept_awake, scheduler_apart
 from sglang_prefill_ext.errors import ConfigError
 
 WAITING = "print(flush=True); input()"
@@ -34,6 +34,7 @@ def test_the_scheduler_gets_a_core_and_the_others_the_rest() -> None:
     usable = os.sched_getaffinity(0)
     first, *others = sorted(usable)
     with waiting("sglang::scheduler") as scheduler, waiting("sglang::detokenizer") as other:
+        assert [is_scheduler(each.pid) for each in (scheduler, other)] == [True, False]
         with scheduler_apart([scheduler.pid, other.pid]):
             assert os.sched_getaffinity(scheduler.pid) == {first}
             assert os.sched_getaffinity(other.pid) == os.sched_getaffinity(0) == set(others)

@@ -65,7 +65,7 @@ def measured(run: ModelRun) -> None:
         run.results.append(result("stock", preset=run.preset, repeat=repeat))
         faster = result("extension", preset=run.preset, repeat=repeat, items_per_s=300.0)
         run.results.append(faster)
-    run.agreement[SHAPE] = Agreement(100, 1e-7, 2e-7, 0, 1e-5)
+    run.gate.agreement[f"{run.preset} {SHAPE}"] = Agreement(100, 1e-7, 2e-7, 0, 1e-5)
 
 
 def test_green_run_prints_the_ratio_and_keeps_the_record(
@@ -80,7 +80,7 @@ def test_green_run_prints_the_ratio_and_keeps_the_record(
     lines = [json.loads(line) for line in (tmp_path / "here.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 2 * 2
     assert {line["preset"] for line in lines} == {"micro", "tiny"}
-    assert lines[0]["gate"]["60+2x50"]["rank_changes"] == 0
+    assert lines[0]["gate"]["micro 60+2x50"]["rank_changes"] == 0
     assert (lines[0]["dtype"], lines[0]["text"]) == ("float32", False)
     assert {"commit", "dirty", "machine", "date", "command"} <= lines[0].keys()
     assert (tmp_path / "here.png").exists()

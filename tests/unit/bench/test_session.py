@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 
 from bench import session
 from bench.gate import GateError
 from bench.plan import Plan
-from bench.session import ModelRun, packed_requests
+from bench.session import ModelRun
 from bench.workloads import Shape, parse_load
+from tests.unit.bench.servers import Servers
 from tests.unit.bench.stand_in import StandIn
 from tests.unit.bench.test_plan import CONFIG
 
@@ -26,38 +24,15 @@ def run(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ModelRun, list[list[str]]]:
     """A run of four short loads, and the arguments of the servers that it starts."""
-    started: list[list[str]] = []
-
-    class Server:
-        port = stand_in.port
-
-        def __init__(self, model: Path, args: Sequence[str], env: object, log_path: Path) -> None:
-            started.append(list(args))
-            # The odd one out is stock: only a server with the flag counts packed requests.
-            self.is_extension = "--on" in args
-
-        def __enter__(self) -> Self:
-            stand_in.status = 200
-            stand_in.shift = stand_in.extension_shift if self.is_extension else 0.0
-            stand_in.counts_packed = self.is_extension
-            return self
-
-        def __exit__(
-            self,
-            kind: type[BaseException] | None,
-            error: BaseException | None,
-            trace: TracebackType | None,
-        ) -> None:
-            pass
-
-    monkeypatch.setattr(session, "MeasuredServer", Server)
+    servers = Servers(stand_in)
+    monkeypatch.setattr(session, "MeasuredServer", servers)
     monkeypatch.setattr(session, "_MIN_REQUESTS", 6)
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
     loads = tuple(parse_load(text) for text in ("2", "50%"))
-    plan = Plan(SHAPES, loads, 0.05, 2, ("--on",))
-    return ModelRun("small", model, plan, lambda _: None), started
+    plan = Plan(SHAPES, loads, 0.05, 2, ("--enable-prefill-only",))
+    return ModelRun("small", model, plan, lambda _: None), servers.started
 
 
 def test_alternates_and_measures_every_load_on_both(
@@ -65,7 +40,7 @@ def test_alternates_and_measures_every_load_on_both(
 ) -> None:
     measured, started = run
     measured.run()
-    assert ["--on" in args for args in started] == [False, True, False, True]
+    assert ["--enable-prefill-only" in args for args in started] == [False, True, False, True]
     cells = {(r.path, r.repeat, r.shape, r.load) for r in measured.results}
     assert len(cells) == len(measured.results) == 2 * 2 * 2 * 2
     assert {r.packed_share for r in measured.results if r.path == "stock"} == {0.0}
@@ -74,8 +49,8 @@ def test_alternates_and_measures_every_load_on_both(
         assert result.requests >= 6
         assert result.items_per_s == result.requests_per_s * Shape.parse(result.shape).items
         assert 0.0 < result.p50_ms <= result.p90_ms <= result.p99_ms
-    assert set(measured.agreement) == set(SHAPES)
-    assert all(agreement.holds for agreement in measured.agreement.values())
+    assert set(measured.gate.agreement) == {f"small {shape}" for shape in SHAPES}
+    assert all(agreement.holds for agreement in measured.gate.agreement.values())
 
 
 def test_open_loops_of_both_paths_share_the_rate_from_stock(
@@ -95,14 +70,9 @@ def test_stops_before_timing_an_extension_that_differs(
 ) -> None:
     measured, started = run
     stand_in.extension_shift = 1e-3
-    with pytest.raises(GateError, match=r"small, 3\+2x4, gate requests.*1\.0e-03 in probability"):
+    with pytest.raises(
+        GateError, match=r"small 3\+2x4, 3\+2x4 gate requests.*1\.0e-03 in probability"
+    ):
         measured.run()
     assert len(started) == 2
     assert {result.path for result in measured.results} == {"stock"}
-
-
-def test_a_server_without_the_status_page_packs_nothing(stand_in: StandIn) -> None:
-    stand_in.counts_packed, stand_in.packed = True, 7
-    assert packed_requests(stand_in.port) == 7
-    stand_in.status = 404
-    assert packed_requests(stand_in.port) == 0

@@ -4,7 +4,12 @@ import pytest
 
 from bench.http_client import LoadError
 from bench.load import run_loop
-from bench.status import PackedCounters, packed_counters, scheduled_requests
+from bench.status import (
+    PackedCounters,
+    packed_counters,
+    packed_requests,
+    scheduled_requests,
+)
 from tests.unit.bench.stand_in import StandIn
 
 
@@ -46,3 +51,10 @@ def test_requests_that_schedulers_answered(stand_in: StandIn) -> None:
 def test_a_server_without_a_status_page_packed_nothing(stand_in: StandIn) -> None:
     stand_in.status = 404
     assert scheduled_requests(stand_in.port) == 0
+
+
+def test_a_server_without_the_status_page_packs_nothing(stand_in: StandIn) -> None:
+    stand_in.counts_packed, stand_in.packed = True, 7
+    assert packed_requests(stand_in.port) == 7
+    stand_in.status = 404
+    assert packed_requests(stand_in.port) == 0

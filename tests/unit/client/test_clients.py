@@ -171,11 +171,11 @@ def test_the_time_left_shrinks_with_every_repeat(ask: Ask, stand_in: StandIn) ->
 
 
 def test_the_deadline_ends_the_repeats(ask: Ask, stand_in: StandIn) -> None:
-    stand_in.will(Reply(429, "full", {"Retry-After": "5"}))
+    stand_in.will(Reply(429, "full", {"Retry-After": "60"}))
     start = time.monotonic()
     with pytest.raises(ServerBusyError):
-        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=2))
-    assert time.monotonic() - start < 2
+        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=30))
+    assert time.monotonic() - start < 30
 
 
 def test_a_server_that_does_not_answer_is_left(

@@ -37,7 +37,7 @@ def test_only_read_positions_leave_the_last_layer_and_its_adapters_know(
     batch = SimpleNamespace(
         read_at=None if read_at is None else torch.tensor(read_at),
         residual_stream=SimpleNamespace(residual=TOKENS, write=written.append),
-        attend=lambda layer, q, k, v, scale, variant: q,
+        attend=lambda layer, inputs: inputs.q,
         adapt=told.append,
     )
     layer: Any = SimpleNamespace(layer_id=layer_id, **LAYER)
@@ -62,9 +62,9 @@ def test_what_a_layer_has_beside_plain_attention_reaches_it(
 ) -> None:
     seen: list[Any] = []
 
-    def attend(*arguments: Any) -> Any:
-        seen.append(arguments[-1])
-        return arguments[1]
+    def attend(_layer: int, inputs: Any) -> Any:
+        seen.append(inputs.variant)
+        return inputs.q
 
     layer: Any = SimpleNamespace(layer_id=0, **(LAYER | options))
     batch: Any = SimpleNamespace(read_at=None, attend=attend)

@@ -11,6 +11,7 @@ from sglang_prefill_ext.errors import RequestAbortedError
 from sglang_prefill_ext.frontend import connection
 from sglang_prefill_ext.frontend.gather import Gatherer
 from tests.unit.frontend.links import StubRequest
+from tests.unit.waiting import until
 
 LONG_S = 60.0
 
@@ -72,8 +73,8 @@ async def test_calls_gather_while_a_batch_is_served() -> None:
     server = Server(open_at_once=False)
     gatherer = server.gatherer()
     tasks = [asyncio.create_task(gatherer.ask("a", [0]))]
+    await until(lambda: len(server.batches) == 1)
     for item in (1, 2, 3):
-        await asyncio.sleep(0.01)
         tasks.append(asyncio.create_task(gatherer.ask("a", [item])))
     await _settle()
     assert server.batches == [("a", [0])]
@@ -82,26 +83,34 @@ async def test_calls_gather_while_a_batch_is_served() -> None:
     assert server.batches[1:] == [("a", [1, 2, 3])]
 
 
-async def test_a_batch_starts_once_it_is_large_enough_or_has_waited() -> None:
+async def test_a_batch_starts_once_it_is_large_enough() -> None:
     server = Server(open_at_once=False)
-    gatherer = server.gatherer(max_items=2, max_wait_s=0.02)
-    tasks = []
-    for item in range(4):
-        tasks.append(asyncio.create_task(gatherer.ask("a", [item])))
-        await asyncio.sleep(0.001)
+    gatherer = server.gatherer(max_items=2)
+    tasks = [asyncio.create_task(gatherer.ask("a", [0]))]
+    await until(lambda: len(server.batches) == 1)
+    tasks += [asyncio.create_task(gatherer.ask("a", [item])) for item in (1, 2, 3)]
     await _settle()
     assert server.batches == [("a", [0]), ("a", [1, 2])]
-    await asyncio.sleep(0.05)
-    assert server.batches[2:] == [("a", [3])]
     server.open.set()
     assert await asyncio.gather(*tasks) == [[0], [10], [20], [30]]
+
+
+async def test_a_batch_starts_once_it_has_waited() -> None:
+    server = Server(open_at_once=False)
+    gatherer = server.gatherer(max_wait_s=0.02)
+    tasks = [asyncio.create_task(gatherer.ask("a", [0]))]
+    await until(lambda: len(server.batches) == 1)
+    tasks.append(asyncio.create_task(gatherer.ask("a", [1])))
+    await until(lambda: len(server.batches) == 2)
+    server.open.set()
+    assert await asyncio.gather(*tasks) == [[0], [10]]
 
 
 async def test_a_large_call_neither_waits_nor_takes_others_along() -> None:
     server = Server(open_at_once=False)
     gatherer = server.gatherer(max_items=3)
     tasks = [asyncio.create_task(gatherer.ask("a", items)) for items in ([1], [2, 3, 4], [5])]
-    await asyncio.sleep(0.01)
+    await until(lambda: len(server.batches) == 2)
     assert server.batches == [("a", [2, 3, 4]), ("a", [1, 5])]
     server.open.set()
     assert await asyncio.gather(*tasks) == [[10], [20, 30, 40], [50]]
@@ -141,7 +150,7 @@ async def test_a_batch_ends_with_its_last_call() -> None:
     server = Server(open_at_once=False)
     gatherer = server.gatherer()
     first, second = (asyncio.create_task(gatherer.ask("a", [item])) for item in (1, 2))
-    await asyncio.sleep(0.01)
+    await until(lambda: len(server.batches) == 1)
     third = asyncio.create_task(gatherer.ask("a", [3]))  # gathers behind the two
     await _settle()
     third.cancel()
@@ -151,6 +160,20 @@ async def test_a_batch_ends_with_its_last_call() -> None:
     assert (server.batches, server.cancelled) == ([("a", [1, 2])], 1)
     server.open.set()
     assert await gatherer.ask("a", [4]) == [40]
+
+
+async def test_who_leaves_at_the_moment_of_the_start_delays_nobody_behind() -> None:
+    server = Server()
+    gatherer = server.gatherer()
+    loop = asyncio.get_running_loop()
+    # In the turn of the loop that is behind the call's own, and right before the batch starts.
+    loop.call_soon(loop.call_soon, lambda: leaving.cancel())
+    leaving = asyncio.create_task(gatherer.ask("a", [1]))
+    await _settle()
+    assert leaving.cancelled()
+    assert server.batches == []
+    async with asyncio.timeout(5):
+        assert await gatherer.ask("a", [2]) == [20]
 
 
 @given(

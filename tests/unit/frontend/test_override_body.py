@@ -113,6 +113,7 @@ GOOD = form(ONE)
         (GOOD | {"shape": [-1, -2]}, r"\.shape: \[-1, -2\]"),
         (GOOD | {"shape": [1.0, 2]}, r"\.shape: \[1\.0, 2\]"),
         (GOOD | {"shape": "12"}, r"\.shape: '12'"),
+        (GOOD | {"shape": [0, 2**63], "data": ""}, r"\.shape: \[0, 9223372036854775808\]"),
         (GOOD | {"shape": [3, 2]}, r"\.data: 4 bytes for the shape \[3, 2\] of float16.* 12\."),
         (GOOD | {"data": "****"}, r"\.data: not base64"),
         (GOOD | {"data": "é"}, r"\.data: not base64"),
@@ -127,3 +128,17 @@ def test_malformed_arrays_are_refused_by_field(wrong: Any, said: str) -> None:
         body = json.dumps({field.partition("\\")[0]: value}).encode()
         with pytest.raises(RequestError, match=field + (said if said[0] == "\\" else f": {said}")):
             read_score_overrides(body)
+
+
+@pytest.mark.parametrize("shape", [[2**20, 0, 2], [2**20, 2, 0], [2**20, 0, 0]])
+def test_no_data_holds_no_items(shape: list[int]) -> None:
+    """A few bytes would otherwise become as many arrays as they like."""
+    body = {"item_embed_overrides": {"dtype": "float16", "shape": shape, "data": ""}}
+    with pytest.raises(RequestError, match=r"item_embed_overrides\.shape: .* may be 0"):
+        read_score_overrides(json.dumps(body).encode())
+
+
+def test_a_query_may_have_no_embeddings() -> None:
+    read = read_score_overrides(json.dumps({"query_embed_overrides": form(ONE[:0])}).encode())
+    assert read is not None
+    assert read[1].found["query_embed_overrides"].shape == (0, 2)

@@ -15,8 +15,9 @@ from google.rpc.status_pb2 import Status
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
-from tests.unit.attach.engines import StubEngine, facts, until
+from tests.unit.attach.engines import StubEngine, facts
 from tests.unit.grpc_frontend.calls import id_request, int32_rows, served, text_request
+from tests.unit.waiting import until
 
 
 @pytest.fixture

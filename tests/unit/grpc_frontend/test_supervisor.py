@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend.supervisor import Backoff, Supervisor, reserved
-from tests.unit.attach.engines import until
+from tests.unit.waiting import until
 
 QUICK = Backoff(first_s=0.01, longest_s=0.05)
 SLEEPER = "import time; time.sleep(600)"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
@@ -29,21 +29,19 @@ from tests.unit.oneshot.tiny_model import HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, VA
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 
-def _causal(
-    layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, variant: AttentionVariant = PLAIN
-) -> Tensor:
+def _causal(_layer: int, inputs: LayerInputs) -> Tensor:
     # The last layer asks for the last token only, which sees everything.
-    is_causal = len(q) == len(k)
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
-    return out[0].transpose(0, 1)
+    return _attention(inputs, is_causal=len(inputs.q) == len(inputs.k))
 
 
-def _full(
-    layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, variant: AttentionVariant = PLAIN
-) -> Tensor:
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)[0].transpose(0, 1)
+def _full(_layer: int, inputs: LayerInputs) -> Tensor:
+    return _attention(inputs, is_causal=False)
+
+
+def _attention(inputs: LayerInputs, *, is_causal: bool) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (inputs.q, inputs.k, inputs.v))
+    how = {"is_causal": is_causal, "scale": inputs.scale, "enable_gqa": True}
+    return scaled_dot_product_attention(q, k, v, **how)[0].transpose(0, 1)
 
 
 def _row_by_row(request: PlainRequest, attend: Attend = _causal) -> list[float]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.prefix import Held
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.layers import LayerAttention
 from tests.unit.oneshot.caches import MemoryCache
@@ -30,29 +30,13 @@ class NotedAttention:
 
     def bind(self, arrays: Sequence[Tensor]) -> None: ...
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
-        return self._note("forward", q, held)
+    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
+        return self._note("forward", inputs.q, held)
 
-    def read(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        held: Sequence[HeldKV | None],
-        variant: AttentionVariant = PLAIN,
-    ) -> Tensor:
-        return self._note("read", q, held)
+    def read(self, inputs: LayerInputs, held: Held) -> Tensor:
+        return self._note("read", inputs.q, held)
 
-    def _note(self, name: str, q: Tensor, held: Sequence[HeldKV | None]) -> Tensor:
+    def _note(self, name: str, q: Tensor, held: Held) -> Tensor:
         self.calls.append((name, [pair and pair[0].flatten().tolist() for pair in held]))
         return q
 
@@ -67,7 +51,7 @@ def attend(boarding: Boarding) -> tuple[LayerAttention, NotedAttention]:
     attention = LayerAttention(boarding.plan, noted, boarding.held, boarding.stores, LAST_LAYER)
     for layer in range(LAST_LAYER + 1):
         k = values_of(tokens, layer)
-        assert attention(layer, k, k, -k, 1.0) is k
+        assert attention(layer, LayerInputs(k, k, -k, 1.0)) is k
     return attention, noted
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides
 from sglang_prefill_ext.wire.sampling import Sampling
@@ -87,13 +88,13 @@ class TinyModel:
             key, value = hidden @ self.key[layer], hidden @ self.value[layer]
             if layer == cut:
                 hidden = hidden[read_at]
-            out = attend(
-                layer,
+            inputs = LayerInputs(
                 (hidden @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
                 key.view(-1, KV_HEADS, HEAD_DIM),
                 value.view(-1, KV_HEADS, VALUE_DIM),
                 SCALE,
             )
+            out = attend(layer, inputs)
             hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
         return hidden[read_at] if cut is None else hidden
 

@@ -35,7 +35,7 @@ def test_every_prompt_is_generated_once_in_order(stand_in: StandIn) -> None:
 
 def test_clients_generate_throughout_the_window(stand_in: StandIn) -> None:
     phase = run_loop(run_phase(stand_in.port, PROMPTS, 2, 0.2, is_extension=False))
-    assert phase.seconds == pytest.approx(0.2, abs=0.15)
+    assert 0.19 <= phase.seconds < 5.0
     assert phase.scoring is None
     assert phase.packed is None
     assert phase.packed_share is None
