@@ -70,7 +70,9 @@ def error_of(asked: str, error: Any) -> PrefillExtError:
         found = ServerBusyError(f"{said} Try again later, or with fewer requests at a time.")
         found.retry_after_s = wait_s
     elif code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED):
-        found = ServerUnavailableError(said)
+        nobody = wait_s is None and code is grpc.StatusCode.UNAVAILABLE
+        remedy = " Start front ends there, or correct the address." * nobody
+        found = ServerUnavailableError(said + remedy)
         found.retry_after_s = wait_s or 0.0
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
         found = DeadlineExceededError(f"{said} Give it a longer timeout_s, or fewer items.")

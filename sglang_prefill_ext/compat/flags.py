@@ -34,7 +34,8 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-prefill-only",
         action="store_true",
-        help="Serve scoring requests as one packed forward; everything else stays stock.",
+        help="Serve requests that only read prompts (scores, embeddings, log-probs, one token) as "
+        "packed forwards; everything else stays stock.",
     )
     for knob in fields(PrefillOnlyConfig):
         group.add_argument(

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from sglang_prefill_ext.attach.address import checked_path
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
 from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
@@ -57,9 +58,10 @@ def serve_grpc(
     for file in (tls_key, tls_cert, client_ca, tokens):
         if file is not None and not file.is_file():
             raise ConfigError(f"{file} is not a file. Give the path of one.")
+    engine = checked_path(str(attach), flag="--attach")
     with reserved(host, port) as taken:
         settings = Settings(
-            attach=attach.absolute(),
+            attach=engine,
             host=host,
             port=taken,
             tls_key=tls_key,

@@ -120,3 +120,12 @@ def test_what_no_record_can_change_ends_the_run(args: list[str], error: type[Exc
     result = CliRunner().invoke(app, args, input=lines({"text": "a"}))
     assert isinstance(result.exception, error)
     assert result.stdout == ""
+
+
+def test_what_is_read_is_not_written_over(stand_in: StandIn, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text(lines({"text": "a"}))
+    result = run(stand_in, "embed", str(file), "--output", str(file))
+    assert isinstance(result.exception, ConfigError)
+    assert file.read_text() == lines({"text": "a"})
+    assert not stand_in.seen
