@@ -97,7 +97,8 @@ def error_of(asked: str, status: int, headers: Mapping[str, str], text: str) -> 
         case 504:
             error = DeadlineExceededError(f"{said} Give it a longer timeout_s, or fewer items.")
         case _:
-            error = ServerRefusedError(said)
+            remedy = " Give its key: api_key, or --api-key." * (status == 401)
+            error = ServerRefusedError(said + remedy)
             error.status = status
             error.message = message_of(text)
     return error

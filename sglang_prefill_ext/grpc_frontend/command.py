@@ -74,7 +74,7 @@ def serve_grpc(
             reflection=reflection,
             grace_s=grace_s,
         )
-        logger.info("Listening at %s:%d with %d processes.", host, taken, processes)
+        logger.info("Listening at %s:%d; front ends: %d.", host, taken, processes)
         asyncio.run(_supervise(settings, processes))
 
 

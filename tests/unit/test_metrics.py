@@ -170,6 +170,12 @@ def test_without_prometheus_pauses_are_not_even_read() -> None:
     assert list(pauses) == [1.0]
 
 
+def test_totals_are_exported_from_the_start(registry: CollectorRegistry) -> None:
+    FrontendMetrics(LABELS)
+    name = "sglang:prefill_only_encoding_mismatches_total"
+    assert registry.get_sample_value(name, LABELS) == 0
+
+
 def test_the_documented_metrics_are_those_that_are_exported(registry: CollectorRegistry) -> None:
     FrontendMetrics(LABELS)
     SchedulerMetrics(LABELS)
