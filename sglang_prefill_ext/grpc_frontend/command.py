@@ -13,6 +13,7 @@ import typer
 
 from sglang_prefill_ext.attach.address import checked_path
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
 from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
 
@@ -74,6 +75,8 @@ def serve_grpc(
             reflection=reflection,
             grace_s=grace_s,
         )
+        transport.credentials(settings)  # what no front end could use is said once, here
+        transport.bearer_tokens(settings)
         logger.info("Listening at %s:%d; front ends: %d.", host, taken, processes)
         asyncio.run(_supervise(settings, processes))
 
