@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -125,6 +127,8 @@ def classify(
 
 COMMANDS = (score, rank, embed, classify)
 
+_INTERRUPTED = 128 + signal.SIGINT
+
 
 def _run(
     answer: Callable[[PrefillClient, Fields], Fields],
@@ -135,9 +139,14 @@ def _run(
     concurrency: int,
 ) -> None:
     _refuse_overwriting(source, output)
-    with PrefillClient(url, api_key=api_key) as client:
-        if not answer_file(source, output, partial(answer, client), concurrency):
-            raise typer.Exit(1)
+    try:
+        with PrefillClient(url, api_key=api_key) as client:
+            if not answer_file(source, output, partial(answer, client), concurrency):
+                raise typer.Exit(1)
+    except KeyboardInterrupt:
+        # What was answered is written. Threads that wait for a server cannot be interrupted, and
+        # an ordinary exit would wait for them.
+        os._exit(_INTERRUPTED)
 
 
 def _refuse_overwriting(source: typer.FileBinaryRead, output: typer.FileTextWrite) -> None:
