@@ -133,7 +133,7 @@ def _causal_pairs(tokens: int) -> int:
     return tokens * (tokens + 1) // 2
 
 
-def _print_floor(
+def main(
     model: Path,
     shape: Annotated[str, typer.Argument(help="<query>+<item>x<items>")],
     tflops: Annotated[float, typer.Option(help="Peak of the device; H100 SXM bf16: 989.")] = 989.0,
@@ -157,4 +157,4 @@ def _print_floor(
 
 
 if __name__ == "__main__":
-    typer.run(_print_floor)
+    typer.run(main)

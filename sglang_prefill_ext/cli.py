@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from sglang_prefill_ext.client.answers import message_of
-from sglang_prefill_ext.client.commands import COMMANDS
-from sglang_prefill_ext.errors import ConfigError, PrefillExtError, RequestError
+from sglang_prefill_ext import __version__
+from sglang_prefill_ext.client import explanation
+from sglang_prefill_ext.client.commands import COMMANDS, ApiKey, Url
+from sglang_prefill_ext.client.exchange import DEFAULT_URL
+from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.grpc_frontend.command import serve_grpc
+from sglang_prefill_ext.modelmaker.presets import PRESETS
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Prefill-only serving for stock SGLang.",
 )
 for client_command in COMMANDS:
     app.command()(client_command)
 app.command("serve-grpc")(serve_grpc)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sglang-prefill-ext {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Prefill-only serving for stock SGLang."""
+
+
 @app.command()
 def doctor(
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
+    everything: Annotated[
+        bool, typer.Option("--all", help="List every change, not only those that do not fit.")
     ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Check every change to SGLang against the installed release; exit 1 on a mismatch."""
     from sglang_prefill_ext.patching import doctor as patch_doctor
 
-    raise typer.Exit(patch_doctor.main(json_output))
+    raise typer.Exit(patch_doctor.main(json_output=json_output, everything=everything))
 
 
 @app.command("make-model")
 def make_model_command(
-    preset: Annotated[str, typer.Argument(help="Name of a preset, e.g. micro or ranker.")],
+    preset: Annotated[str, typer.Argument(help=f"One of {', '.join(PRESETS)}.")],
     directory: Annotated[Path, typer.Argument(help="Directory to write; made if missing.")],
     seed: Annotated[int, typer.Option(help="Seed of weights and tokenizer.")] = 0,
     force: Annotated[bool, typer.Option(help="Rebuild a model that is there already.")] = False,
@@ -57,39 +76,17 @@ def make_model_command(
 
 @app.command()
 def explain(
-    request: Annotated[typer.FileText, typer.Argument(help="A /v1/score body, or - for stdin.")],
-    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:30000",
+    request: Annotated[typer.FileBinaryRead, typer.Argument(help="A /v1/score body; - for stdin.")],
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
 ) -> None:
-    """Run a scoring request on a server and show how it was served."""
-    facts = ask_for_explanation(url, request.read())
+    """Have a server run a scoring request, and show how it was served."""
     table = Table(show_header=False, box=box.SIMPLE)
-    for name, value in facts.items():
+    for name, value in explanation.explain(url, request.read(), api_key=api_key).items():
         if value is not None:
             shown = f"{value:,.1f}" if isinstance(value, float) else str(value)
             table.add_row(name.replace("_", " "), shown)
     Console().print(table)
-
-
-def ask_for_explanation(url: str, body: str) -> dict[str, Any]:
-    """Send a /v1/score body; return how it was served, by name.
-
-    Raises:
-        ConfigError: no server with the extension enabled answers at `url`.
-        RequestError: the server refused or failed; the message is the server's.
-    """
-    typed = {"content-type": "application/json"}
-    try:
-        reply = httpx.post(f"{url}/prefill_only/explain", content=body, headers=typed, timeout=600)
-    except httpx.HTTPError as error:
-        raise ConfigError(
-            f"--url {url} does not answer ({error}). Start a server there."
-        ) from error
-    if reply.status_code == 404:
-        raise ConfigError(f"--url {url} runs without --enable-prefill-only; add that flag there.")
-    if reply.status_code != 200:
-        raise RequestError(f"HTTP {reply.status_code}: {message_of(reply.text)}")
-    facts: dict[str, Any] = reply.json()
-    return facts
 
 
 @app.command()
@@ -106,9 +103,16 @@ def demo(
 
 
 def main() -> None:
-    """Run the command; an error of ours ends it with its message, not with a traceback."""
+    """Run the command; what its user can cause ends it with a message, not with a traceback."""
     try:
         app()
-    except PrefillExtError as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False)
+    except (PrefillExtError, OSError) as error:
+        line = f"[red]error:[/] {escape(_told(error))}"
+        Console(stderr=True).print(line, highlight=False, soft_wrap=True)
         raise SystemExit(1) from error
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return str(error)

@@ -38,6 +38,8 @@ class FrontendMetrics:
         self._labels = prometheus_labels or {}
         if prometheus_labels is not None:
             self._exported = _prometheus_counters(tuple(prometheus_labels))
+            for name in _TOTALS:  # shown from the start, so that alerts see the first one
+                self._exported[name].labels(**self._labels)
 
     def record_packed(self) -> None:
         """Count one request answered on the packed path."""

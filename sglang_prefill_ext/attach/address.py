@@ -29,9 +29,19 @@ def claim(path: Path, *, flag: str) -> None:
     """Make the directory of a socket, for its owner alone; a dead engine's socket may be there.
 
     Raises:
-        ConfigError: another engine listens there, or there is something else.
+        ConfigError: another engine listens there, or there is something else; or nothing can be
+            made there.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{flag}: {path.parent} cannot be made ({error.strerror}). Choose another path."
+        ) from error
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(
+            f"{flag}: nothing can be made in {path.parent}. Choose a directory that you may write."
+        )
     if not path.exists():
         return
     if not path.is_socket():

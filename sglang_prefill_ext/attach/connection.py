@@ -76,10 +76,11 @@ class EngineConnection:
         return self._session
 
     async def wait_attached(self, timeout_s: float) -> bool:
-        """Wait for a session; return whether there is one."""
+        """Wait for a session; return whether there is one, and log why not."""
         try:
             await asyncio.wait_for(self._attached.wait(), timeout_s)
         except TimeoutError:
+            logger.warning("%s", self._why)
             return False
         return True
 

@@ -20,6 +20,10 @@ from sglang_prefill_ext.errors import (
     ServerUnavailableError,
 )
 
+TRY_LATER = "Try again later, or with fewer requests at a time."
+GIVE_TIME = "Give it a longer timeout_s, or fewer items."
+_GIVE_KEY = "Give the server's key: api_key, or --api-key."
+
 _SHOWN_CHARACTERS = 500
 
 
@@ -89,18 +93,23 @@ def error_of(asked: str, status: int, headers: Mapping[str, str], text: str) -> 
     error: PrefillExtError
     match status:
         case 429:
-            error = ServerBusyError(f"{said} Try again later, or with fewer requests at a time.")
+            error = ServerBusyError(with_remedy(said, TRY_LATER))
             error.retry_after_s = _seconds(headers.get("retry-after", ""))
         case 503:
-            error = ServerUnavailableError(f"{said} Try again when the server is ready.")
+            error = ServerUnavailableError(with_remedy(said, "Try again when the server is ready."))
             error.retry_after_s = _seconds(headers.get("retry-after", ""))
         case 504:
-            error = DeadlineExceededError(f"{said} Give it a longer timeout_s, or fewer items.")
+            error = DeadlineExceededError(with_remedy(said, GIVE_TIME))
         case _:
-            error = ServerRefusedError(said)
+            error = ServerRefusedError(with_remedy(said, _GIVE_KEY) if status == 401 else said)
             error.status = status
             error.message = message_of(text)
     return error
+
+
+def with_remedy(said: str, remedy: str) -> str:
+    """Join what a server says, which may lack its full stop, and what to do about it."""
+    return f"{said.rstrip('.')}. {remedy}"
 
 
 def message_of(text: str) -> str:

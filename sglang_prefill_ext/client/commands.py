@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.pipeline import answer_file
 from sglang_prefill_ext.client.records import Fields, field, label_ids
 from sglang_prefill_ext.client.sync import PrefillClient
+from sglang_prefill_ext.errors import ConfigError
 
 Source = Annotated[typer.FileBinaryRead, typer.Argument(help="JSONL or .csv; - for stdin.")]
 Output = Annotated[typer.FileTextWrite, typer.Option(help="Where the answers go, as JSONL.")]
@@ -123,6 +127,8 @@ def classify(
 
 COMMANDS = (score, rank, embed, classify)
 
+_INTERRUPTED = 128 + signal.SIGINT
+
 
 def _run(
     answer: Callable[[PrefillClient, Fields], Fields],
@@ -132,9 +138,22 @@ def _run(
     api_key: str | None,
     concurrency: int,
 ) -> None:
-    with PrefillClient(url, api_key=api_key) as client:
-        if not answer_file(source, output, partial(answer, client), concurrency):
-            raise typer.Exit(1)
+    _refuse_overwriting(source, output)
+    try:
+        with PrefillClient(url, api_key=api_key) as client:
+            if not answer_file(source, output, partial(answer, client), concurrency):
+                raise typer.Exit(1)
+    except KeyboardInterrupt:
+        # What was answered is written. Threads that wait for a server cannot be interrupted, and
+        # an ordinary exit would wait for them.
+        os._exit(_INTERRUPTED)
+
+
+def _refuse_overwriting(source: typer.FileBinaryRead, output: typer.FileTextWrite) -> None:
+    """Opening the output empties it, which must not happen to what is still to be read."""
+    read, written = (Path(str(getattr(file, "name", ""))) for file in (source, output))
+    if read.is_file() and written.is_file() and written.samefile(read):
+        raise ConfigError(f"--output: {written} is what is read. Choose another file.")
 
 
 def _probabilities(

@@ -116,7 +116,7 @@ def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
     except _NO_CONNECTION as error:
         raise ServerUnavailableError(
             f"{request.asked}: no connection with {base_url} ({type(error).__name__}: {error}). "
-            "Start a server there, or correct base_url."
+            "Start a server there, or correct the address."
         ) from error
     except httpx.TimeoutException as error:
         raise DeadlineExceededError(

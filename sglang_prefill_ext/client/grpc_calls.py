@@ -12,7 +12,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.client.answers import Scores
+from sglang_prefill_ext.client.answers import GIVE_TIME, TRY_LATER, Scores, with_remedy
 from sglang_prefill_ext.client.grpc_overrides import overrides_message
 from sglang_prefill_ext.client.ids import Ids
 from sglang_prefill_ext.client.options import Options
@@ -27,6 +27,7 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 
 _DETAILS = "grpc-status-details-bin"
+_START = "Start front ends there, or correct the address."
 _HTTP_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -67,13 +68,14 @@ def error_of(asked: str, error: Any) -> PrefillExtError:
     said = f"{asked}: {code.name}: {error.details()}"
     found: PrefillExtError
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and wait_s is not None:
-        found = ServerBusyError(f"{said} Try again later, or with fewer requests at a time.")
+        found = ServerBusyError(with_remedy(said, TRY_LATER))
         found.retry_after_s = wait_s
     elif code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED):
-        found = ServerUnavailableError(said)
+        nobody = wait_s is None and code is grpc.StatusCode.UNAVAILABLE
+        found = ServerUnavailableError(with_remedy(said, _START) if nobody else said)
         found.retry_after_s = wait_s or 0.0
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        found = DeadlineExceededError(f"{said} Give it a longer timeout_s, or fewer items.")
+        found = DeadlineExceededError(with_remedy(said, GIVE_TIME))
     else:
         found = ServerRefusedError(said)
         found.status = _HTTP_STATUS.get(code, 500)

@@ -48,6 +48,7 @@ def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency:
                 console.print(said, markup=False, highlight=False, soft_wrap=True)
             else:
                 output.write(json.dumps(outcome.result) + "\n")
+                output.flush()  # whatever ends the run later
             progress.update(task, completed=outcome.line)
     return not failed
 
@@ -64,7 +65,7 @@ def outcomes(records: Iterable[Record], answer: Answer, concurrency: int) -> Ite
         while pending:
             yield pending.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _outcome(record: Record, answer: Answer) -> Outcome:

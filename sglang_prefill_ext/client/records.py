@@ -75,7 +75,7 @@ def _refuse(reason: str) -> Fields:
 def _parse(line: bytes) -> Fields:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"not JSON: {error}") from error
     if not isinstance(found, dict):
         raise RequestError("not a JSON object. Write one object a line.")
@@ -92,5 +92,5 @@ def _typed(row: dict[str | Any, Any]) -> Fields:
     lists = {name for name in ("items", "label_token_ids") if row.get(name, "").startswith("[")}
     try:
         return row | {name: json.loads(row[name]) for name in lists}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"a list is not JSON: {error}") from error

@@ -13,7 +13,7 @@ import numpy as np
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-from sglang_prefill_ext.attach.address import checked_path, claim
+from sglang_prefill_ext.attach.address import checked_path
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.attach.messages import (
     Beat,
@@ -45,12 +45,11 @@ def accept_frontends(
     """Serve front ends in other processes for as long as the HTTP application runs.
 
     Raises:
-        ConfigError: there is no HTTP application, or the path cannot be used.
+        ConfigError: there is no HTTP application.
     """
     if app is None:
         raise ConfigError(f"{_FLAG} needs a server; an offline engine cannot be attached to.")
     path = checked_path(frontend.config.attach, flag=_FLAG)
-    claim(path, flag=_FLAG)  # now as well, so that a start fails before it serves anything
     broker = Broker(AttachableEngine(manager, link, frontend), path, flag=_FLAG)
     stock = app.router.lifespan_context
 

@@ -11,6 +11,7 @@ from sglang.srt.arg_groups.model_override_base import resolving_view
 from sglang.srt.runtime_context import attn_dp_enabled_of
 from sglang.srt.server_args import ServerArgs
 
+from sglang_prefill_ext.attach.address import checked_path, claim
 from sglang_prefill_ext.compat import activation
 from sglang_prefill_ext.compat.several_schedulers import ask_for_replicas
 from sglang_prefill_ext.config import (
@@ -34,7 +35,8 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--enable-prefill-only",
         action="store_true",
-        help="Serve scoring requests as one packed forward; everything else stays stock.",
+        help="Serve requests that only read prompts (scores, embeddings, log-probs, one token) as "
+        "packed forwards; everything else stays stock.",
     )
     for knob in fields(PrefillOnlyConfig):
         group.add_argument(
@@ -69,7 +71,8 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
 
     Raises:
         SystemExit: a combination of flags that prefill-only serving cannot work with, or our
-            scheduling policy without it; or a tokenizer library that is not installed.
+            scheduling policy without it; a tokenizer library that is not installed; or a path at
+            which no front ends can be attached.
     """
     config = activation.config_of(server_args)
     if config is None:
@@ -78,6 +81,9 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
         return
     try:
         require_installed(config.tokenizer)
+        if config.attach:
+            flag = flag_name("attach")
+            claim(checked_path(config.attach, flag=flag), flag=flag)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
     conflicts = list(_conflicts(resolving_view(server_args), config))

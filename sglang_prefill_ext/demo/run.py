@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from sglang_prefill_ext.demo.client import PATHS, ScoringClient
 from sglang_prefill_ext.demo.measure import Request, items_per_second, rank
 from sglang_prefill_ext.demo.report import plot, show_costs, show_rankings, show_throughput
+from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.modelmaker import catalogue, make_model
 from sglang_prefill_ext.modelmaker.quality import ndcg
@@ -33,8 +35,13 @@ def run_demo(directory: Path, num_items: int, console: Console) -> None:
     """Run the demonstration; the model is kept in `directory` for the next time.
 
     Raises:
+        ConfigError: matplotlib, which draws the plot, is not installed.
         ServerStartError: the server did not come up; its log is in `directory`.
     """
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            'The demo draws a plot, which needs matplotlib: pip install "sglang-prefill-ext[demo]".'
+        )
     with console.status("Training the ranker (once) ...") as status:
         model = make_model("ranker", directory / "ranker", progress=status.update)
     server = LocalServer(model, _SERVER_FLAGS, log_path=directory / "server.log")

@@ -56,12 +56,13 @@ def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
     Raises:
         RequestError: a header has a wrong value.
     """
+    _switch(headers, OPT_OUT_HEADER, default="on")
     priority = _number(headers, PRIORITY_HEADER, least=-_LARGEST)
     timeout_ms = _number(headers, TIMEOUT_HEADER, least=1)
     return RequestOptions(
         priority=priority or 0,
         deadline_ms=None if timeout_ms is None else now_ms + timeout_ms,
-        keep_prefix=_switch(headers, KEEP_PREFIX_HEADER),
+        keep_prefix=_switch(headers, KEEP_PREFIX_HEADER, default="off"),
     )
 
 
@@ -77,8 +78,8 @@ def _number(headers: Mapping[str, str], header: str, least: int) -> int | None:
     )
 
 
-def _switch(headers: Mapping[str, str], header: str) -> bool:
-    text = headers.get(header, "off").lower()
+def _switch(headers: Mapping[str, str], header: str, *, default: str) -> bool:
+    text = headers.get(header, default).lower()
     if text in ("on", "off"):
         return text == "on"
-    raise RequestError(f"{header}: {text!r} is neither on nor off. Leave it out for off.")
+    raise RequestError(f"{header}: {text!r} is neither on nor off. Leave it out for {default}.")

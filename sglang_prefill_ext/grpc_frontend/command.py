@@ -11,7 +11,9 @@ from typing import Annotated
 
 import typer
 
+from sglang_prefill_ext.attach.address import checked_path
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
 from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
 
@@ -57,9 +59,10 @@ def serve_grpc(
     for file in (tls_key, tls_cert, client_ca, tokens):
         if file is not None and not file.is_file():
             raise ConfigError(f"{file} is not a file. Give the path of one.")
+    engine = checked_path(str(attach), flag="--attach")
     with reserved(host, port) as taken:
         settings = Settings(
-            attach=attach.absolute(),
+            attach=engine,
             host=host,
             port=taken,
             tls_key=tls_key,
@@ -72,7 +75,9 @@ def serve_grpc(
             reflection=reflection,
             grace_s=grace_s,
         )
-        logger.info("Listening at %s:%d with %d processes.", host, taken, processes)
+        transport.credentials(settings)  # what no front end could use is said once, here
+        transport.bearer_tokens(settings)
+        logger.info("Listening at %s:%d; front ends: %d.", host, taken, processes)
         asyncio.run(_supervise(settings, processes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ def credentials(settings: Settings) -> grpc.ServerCredentials | None:
     """Return what TLS needs; None without TLS.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or does not hold what it should.
     """
     if settings.tls_key is None or settings.tls_cert is None:
         return None
     ca = settings.client_ca
+    _check_pem(settings.tls_cert, settings.tls_key, ca)
     authorities = None if ca is None else _read(ca, "--client-ca")
     pair = (_read(settings.tls_key, "--tls-key"), _read(settings.tls_cert, "--tls-cert"))
     return grpc.ssl_server_credentials([pair], authorities, ca is not None)
@@ -67,6 +69,25 @@ def bearer_tokens(settings: Settings) -> list[str]:
     if not tokens:
         raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one on each line.")
     return tokens
+
+
+def _check_pem(cert: Path, key: Path, ca: Path | None) -> None:
+    """Have OpenSSL read the files: gRPC only says that it could not listen."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password="")  # else it would ask the terminal for one
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--tls-cert, --tls-key: {cert} and {key} are no certificate with its key ({error}). "
+            "Give PEM files that belong together, the key without a password."
+        ) from error
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+    except OSError as error:
+        raise ConfigError(
+            f"--client-ca: {ca} holds no certificate ({error}). Give a PEM file."
+        ) from error
 
 
 def _read(path: Path, flag: str) -> bytes:

@@ -10,6 +10,7 @@ import json
 import platform
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -123,13 +124,17 @@ def diagnose(
     )
 
 
-def render(report: Report, console: Console) -> None:
-    """Print the versions, one line for each patch and use, and every mismatch in full."""
+def render(report: Report, console: Console, *, everything: bool = False) -> None:
+    """Print the versions, what does not fit, and the verdict.
+
+    Args:
+        everything: list every patch and use instead of those that differ.
+    """
     versions = ", ".join(f"{k} {v or 'not installed'}" for k, v in report.versions.items())
     console.print(versions, f"supported SGLang: {SUPPORTED_SGLANG}", sep="\n", markup=False)
-    console.print(_table("patch", "kind", report.patches))
-    console.print(_table("used, not changed", "used by", report.uses))
-    console.print(_table("attention library", "used by", report.libraries))
+    _render_entries("patch", "kind", report.patches, console, everything)
+    _render_entries("used, not changed", "used by", report.uses, console, everything)
+    _render_entries("attention library", "used by", report.libraries, console, everything)
     for mismatch in report.mismatches:
         # Never wrapped or shortened: these lines are searched for and pasted into reports.
         console.print(str(mismatch), markup=False, highlight=False, soft_wrap=True)
@@ -139,6 +144,17 @@ def render(report: Report, console: Console) -> None:
         style=_STYLES[Status.OK if report.ok else Status.MISMATCH],
         highlight=False,
     )
+
+
+def _render_entries(
+    title: str, detail: str, entries: Sequence[Entry], console: Console, everything: bool
+) -> None:
+    counts = Counter(entry.status for entry in entries)
+    shown = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
+    console.print(f"{title}: {shown or 'none can be imported here'}", highlight=False)
+    listed = [entry for entry in entries if everything or entry.status is not Status.OK]
+    if listed:
+        console.print(_table(title, detail, listed))
 
 
 def _table(title: str, detail: str, entries: Sequence[Entry]) -> Table:
@@ -151,12 +167,12 @@ def _table(title: str, detail: str, entries: Sequence[Entry]) -> Table:
     return table
 
 
-def main(json_output: bool) -> int:
+def main(*, json_output: bool, everything: bool) -> int:
     """Diagnose, print to standard output, and return the exit status: 1 on a mismatch."""
     with Console(stderr=True).status("Importing SGLang ..."):
         report = diagnose()
     if json_output:
         sys.stdout.write(json.dumps(report.to_json(), indent=2) + "\n")
     else:
-        render(report, Console())
+        render(report, Console(), everything=everything)
     return 0 if report.ok else 1

@@ -63,7 +63,7 @@ def attributes() -> dict[str, object]:
 def run_doctor(json_output: bool) -> dict[str, Any]:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        status = doctor.main(json_output)
+        status = doctor.main(json_output=json_output, everything=False)
     return {"status": status, "output": output.getvalue()}
 
 

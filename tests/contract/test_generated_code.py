@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,15 @@ def test_a_broken_definition_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("sglang_prefill_ext.grpc_frontend.generate.PROTO", "missing.proto")
     with pytest.raises(RuntimeError, match="protoc ended with"):
         generate(tmp_path)
+
+
+def test_the_dependencies_are_as_new_as_the_code_asks_for() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    name = PROTO.removesuffix(".proto")
+    protobuf = re.search(r"Protobuf Python Version: (\S+)", (ROOT / f"{name}_pb2.py").read_text())
+    grpc = re.search(
+        r"GRPC_GENERATED_VERSION = '(\S+)'", (ROOT / f"{name}_pb2_grpc.py").read_text()
+    )
+    assert protobuf
+    assert grpc
+    assert {f"protobuf>={protobuf[1]}", f"grpcio>={grpc[1]}"} <= set(dependencies)

@@ -24,7 +24,7 @@ TOTALS = ("forwards", "tokens_computed", "tokens_saved")
         (score_body(901, 40, [3, 7, 1]), {"rows": 3, "distinct_rows": 3, "prefix_tokens": 40}),
         (score_body(902, 300, [60] * 300), {"rows": 300, "distinct_rows": 300, "forwards": 2}),
         (
-            {"query": [7] * 30, "items": [[8], [9], [8], [8]], "label_token_ids": [5]},
+            {"query": [*range(40, 70)], "items": [[8], [9], [8], [8]], "label_token_ids": [5]},
             {"rows": 4, "distinct_rows": 2, "prompt_tokens": 4 * 31, "prefix_tokens": 30},
         ),
     ],
@@ -103,4 +103,4 @@ def test_the_command_prints_a_table(server: LocalServer, tmp_path: Path) -> None
 def test_the_command_repeats_the_refusal(server: LocalServer, tmp_path: Path) -> None:
     run = command(tmp_path, server.base_url, score_body(906, 40, [3]) | {"label_token_ids": [5, 5]})
     assert run.returncode == 1
-    assert "error: HTTP 400: " in run.stderr
+    assert "HTTP 400: label_token_ids must not" in run.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -31,6 +33,17 @@ FALLBACKS: dict[str, tuple[Json, str]] = {
         "unusual_input",
     ),
 }
+
+
+def test_every_field_of_the_status_page_is_documented(client: Client) -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    section = documented.partition("## Status")[2].partition("## Metrics")[0]
+    words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    status = client.status()
+    scheduler, front_end = status["schedulers"][0], status["frontend"]
+    shown = {*status, *front_end, *front_end["counters"], *scheduler, *scheduler["known_answers"]}
+    shown |= {*scheduler["graphs"], *scheduler["iterations"]}
+    assert shown <= words
 
 
 @pytest.mark.patch("P10", "P20")

@@ -1,68 +1,65 @@
 from __future__ import annotations
 
-import json
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
-from sglang_prefill_ext import cli
-from sglang_prefill_ext.errors import ConfigError, RequestError
+from sglang_prefill_ext import __version__, cli
+from sglang_prefill_ext.errors import ConfigError
 
-URL = "http://127.0.0.1:9"
 FACTS = {"path": "packed", "reason": None, "rows": 3, "queue_ms": 1.25}
 
 
-@pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Response | Exception]:
-    """What the server answers: the one entry of this list."""
-    answers: list[httpx.Response | Exception] = []
+def test_an_explanation_becomes_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[Any, ...]] = []
 
-    def post(url: str, **_request: Any) -> httpx.Response:
-        assert url == f"{URL}/prefill_only/explain"
-        (answer,) = answers
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def explain(url: str, body: bytes, *, api_key: str | None) -> dict[str, Any]:
+        asked.append((url, body, api_key))
+        return FACTS
 
-    monkeypatch.setattr(httpx, "post", post)
-    return answers
-
-
-def test_an_explanation_becomes_a_table(
-    answer: list[httpx.Response | Exception], tmp_path: Path
-) -> None:
-    answer.append(httpx.Response(200, json=FACTS))
+    monkeypatch.setattr(cli.explanation, "explain", explain)
     file = tmp_path / "request.json"
-    file.write_text(json.dumps({"query": "q", "items": ["a"]}))
-    run = CliRunner().invoke(cli.app, ["explain", str(file), "--url", URL])
+    file.write_text("{}")
+    run = CliRunner().invoke(cli.app, ["explain", str(file), "--url", "http://h", "--api-key", "k"])
     assert run.exit_code == 0, run.output
     rows = [line.split() for line in run.output.splitlines() if line.strip()]
     assert rows == [["path", "packed"], ["rows", "3"], ["queue", "ms", "1.2"]]
+    assert asked == [("http://h", b"{}", "k")]
+
+
+def test_the_version_is_shown() -> None:
+    run = CliRunner().invoke(cli.app, ["--version"])
+    assert (run.exit_code, run.output) == (0, f"sglang-prefill-ext {__version__}\n")
 
 
 @pytest.mark.parametrize(
-    ("reply", "error", "words"),
+    ("error", "words"),
     [
-        (httpx.ConnectError("refused"), ConfigError, "does not answer .*Start a server there"),
-        (httpx.Response(404), ConfigError, "without --enable-prefill-only; add that flag"),
-        (httpx.Response(400, json={"message": "too long"}), RequestError, "^HTTP 400: too long$"),
+        (ConfigError('pip install "sglang-prefill-ext[demo]"'), "sglang-prefill-ext[demo]"),
         (
-            httpx.Response(500, json={"error": {"message": "broken"}}),
-            RequestError,
-            "^HTTP 500: broken$",
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full"),
+            "No space left on device: /full",
         ),
-        (httpx.Response(502, text="<p>Bad gateway</p>"), RequestError, "^HTTP 502: <p>Bad gateway"),
     ],
 )
-def test_what_goes_wrong_is_said_with_the_remedy(
-    answer: list[httpx.Response | Exception],
-    reply: httpx.Response | Exception,
-    error: type[Exception],
+def test_what_a_user_can_cause_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
     words: str,
 ) -> None:
-    answer.append(reply)
-    with pytest.raises(error, match=words):
-        cli.ask_for_explanation(URL, "{}")
+    def app() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert words in said
+    assert said.count("\n") == 1

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from functools import partial
+from pathlib import Path
 
 import prometheus_client
 import pytest
@@ -166,3 +168,21 @@ def test_without_prometheus_pauses_are_not_even_read() -> None:
     pauses = iter([1.0])
     PauseMetrics().record(pauses)
     assert list(pauses) == [1.0]
+
+
+def test_totals_are_exported_from_the_start(registry: CollectorRegistry) -> None:
+    FrontendMetrics(LABELS)
+    name = "sglang:prefill_only_encoding_mismatches_total"
+    assert registry.get_sample_value(name, LABELS) == 0
+
+
+def test_the_documented_metrics_are_those_that_are_exported(registry: CollectorRegistry) -> None:
+    FrontendMetrics(LABELS)
+    SchedulerMetrics(LABELS)
+    PauseMetrics({"model_name": "m", "role": "tokenizer"})
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    documented = re.findall(r"`(sglang:prefill_only_\w+)", page)
+    exported = {
+        family.name + "_total" * (family.type == "counter") for family in registry.collect()
+    }
+    assert set(documented) == exported

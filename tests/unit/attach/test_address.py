@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from pathlib import Path
@@ -49,3 +50,12 @@ def test_what_is_made_for_the_owner_only_is_closed_to_others(tmp_path: Path) -> 
     (tmp_path / "after").touch()
     assert stat.S_IMODE((tmp_path / "inside").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "after").stat().st_mode) != 0o600
+
+
+def test_where_nothing_can_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file cannot be made .*Choose another path"):
+        claim(tmp_path / "file" / "engine.sock", flag=FLAG)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ConfigError, match="Choose a directory that you may write"):
+        claim(tmp_path / "engine.sock", flag=FLAG)

@@ -83,11 +83,11 @@ def test_any_body_has_a_message(body: Any) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "remedy"),
     [
-        (429, ServerBusyError, "Try again later"),
-        (503, ServerUnavailableError, "when the server is ready"),
-        (504, DeadlineExceededError, "longer timeout_s"),
+        (429, ServerBusyError, "why. Try again later"),
+        (503, ServerUnavailableError, "why. Try again when the server is ready"),
+        (504, DeadlineExceededError, "why. Give it a longer timeout_s"),
         (400, ServerRefusedError, "why"),
-        (401, ServerRefusedError, "why"),
+        (401, ServerRefusedError, "why. Give the server's key"),
         (500, ServerRefusedError, "why"),
     ],
 )

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,9 @@ from typer.testing import CliRunner
 
 from sglang_prefill_ext.cli import app
 from sglang_prefill_ext.errors import ConfigError, RequestError, ServerUnavailableError
-from tests.unit.client.stand_in import Reply, StandIn, value_of
+from tests.unit.client.stand_in import Reply, StandIn, answer, value_of
 
+EMBED = {"encoding_format": "base64"}
 QUERY = {"query": "q", "items": ["a", "c", "b"]}
 
 
@@ -120,3 +125,30 @@ def test_what_no_record_can_change_ends_the_run(args: list[str], error: type[Exc
     result = CliRunner().invoke(app, args, input=lines({"text": "a"}))
     assert isinstance(result.exception, error)
     assert result.stdout == ""
+
+
+def test_what_is_read_is_not_written_over(stand_in: StandIn, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text(lines({"text": "a"}))
+    result = run(stand_in, "embed", str(file), "--output", str(file))
+    assert isinstance(result.exception, ConfigError)
+    assert file.read_text() == lines({"text": "a"})
+    assert not stand_in.seen
+
+
+def test_an_interrupt_waits_for_no_server(stand_in: StandIn, tmp_path: Path) -> None:
+    """Nor is anything lost that was answered before."""
+    file, output = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"
+    file.write_text(lines(*({"text": "a"} for _ in range(5))))
+    first = Reply(200, json.dumps(answer("/v1/embeddings", EMBED | {"input": ["a"]})))
+    stand_in.will(first, Reply(200, after_s=60))
+    flags = ["--url", stand_in.url, "--concurrency", "1", "--output", str(output)]
+    main = "from sglang_prefill_ext.cli import main; main()"
+    command = [sys.executable, "-c", main, "embed", str(file), *flags]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (output.exists() and output.read_text()):
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert (running.returncode, "Traceback" in said) == (130, False)
+    assert len(output.read_text().splitlines()) == 1

@@ -19,3 +19,10 @@ def test_a_tokenizer_library_that_is_missing_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(libraries, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"Install sglang-prefill-ext\[gigatoken\]"):
         flags.refuse_impossible(None, server_args)
+
+
+def test_a_socket_that_cannot_be_made_is_refused() -> None:
+    config = PrefillOnlyConfig(attach="/dev/null/engine.sock")
+    server_args = SimpleNamespace(**{activation.ATTRIBUTE: SimpleNamespace(config=config)})
+    with pytest.raises(SystemExit, match="--prefill-only-attach: /dev/null cannot be made"):
+        flags.refuse_impossible(None, server_args)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.options import (
     KEEP_PREFIX_HEADER,
+    OPT_OUT_HEADER,
     PRIORITY_HEADER,
     TIMEOUT_HEADER,
     RequestOptions,
@@ -48,10 +51,14 @@ def test_a_prefix_can_be_marked(value: str, expected: bool) -> None:
     assert options_of({KEEP_PREFIX_HEADER: value}, now_ms=0).keep_prefix is expected
 
 
+@pytest.mark.parametrize(
+    ("header", "default"), [(KEEP_PREFIX_HEADER, "off"), (OPT_OUT_HEADER, "on")]
+)
 @pytest.mark.parametrize("value", ["", "yes", "1", "true "])
-def test_other_marks_are_refused(value: str) -> None:
-    with pytest.raises(RequestError, match=f"{KEEP_PREFIX_HEADER}: {value!r} is neither on nor"):
-        options_of({KEEP_PREFIX_HEADER: value}, now_ms=0)
+def test_other_marks_are_refused(header: str, default: str, value: str) -> None:
+    said = f"{header}: {value!r} is neither on nor off. Leave it out for {default}."
+    with pytest.raises(RequestError, match=re.escape(said)):
+        options_of({header: value}, now_ms=0)
 
 
 @pytest.mark.parametrize("value", ["0", "-1"])

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
+import trustme
 from typer.testing import CliRunner
 
 from sglang_prefill_ext import cli
@@ -25,10 +27,22 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, int]]:
     return asked
 
 
-def test_flags_become_settings(supervised: list[tuple[Settings, int]], tmp_path: Path) -> None:
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """A usable file for each flag that takes one."""
+    authority = trustme.CA()
+    server = authority.issue_cert("localhost")
     files = {name: tmp_path / name for name in ("tls-key", "tls-cert", "client-ca", "tokens")}
-    for file in files.values():
-        file.touch()
+    server.private_key_pem.write_to_path(files["tls-key"])
+    server.cert_chain_pems[0].write_to_path(files["tls-cert"])
+    authority.cert_pem.write_to_path(files["client-ca"])
+    files["tokens"].write_text("secret")
+    return files
+
+
+def test_flags_become_settings(
+    supervised: list[tuple[Settings, int]], files: dict[str, Path]
+) -> None:
     flags = [f"--{name}={file}" for name, file in files.items()]
     flags += ["--attach=/run/engine.sock", "--port=0", "--processes=3", "--max-message-mib=5"]
     flags += ["--keepalive-s=0", "--compression=gzip", "--no-reflection", "--grace-s=1.5"]
@@ -57,6 +71,25 @@ def test_defaults_are_those_of_the_settings(supervised: list[tuple[Settings, int
     assert run.exit_code == 0, run.output
     ((settings, _),) = supervised
     assert settings == Settings(attach=Path("/x"), port=settings.port)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tls-key", "--tls-cert, --tls-key: .* are no certificate with its key"),
+        ("client-ca", "--client-ca: .* holds no certificate"),
+        ("tokens", "--tokens: .* holds no token"),
+    ],
+)
+def test_a_file_that_no_front_end_could_use_is_refused(
+    supervised: list[tuple[Settings, int]], files: dict[str, Path], name: str, words: str
+) -> None:
+    files[name].write_text("\n")
+    flags = [f"--{name}={file}" for name, file in files.items()]
+    run = CliRunner().invoke(cli.app, ["serve-grpc", "--attach=/x", "--port=0", *flags])
+    assert isinstance(run.exception, ConfigError)
+    assert re.search(words, str(run.exception))
+    assert not supervised
 
 
 @pytest.mark.parametrize(

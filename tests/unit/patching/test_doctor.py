@@ -32,9 +32,9 @@ def diagnose(
     return doctor.diagnose(patches, uses, libraries)
 
 
-def text_of(report: doctor.Report, width: int = 60) -> str:
+def text_of(report: doctor.Report, width: int = 60, *, everything: bool = False) -> str:
     output = io.StringIO()
-    doctor.render(report, Console(file=output, width=width))
+    doctor.render(report, Console(file=output, width=width), everything=everything)
     return output.getvalue()
 
 
@@ -64,8 +64,20 @@ def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
     assert [entry.status for entry in report.uses] == [Status.OK, Status.MISMATCH]
     assert not report.ok
     for word in ("used, not changed", "T51", "compat.tests", "T52", "would refuse to start"):
-        assert word in text_of(report, width=120)
+        assert word in text_of(report, width=120, everything=True)
     assert str(report.mismatches[0]) in text_of(report)
+
+
+def test_what_fits_is_counted_and_listed_on_demand_only(upstream: ModuleType) -> None:
+    report = diagnose([step_patch(id="T7"), WRONG], [scheduler_use()])
+    brief = text_of(report, width=120)
+    assert "patch: 1 ok, 1 mismatch\n" in brief
+    assert "used, not changed: 1 ok\n" in brief
+    assert "attention library: none can be imported here\n" in brief
+    assert "T3" in brief
+    assert "T7" not in brief
+    assert "T51" not in brief
+    assert "T7" in text_of(report, width=120, everything=True)
 
 
 def test_a_library_that_differs_is_shown_and_stops_no_server(upstream: ModuleType) -> None:
@@ -122,7 +134,7 @@ def test_exit_status_and_output(
 ) -> None:
     report = diagnose([patch])
     monkeypatch.setattr(doctor, "diagnose", lambda: report)
-    assert doctor.main(json_output) == status
+    assert doctor.main(json_output=json_output, everything=False) == status
     printed: Any = capsys.readouterr().out
     if json_output:
         assert json.loads(printed)["ok"] is (status == 0)
