@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
+from sglang_prefill_ext.compat.call_records import records_of
 from sglang_prefill_ext.compat.capability import encoder_traits, reads_places
 from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
@@ -57,10 +58,13 @@ async def packed_vectors(
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
     headers = headers_unless_opted_out(request)
-    with counted(frontend.metrics, request):
+    keeping = records_of(manager).keeping(request, len(call.prompts), call.contents)
+    with counted(frontend.metrics, request), keeping as record:
         manager._validate_for_matryoshka_dim(call)
         options = options_of(headers, now_ms=time.time() * 1e3)
-        return await frontend.embed(call, options, request)
+        embedded = await frontend.embed(call, options, request)
+        record.served = embedded.served
+    return embedded
 
 
 async def embed(
@@ -103,6 +107,7 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds
     """The answer as SGLang builds it, a list for a list of prompts."""
     weight_version = manager.config_value("weight_version")
     rids = [obj.rid] if call.is_single else obj.rid
+    lens = embedded.served.prompt_tokens.tolist()
     answers = [
         {
             "embedding": vector,
@@ -116,7 +121,7 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds
                 "response_sent_to_client_ts": time.time(),
             },
         }
-        for rid, vector, tokens in zip(rids, embedded.vectors, embedded.prompt_tokens, strict=True)
+        for rid, vector, tokens in zip(rids, embedded.vectors, lens, strict=True)
     ]
     if embedded.states is not None:
         dtype = manager.model_config.dtype

@@ -28,7 +28,7 @@ async def _answer(
     if wanted is None or frontend.makes_numbers:
         return None
     embedded = await packed_vectors(manager, wanted.call, request, frontend)
-    tokens = sum(embedded.prompt_tokens)
+    tokens = int(embedded.served.prompt_tokens.sum())
     return answer_body(
         embedded.vectors,
         as_base64=wanted.as_base64,
