@@ -127,6 +127,7 @@ class CallRecords:
     def _end(self, record: CallRecord, error: PrefillExtError | None, request: Any) -> None:
         record.state.finished = True
         record.times.set_finished_time()
+        record.times.set_first_token_time(record.times.finished_time)
         if self._counters is not None:
             if record.served is not None:
                 self._counters.record(record.served, record.times.get_e2e_latency())

@@ -78,7 +78,6 @@ class DirectGenerate:
                 calls = await self._calls(body, sampling, stops, request)
                 record.times.set_api_server_dispatch_finish_time()
                 read_outs = await self._frontend.read_all(calls, options, request)
-                record.times.set_first_token_time()
                 lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
                 record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
         except (StockPathTaken, ValueError):

@@ -15,6 +15,31 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.frontend.served import Served
 
 
+class _Histogram:
+    """One of Prometheus; each bucket is added to once, as SGLang adds the latencies of tokens."""
+
+    def __init__(self, histogram: Any) -> None:
+        self._histogram = histogram
+        self._bounds = np.array(histogram._upper_bounds)
+
+    def observe(self, values: NDArray[Any]) -> None:
+        buckets = np.bincount(self._bounds.searchsorted(values))
+        for number in np.flatnonzero(buckets).tolist():
+            self._histogram._buckets[number].inc(int(buckets[number]))
+        self._histogram._sum.inc(float(values.sum()))
+
+
+class _InjectedHistogram:
+    """One of another library, of which nothing else is known."""
+
+    def __init__(self, histogram: Any) -> None:
+        self._histogram = histogram
+
+    def observe(self, values: NDArray[Any]) -> None:
+        for value in values.tolist():
+            self._histogram.observe(value)
+
+
 class RequestCounters:
     """Counts requests with the collector of a front end.
 
@@ -27,18 +52,20 @@ class RequestCounters:
     def __init__(self, collector: Any, *, first_tokens: bool) -> None:
         labels = collector.labels
         whole = labels | {"is_streaming": "false"}
-        self._one_by_one = collector._histogram_cls is not None
+        histogram = _Histogram if collector._histogram_cls is None else _InjectedHistogram
         self._requests = collector.num_requests_total.labels(**whole)
         self._aborted = collector.num_aborted_requests_total.labels(**labels)
         self._prompt_tokens = collector.prompt_tokens_total.labels(**whole)
         self._new_tokens = collector.generation_tokens_total.labels(**whole)
         self._cached = collector.cached_tokens_total.labels(**labels, cache_source="device")
-        self._prompt_lengths = collector.prompt_tokens_histogram.labels(**labels)
-        self._computed_lengths = collector.uncached_prompt_tokens_histogram.labels(**labels)
-        self._new_lengths = collector.generation_tokens_histogram.labels(**labels)
-        self._latencies = [collector.histogram_e2e_request_latency.labels(**whole)]
+        self._prompt_lengths = histogram(collector.prompt_tokens_histogram.labels(**labels))
+        computed = collector.uncached_prompt_tokens_histogram.labels(**labels)
+        self._computed_lengths = histogram(computed)
+        self._new_lengths = histogram(collector.generation_tokens_histogram.labels(**labels))
+        self._latencies = [histogram(collector.histogram_e2e_request_latency.labels(**whole))]
         if first_tokens:
-            self._latencies.append(collector.histogram_time_to_first_token.labels(**whole))
+            first_token = collector.histogram_time_to_first_token.labels(**whole)
+            self._latencies.append(histogram(first_token))
 
     def record(self, served: Served, seconds: float) -> None:
         """Count a call.
@@ -51,26 +78,15 @@ class RequestCounters:
         self._prompt_tokens.inc(int(lens.sum()))
         self._new_tokens.inc(prompts * served.new_tokens)
         self._cached.inc(int(cached.sum()))
-        self._observe(self._prompt_lengths, lens)
-        self._observe(self._computed_lengths, lens - cached)
-        self._observe(self._new_lengths, np.full(prompts, served.new_tokens))
+        self._prompt_lengths.observe(lens)
+        self._computed_lengths.observe(lens - cached)
+        self._new_lengths.observe(np.full(prompts, served.new_tokens))
         for latencies in self._latencies:
-            self._observe(latencies, np.full(prompts, seconds))
+            latencies.observe(np.full(prompts, seconds))
 
     def record_aborted(self, prompts: int) -> None:
         """Count a call whose client left, or that an operator aborted."""
         self._aborted.inc(prompts)
-
-    def _observe(self, histogram: Any, values: NDArray[Any]) -> None:
-        """Add to each bucket once, as SGLang adds the latencies of tokens."""
-        if self._one_by_one:
-            for value in values.tolist():
-                histogram.observe(value)
-            return
-        buckets = np.bincount(np.searchsorted(histogram._upper_bounds, values))
-        for number in np.flatnonzero(buckets).tolist():
-            histogram._buckets[number].inc(int(buckets[number]))
-        histogram._sum.inc(float(values.sum()))
 
 
 class TokenCounters:

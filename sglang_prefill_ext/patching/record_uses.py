@@ -23,11 +23,12 @@ RECORD_USES = (
         id="U351",
         target=f"{_OBSERVABILITY}.req_time_stats.APIServerReqTimeStats",
         group=Group.FRONTEND,
-        used_by=(*_RECORDS, "compat.direct_generate"),
+        used_by=(*_RECORDS, "compat.direct_generate", "compat.embed_hooks"),
         why="when what happened to a call",
         members=(
             *"set_created_time set_api_server_dispatch_finish_time set_first_token_time".split(),
-            *"set_finished_time get_e2e_latency convert_to_output_meta_info".split(),
+            *"set_finished_time finished_time get_e2e_latency".split(),
+            "convert_to_output_meta_info",
         ),
     ),
     Use(

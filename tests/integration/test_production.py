@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 NAME = "ranker"
 KEY = "a-key"
 SCORE = score_body(7, 30, [3, 5])
-ARRAYS = {"prompt_tokens": 68, "cached_tokens": 0, "completion_tokens": 0}
+TOKENS = {"prompt_tokens": 68, "cached_tokens": 0, "completion_tokens": 0}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_packed_call_is_one_line_of_the_log(production: Serving, folder: Path)
     assert (shown["route"], shown["num_prompts"]) == ("/v1/score", 2)
     assert not shown.keys() & {"text", "input_ids"}  # from level 2 on
     meta = line["out"]["meta_info"]
-    assert meta.items() >= ARRAYS.items()
+    assert meta.items() >= TOKENS.items()
     assert (meta["id"], meta["finish_reason"]["type"]) == (line["rid"], "length")
 
 
@@ -93,7 +93,7 @@ def test_a_packed_call_is_one_line_of_the_export(production: Serving, folder: Pa
     production.client.score(score_body(10, 30, [3, 5]))
     wait_until(lambda: len(lines(folder / "export")) > before)
     (line,) = lines(folder / "export")[before:]
-    assert line.items() >= ARRAYS.items()
+    assert line.items() >= TOKENS.items()
     assert json.loads(line["request_parameters"])["num_prompts"] == 2
 
 
