@@ -37,9 +37,11 @@ from sglang_prefill_ext.attach.messages import (
     StockError,
 )
 from sglang_prefill_ext.errors import DeadlineExceededError, PackingError, RequestError
-from sglang_prefill_ext.frontend.exchange import UNKNOWN_ADAPTER, PackedExchange
+from sglang_prefill_ext.frontend.exchange import UNKNOWN_ADAPTER
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.roll_call import RollCall
 from sglang_prefill_ext.runtime.collector import GcAction, GcReport
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
@@ -50,9 +52,6 @@ _LINGER_MS = 200
 
 class Engine(Protocol):
     """What the broker needs of the process it lives in."""
-
-    @property
-    def exchange(self) -> PackedExchange: ...
 
     def facts(self) -> Facts: ...
 
@@ -66,6 +65,14 @@ class Engine(Protocol):
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
         """Serve a call as if it had come by HTTP; never raises for what a caller can cause."""
+        ...
+
+    async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        """Admit and serve rows like those of this process.
+
+        Raises:
+            DeadlineExceededError: the deadline passed before they were admitted.
+        """
         ...
 
     def count(self, beat: Beat) -> None: ...
@@ -192,13 +199,10 @@ class Broker:
     async def _serve_rows(self, name: bytes, message: Rows) -> None:
         try:
             rows = message.row_bytes.rows()
-            async with (
-                self._engine.adapter(rows.adapter) as adapter,
-                self._engine.exchange.admitted(message.options),
-            ):
+            async with self._engine.adapter(rows.adapter) as adapter:
                 if adapter:
                     rows = replace(rows, adapter=adapter)
-                result = await self._engine.exchange.round_trip(rows, message.options, None)
+                result = await self._engine.serve_rows(rows, message.options)
         except RequestError as error:
             result = PackedResult(UNKNOWN_ADAPTER, str(error))
         except DeadlineExceededError as error:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -25,14 +26,18 @@ from sglang_prefill_ext.attach.messages import (
     StockVectors,
 )
 from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
+from sglang_prefill_ext.compat.call_records import records_of
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.frontend.exchange import PackedExchange
-from sglang_prefill_ext.frontend.flat import wrong
+from sglang_prefill_ext.frontend.flat import unpacked, wrong
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
+from sglang_prefill_ext.frontend.served import served_rows
 from sglang_prefill_ext.tokenization.huggingface import PROBES
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +83,6 @@ class AttachableEngine:
         if self._tokenizer_json:
             self._probes = dict(zip(PROBES, link.encode(PROBES), strict=True))
 
-    @property
-    def exchange(self) -> PackedExchange:
-        return self._frontend.exchange
-
     def facts(self) -> Facts:
         manager, frontend = self._manager, self._frontend
         names = getattr(manager.model_config.hf_config, "id2label", None) or {}
@@ -98,9 +99,20 @@ class AttachableEngine:
             config=frontend.config,
             tokenizer=self._tokenizer_json,
             probes=self._probes,
-            declined=self.exchange.declined_reason or "",
+            declined=frontend.exchange.declined_reason or "",
             gc_thresholds=thresholds_of_server(),
         )
+
+    async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        """See `broker.Engine`."""
+        exchange = self._frontend.exchange
+        keeping = records_of(self._manager).keeping(None, rows.num_rows, partial(_contents, rows))
+        with keeping as record:
+            async with exchange.admitted(options):
+                result = await exchange.round_trip(rows, options, None)
+            if result.status == "ok":
+                record.served = served_rows(rows, result.tokens_cached)
+        return result
 
     def count(self, beat: Beat) -> None:
         self._frontend.metrics.add(beat.requests, beat.totals)
@@ -158,6 +170,11 @@ class AttachableEngine:
         answers = await anext(aiter(self._manager.generate_request(request, caller)))
         tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
         return StockAnswer(call.rid, [answer["embedding"] for answer in answers], tokens)
+
+
+def _contents(rows: PackedRows) -> dict[str, Any]:
+    prefix, suffixes = unpacked(rows)
+    return {"input_ids": [[*prefix.tolist(), *suffix.tolist()] for suffix in suffixes.rows()]}
 
 
 def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:

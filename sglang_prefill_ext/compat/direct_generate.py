@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_prefill_ext.compat import text_hooks
+from sglang_prefill_ext.compat.call_records import CallRecords
 from sglang_prefill_ext.compat.frontend_link import embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.token_output import cached_details, ending, stop_tokens
@@ -22,6 +23,7 @@ from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.generate_api import GenerateBody, answer_body, logprob_fields
 from sglang_prefill_ext.frontend.options import options_of
+from sglang_prefill_ext.frontend.served import served_prompts
 from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
@@ -46,15 +48,16 @@ class _Ended:
 
     sampling: Any
     stops: Collection[int]
-    seconds: float
+    times: Any
 
 
 class DirectGenerate:
     """Serves what of one manager's requests needs no record."""
 
-    def __init__(self, manager: Any, frontend: TokenFrontend) -> None:
+    def __init__(self, manager: Any, frontend: TokenFrontend, records: CallRecords) -> None:
         self._manager = manager
         self._frontend = frontend
+        self._records = records
         self._vocab_size: int = manager.model_config.vocab_size
         self._embedding_rows = embedding_rows(manager)
 
@@ -64,35 +67,34 @@ class DirectGenerate:
         Raises:
             PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
         """
-        if self._keeps_records() or not body.needs_no_request_state:
+        if self._wants_more() or not body.needs_no_request_state:
             return None
-        begin_s = time.perf_counter()
         try:
             options = options_of(headers_unless_opted_out(request), now_ms=time.time() * 1e3)
             sampling = self._sampling(body)
             stops = stop_tokens(self._manager, sampling)
-            with counted(self._frontend.metrics, request):
+            keeping = self._records.keeping(request, len(body.prompts), dict)
+            with counted(self._frontend.metrics, request), keeping as record:
                 calls = await self._calls(body, sampling, stops, request)
+                record.times.set_api_server_dispatch_finish_time()
                 read_outs = await self._frontend.read_all(calls, options, request)
+                lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
+                record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
         except (StockPathTaken, ValueError):
             return None  # SGLang takes it from the start, and finds the same
-        ended = _Ended(sampling, stops, time.perf_counter() - begin_s)
+        ended = _Ended(sampling, stops, record.times)
         answers = [
             self._answer(body, ended, call, read_out)
             for call, read_out in zip(calls, read_outs, strict=True)
         ]
         return answer_body(answers, is_single=body.is_single)
 
-    def _keeps_records(self) -> bool:
-        """Whether this server shows or keeps more of a request than its plain answer."""
+    def _wants_more(self) -> bool:
+        """Whether this server shows or answers more of a prompt than there is here."""
         manager = self._manager
         return bool(
-            manager.enable_metrics
-            or manager.enable_trace
-            or manager.request_logger.log_requests
-            or manager.request_metrics_exporter_manager.exporter_enabled()
-            or manager.dump_requests_folder
-            or manager.crash_dump_folder
+            manager.enable_trace
+            or self._records.shows_requests
             or manager.server_args.speculative_algorithm  # answers tell how it went
             or manager.preferred_sampling_params
         )
@@ -148,9 +150,11 @@ class DirectGenerate:
             "weight_versions": [{"version": version, "start": 0, "end": len(output_ids)}],
             "cached_tokens_details": cached_details(cached),
             "dp_rank": None,
-            "e2e_latency": ended.seconds,
+            "e2e_latency": ended.times.get_e2e_latency(),
             "response_sent_to_client_ts": time.time(),
         }
+        if manager.enable_metrics:
+            meta_info |= ended.times.convert_to_output_meta_info(None, len(output_ids))
         return {"text": text, "output_ids": output_ids, "meta_info": meta_info}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
+from sglang_prefill_ext.compat.call_records import CallRecord, records_of
 from sglang_prefill_ext.compat.capability import encoder_traits, reads_places
 from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
@@ -48,8 +49,8 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
 
 async def packed_vectors(
     manager: Any, call: EmbedCall, request: Any, frontend: EmbedFrontend
-) -> Embedded:
-    """Serve a call on the packed path.
+) -> tuple[Embedded, CallRecord]:
+    """Serve a call on the packed path; return its record, too.
 
     Raises:
         StockPathTaken: SGLang is to serve it.
@@ -57,10 +58,13 @@ async def packed_vectors(
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
     headers = headers_unless_opted_out(request)
-    with counted(frontend.metrics, request):
+    keeping = records_of(manager).keeping(request, len(call.prompts), call.contents)
+    with counted(frontend.metrics, request), keeping as record:
         manager._validate_for_matryoshka_dim(call)
         options = options_of(headers, now_ms=time.time() * 1e3)
-        return await frontend.embed(call, options, request)
+        embedded = await frontend.embed(call, options, request)
+        record.served = embedded.served
+    return embedded, record
 
 
 async def embed(
@@ -72,21 +76,20 @@ async def embed(
         ValueError, PrefillExtError: see `packed_vectors`.
     """
     frontend: EmbedFrontend = getattr(manager, _ATTRIBUTE)
-    begin_s = time.perf_counter()
     try:
         call = vector_arrays(frontend.call_of(obj))
         obj.normalize_batch_and_arguments()
         raise_if_taken(request)
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
-            embedded = await packed_vectors(manager, call, request, frontend)
+            embedded, record = await packed_vectors(manager, call, request, frontend)
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         _put_ids(manager, obj, stock.call)
         async for answer in original(manager, obj, request):
             yield answer
         return
-    yield _answer(manager, obj, call, embedded, time.perf_counter() - begin_s)
+    yield _answer(manager, obj, call, embedded, record)
 
 
 def _put_ids(manager: Any, obj: Any, call: EmbedCall | None) -> None:
@@ -99,10 +102,12 @@ def _put_ids(manager: Any, obj: Any, call: EmbedCall | None) -> None:
         obj.input_ids = call.prompts[0] if call.is_single else call.prompts
 
 
-def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds: float) -> Any:
+def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record: CallRecord) -> Any:
     """The answer as SGLang builds it, a list for a list of prompts."""
     weight_version = manager.config_value("weight_version")
     rids = [obj.rid] if call.is_single else obj.rid
+    lens = embedded.served.prompt_tokens.tolist()
+    times = record.times.convert_to_output_meta_info() if manager.enable_metrics else {}
     answers = [
         {
             "embedding": vector,
@@ -112,11 +117,12 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, seconds
                 "prompt_tokens": tokens,
                 "weight_version": weight_version,
                 "num_retractions": 0,
-                "e2e_latency": seconds,
+                "e2e_latency": record.times.get_e2e_latency(),
                 "response_sent_to_client_ts": time.time(),
+                **times,
             },
         }
-        for rid, vector, tokens in zip(rids, embedded.vectors, embedded.prompt_tokens, strict=True)
+        for rid, vector, tokens in zip(rids, embedded.vectors, lens, strict=True)
     ]
     if embedded.states is not None:
         dtype = manager.model_config.dtype

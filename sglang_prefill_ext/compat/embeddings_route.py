@@ -27,8 +27,8 @@ async def _answer(
     wanted = read_request(body)
     if wanted is None or frontend.makes_numbers:
         return None
-    embedded = await packed_vectors(manager, wanted.call, request, frontend)
-    tokens = sum(embedded.prompt_tokens)
+    embedded, _ = await packed_vectors(manager, wanted.call, request, frontend)
+    tokens = int(embedded.served.prompt_tokens.sum())
     return answer_body(
         embedded.vectors,
         as_base64=wanted.as_base64,

@@ -68,8 +68,9 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
 
     async def serve(body: bytes, request: Request) -> Response | bytes:
         try:
-            # Where SGLang logs requests, it has to see each.
-            logged = manager.request_logger.log_requests
+            # Where SGLang logs bodies, it has to see each.
+            logger = manager.request_logger
+            logged = logger.log_requests and logger.log_requests_level >= 2
             content = None if logged else await answer(body, request)
         except StockPathTaken as taken:
             request.scope[_TAKEN] = taken

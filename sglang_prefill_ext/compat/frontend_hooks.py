@@ -12,6 +12,7 @@ from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 from sglang_prefill_ext.compat import chat_hooks, embed_hooks, http, text_hooks, token_hooks
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.compat.attached import accept_frontends
+from sglang_prefill_ext.compat.call_records import keep_records, records_of
 from sglang_prefill_ext.compat.capability import encoder_traits
 from sglang_prefill_ext.compat.direct_generate import DirectGenerate
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
@@ -52,6 +53,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
     link = TokenizerManagerLink(manager, config, metrics)
     frontend = _build_frontend(manager, link, config, metrics)
     setattr(manager, _ATTRIBUTE, frontend)
+    records = keep_records(manager)
     text_hooks.attach(manager, link, config, metrics)
     chat_hooks.attach(manager, link.texts)
     app = http.application()
@@ -62,7 +64,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
     elif manager.tokenizer is not None:
         tokens = token_hooks.attach(manager, frontend)
         if app is not None:
-            shorten_generate(app, DirectGenerate(manager, tokens))
+            shorten_generate(app, DirectGenerate(manager, tokens, records))
 
     def on_results(message: PackedRowsResults) -> None:
         for rid, result in message.results.items():
@@ -79,7 +81,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
         add_gc_route(app, collection)
         accept_bodies(app, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
         if manager.is_generation:  # in front of that: bodies with embeddings are passed on
-            shorten_scores(app, manager, partial(_packed_scores, frontend))
+            shorten_scores(app, manager, partial(_packed_scores, manager, frontend))
 
 
 async def score_request(
@@ -101,7 +103,7 @@ async def score_request(
         return await original(manager, **with_tensors(call).arguments())
     try:
         raise_if_taken(call.request)
-        scored = await _packed_scores(frontend, with_arrays(call))
+        scored = await _packed_scores(manager, frontend, with_arrays(call))
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
         http.note_explanation(call.request, partial(explain_stock, stock.reason))
@@ -115,11 +117,14 @@ async def score_request(
     )
 
 
-async def _packed_scores(frontend: ScoreFrontend, call: ScoreCall) -> Scored:
-    with counted(frontend.metrics, call.request):
+async def _packed_scores(manager: Any, frontend: ScoreFrontend, call: ScoreCall) -> Scored:
+    keeping = records_of(manager).keeping(call.request, call.num_items, call.contents)
+    with counted(frontend.metrics, call.request), keeping as record:
         frontend.check_limits(call)
         headers = headers_unless_opted_out(call.request)
-        return await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
+        scored = await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
+        record.served = scored.served
+    return scored
 
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sglang_prefill_ext.compat.stock_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.oneshot.calibration import ROW_TOKENS
@@ -31,6 +32,7 @@ class PackedWork:
     metrics: SchedulerMetrics
     collector: Collector
     graphs: GraphUse
+    stock_counters: TokenCounters | None = None
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
 
@@ -80,6 +82,9 @@ class PackedWork:
             self.collector.show_pauses()
             retried = self.runtime.stats.retried_forwards
             self.metrics.update(self.queue, retried, self.graphs.forwards)
+        if self.stock_counters is not None:
+            stats = self.runtime.stats
+            self.stock_counters.update(stats.tokens_computed, stats.tokens_cached)
 
     def _is_queue_late(self, now_ms: float) -> bool:
         if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # clocks are set back at times
@@ -104,9 +109,10 @@ def packed_work(
         max_wait_steps=config.max_wait_steps,
     )
     shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
-    labels = scheduler.metrics_collector.labels if shown else None
-    metrics = SchedulerMetrics(labels)
-    return PackedWork(runtime, IterationPolicy(share), metrics, collector, graphs)
+    stock = scheduler.metrics_collector if shown else None
+    metrics = SchedulerMetrics(stock and stock.labels)
+    counters = stock and TokenCounters(stock)
+    return PackedWork(runtime, IterationPolicy(share), metrics, collector, graphs, counters)
 
 
 def _step_tokens(scheduler: Any, launch_tokens: int, graphs: GraphUse) -> int:

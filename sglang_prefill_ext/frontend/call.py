@@ -50,6 +50,16 @@ class ScoreCall:
         """Whether items are texts; asked of a call that has some."""
         return not isinstance(self.items, FlatRows) and isinstance(self.items[0], str)
 
+    def contents(self) -> dict[str, Any]:
+        """What its prompts are made of, as plain values: `text`, or `input_ids`."""
+        query, items = self.query, self.items
+        if isinstance(items, FlatRows):
+            items = [item.tolist() for item in items.rows()]
+            query = None if query is None else query.tolist()
+        first = items[0] if isinstance(items, list) and items else items
+        is_text = isinstance(first, str)
+        return {"text" if is_text else "input_ids": {"query": query, "items": items}}
+
     def arguments(self) -> dict[str, Any]:
         """Return the arguments by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

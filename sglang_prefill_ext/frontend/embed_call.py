@@ -86,6 +86,10 @@ class EmbedCall:
     def is_text(self) -> bool:
         return isinstance(self.prompts[0], (str, tuple))
 
+    def contents(self) -> dict[str, Any]:
+        """Its prompts: `text`, or `input_ids`."""
+        return {"text" if self.is_text else "input_ids": self.prompts}
+
 
 def ineligible_embed_reason(request: Any, *, reads_places: bool) -> str | None:
     """Return why an `EmbeddingReqInput` goes down the stock path, or None if it can be packed.

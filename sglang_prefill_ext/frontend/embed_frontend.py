@@ -24,6 +24,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import place_of_vectors
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts, pack_read_places
 from sglang_prefill_ext.frontend.prompt_encoder import PromptEncoder
+from sglang_prefill_ext.frontend.served import Served, served_prompts
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
@@ -42,13 +43,13 @@ class Embedded:
     Attributes:
         vectors: one a prompt; a list of them, where places were asked for; a number, where the
             model makes no more.
-        prompt_tokens: of every prompt.
+        served: what there was to compute.
         states: the hidden state behind every vector, float32 ``[hidden]`` or ``[places, hidden]``;
             None where they were not asked for, or the model shows none.
     """
 
     vectors: list[Any]
-    prompt_tokens: list[int]
+    served: Served
     states: list[Float32Array] | None = None
 
 
@@ -146,18 +147,18 @@ class EmbedFrontend:
         asked = (placed, width, options, request, table, call.adapter)
         try:
             if call.places is None:
-                tables = await self.vectors(*asked)
+                read_outs = await self.vectors(*asked)
             else:
-                tables = await self._vectors_at(call.places, *asked)
+                read_outs = await self._vectors_at(call.places, *asked)
         except StockPathTaken as taken:
             raise StockPathTaken(taken.reason, _with_ids(call, prompts)) from None
-        states = None
+        tables, states = [each.table for each in read_outs], None
         # Without a head that made vectors there are no states.
         if call.with_states and tables[0].shape[-1] > self._hidden_size:
             states = [table[..., -self._hidden_size :] for table in tables]
             tables = [table[..., : -self._hidden_size] for table in tables]
         vectors = [table.item() if self.makes_numbers else table.tolist() for table in tables]
-        return Embedded(vectors, list(map(len, prompts)), states)
+        return Embedded(vectors, served_prompts(list(map(len, prompts)), read_outs), states)
 
     async def _vectors_at(
         self,
@@ -168,7 +169,7 @@ class EmbedFrontend:
         request: Any,
         overrides: OverrideArray,
         adapter: str,
-    ) -> list[Float32Array]:
+    ) -> list[ReadOut]:
         """Return the vectors at places of each prompt, float32 ``[places, width]``.
 
         Such a call is a scoring request, large enough to go alone. Arguments and errors are those
@@ -181,7 +182,9 @@ class EmbedFrontend:
         self.metrics.record_packed()
         self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         ends = np.cumsum(list(map(len, places)))
-        return np.split(answer.row_values().reshape(int(ends[-1]), -1), ends[:-1])
+        tables = np.split(answer.row_values().reshape(int(ends[-1]), -1), ends[:-1])
+        cached = min(answer.tokens_cached, rows.prefix_len)
+        return [ReadOut(table, cached) for table in tables]
 
     async def vectors(
         self,
@@ -191,7 +194,7 @@ class EmbedFrontend:
         request: Any,
         overrides: OverrideArray = NO_OVERRIDES,
         adapter: str = "",
-    ) -> list[Float32Array]:
+    ) -> list[ReadOut]:
         """Return a vector of each prompt, float32 ``[width]``; the errors are those of `embed`.
 
         Args:
@@ -204,7 +207,7 @@ class EmbedFrontend:
         kind = _Kind(options, width, overridden, adapter)
         read_outs = await self._prompts.ask(kind, prompts, request)
         self.metrics.record_packed()
-        return [each.table for each in read_outs]
+        return read_outs
 
     async def _ask(self, kind: _Kind, prompts: list[Int32Array]) -> Sequence[ReadOut | Exception]:
         """Ask the scheduler for the vectors of several calls."""

@@ -16,6 +16,7 @@ from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
+from sglang_prefill_ext.frontend.served import Served, served_rows
 from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.text_pack import pack_texts
 from sglang_prefill_ext.frontend.worker import Worker
@@ -35,6 +36,10 @@ class Scored:
     token_logprobs: Matrix | None
     rows: PackedRows
     answer: PackedResult
+
+    @property
+    def served(self) -> Served:
+        return served_rows(self.rows, self.answer.tokens_cached)
 
 
 class ScoreFrontend:

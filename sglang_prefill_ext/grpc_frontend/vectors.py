@@ -67,8 +67,8 @@ class Vectors:
             )
         except StockPathTaken as taken:  # the engine need not encode texts again
             raise StockPathTaken(taken.reason, [each.tolist() for each in ids]) from None
-        tokens = sum(map(len, ids))
-        return np.stack(found), pb.Usage(prompt_tokens=tokens, path=pb.PATH_PACKED)
+        usage = pb.Usage(prompt_tokens=sum(map(len, ids)), path=pb.PATH_PACKED)
+        return np.stack([each.table for each in found]), usage
 
     async def _by_engine(
         self,

@@ -102,9 +102,9 @@ TOKEN_USES = (
         id="U138",
         target="sglang.srt.utils.request_logger.RequestLogger",
         group=Group.FRONTEND,
-        used_by=("compat.fast_route", "compat.direct_generate"),
-        why="whether SGLang has to see every request",
-        members=("log_requests",),
+        used_by=("compat.fast_route", "compat.call_records"),
+        why="whether SGLang has to see every body; whether calls are logged",
+        members=("log_requests", "log_requests_level"),
     ),
     Use(
         id="U139",
@@ -156,8 +156,8 @@ TOKEN_USES = (
         target="sglang.srt.observability.request_metrics_exporter.RequestMetricsExporterManager"
         ".exporter_enabled",
         group=Group.FRONTEND,
-        used_by=("compat.direct_generate",),
-        why="whether SGLang has to see every request",
+        used_by=("compat.call_records",),
+        why="whether calls are exported",
         signature="(self)",
     ),
 )

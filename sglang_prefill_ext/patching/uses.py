@@ -12,6 +12,7 @@ from sglang_prefill_ext.patching.order_uses import ORDER_USES
 from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES, PLACE_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
 from sglang_prefill_ext.patching.probe_uses import PROBE_USES
+from sglang_prefill_ext.patching.record_uses import RECORD_USES
 from sglang_prefill_ext.patching.replica_uses import REPLICA_USES
 from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
@@ -70,7 +71,7 @@ _FLAG_USES = (
         group=Group.FLAGS,
         used_by=(
             *"compat.flags compat.frontend_hooks compat.token_hooks compat.dp_hooks".split(),
-            *("compat.several_schedulers", "compat.direct_generate"),
+            *("compat.several_schedulers", "compat.direct_generate", "compat.call_records"),
         ),
         why="the other combinations to refuse, what is not packed, and several schedulers",
         members=(
@@ -92,6 +93,7 @@ _FRONTEND_USES = (
             *("compat.attached", "compat.frontend_hooks", "compat.frontend_link"),
             *("compat.adapter_lease", "compat.embed_hooks", "compat.rerank_hooks"),
             *("compat.text_hooks", "compat.direct_generate", "compat.chat_hooks"),
+            *("compat.call_records", "compat.token_hooks", "compat.gc_frontend"),
         ),
         why="limits, tokenizer, pauses, weight updates, records of requests",
         members=(
@@ -100,7 +102,7 @@ _FRONTEND_USES = (
             *"model_update_lock context_len num_reserved_tokens max_req_input_len".split(),
             *"lora_registry async_dynamic_batch_tokenizer enable_trace request_logger".split(),
             *"request_metrics_exporter_manager dump_requests_folder crash_dump_folder".split(),
-            *"preferred_sampling_params sampling_params_class".split(),
+            *"preferred_sampling_params sampling_params_class rid_to_state".split(),
         ),
     ),
     Use(
@@ -160,9 +162,15 @@ _FRONTEND_USES = (
         id="U67",
         target="sglang.srt.observability.metrics_collector.TokenizerMetricsCollector",
         group=Group.FRONTEND,
-        used_by=("compat.frontend_hooks",),
-        why="labels of our metrics",
-        members=("labels",),
+        used_by=("compat.frontend_hooks", "compat.stock_counters"),
+        why="labels of our metrics; counts packed prompts like requests",
+        members=(
+            *"labels _histogram_cls num_requests_total num_aborted_requests_total".split(),
+            *"prompt_tokens_total generation_tokens_total cached_tokens_total".split(),
+            *"prompt_tokens_histogram uncached_prompt_tokens_histogram".split(),
+            *"generation_tokens_histogram histogram_e2e_request_latency".split(),
+            "histogram_time_to_first_token",
+        ),
     ),
     Use(
         id="U68",
@@ -223,5 +231,6 @@ USES: tuple[Use, ...] = (
     *LORA_USES,
     *PLACE_USES,
     *ENCODER_USES,
+    *RECORD_USES,
     *TEXT_USES,
 )

@@ -91,6 +91,7 @@ ZONES = {
             "patching.override_uses",
             "patching.prefix_uses",
             "patching.probe_uses",
+            "patching.record_uses",
             "patching.replica_patches",
             "patching.replica_uses",
             "patching.rerank_uses",

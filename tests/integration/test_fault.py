@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,7 @@ def unchecked(
     """A server whose packed answers are wrong and compared with nothing; the last test ends it."""
     fault = wrong_readout.install(tmp_path_factory.mktemp("plugin"))
     flags = (*wrong_readout.FLAGS, "--prefill-only-known-answers", "off")
+    flags += ("--crash-dump-folder", str(tmp_path_factory.mktemp("crash")))
     with serving(model_dir("micro"), "unchecked", *flags, env=fault) as running:
         yield running
 
@@ -87,3 +89,6 @@ def test_when_the_scheduler_dies_clients_get_an_error_and_the_server_ends(
             assert isinstance(error, httpx.TransportError)
             assert not isinstance(error, httpx.TimeoutException)
     wait_until(lambda: not unchecked.server.pids)
+    # A packed call is one, and every item of the other one is.
+    dumped = re.findall(r"finished and (\d+) unfinished", unchecked.server.log_path.read_text())
+    assert dumped == [str(1 + len(BODIES[1]["items"]))]

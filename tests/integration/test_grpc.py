@@ -37,6 +37,7 @@ from tests.integration.grpc_frontends import (
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same
 from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.stock_metrics import growth
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -100,6 +101,18 @@ def assert_answers(answer: pb.ScoreResponse, wanted: Json) -> None:
 
 
 # The numbers
+
+
+def test_items_count_as_requests_in_sglangs_metrics(client: Client, stub: PrefillStub) -> None:
+    before = client.counters()["frontend.requests.packed"]
+    with growth(client) as grown:
+        assert stub.Score(request_of(score_body(97, 3, [1, 2]))).scores
+    # What front ends count comes later; these are the engine's.
+    wait_until(lambda: client.counters()["frontend.requests.packed"] > before)
+    by_name = {name: more for (name, _), more in grown.items()}
+    assert by_name["sglang:num_requests_total"] == 2
+    assert by_name["sglang:prompt_tokens_total"] == 9
+    assert by_name["sglang:e2e_request_latency_seconds_count"] == 2
 
 
 def test_front_ends_encode_shared_text_once(client: Client, stub: PrefillStub) -> None:

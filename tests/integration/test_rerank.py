@@ -20,11 +20,12 @@ from tests.integration.client import Client, Json
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
 from tests.integration.reference import Reference
+from tests.integration.stock_metrics import growth
 
 pytestmark = pytest.mark.timeout(900)
 
 PATH = "/v1/rerank"
-FLAGS = ("--enable-prefill-only", "--sleep-on-idle")
+FLAGS = ("--enable-prefill-only", "--sleep-on-idle", "--enable-metrics")
 QUERY = "red wool blanket for winter"
 DOCUMENTS = [item.text for item in random.Random(3).sample(catalogue.items(), 40)]
 OTHER_TEXT = ["ÿ ½ 東京 🙂", "a\n\nb", "{{ query }}", "<|im_end|>", "yes", " no "]
@@ -112,6 +113,23 @@ def test_answers_are_stocks(client: Client, body: Json) -> None:
     assert [each | {"score": 0} for each in packed] == [each | {"score": 0} for each in stock]
     for one, other in zip(packed, stock, strict=True):
         assert one["score"] == pytest.approx(other["score"], rel=0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("server", ["reranker", "classifier"])
+def test_documents_are_requests_in_sglangs_metrics(
+    request: pytest.FixtureRequest, server: str
+) -> None:
+    client = request.getfixturevalue(server).client
+    grown = []
+    for stock in (False, True):
+        with growth(client) as more:
+            answer = client.post(PATH, {"query": QUERY, "documents": DOCUMENTS[:9]}, stock=stock)
+            assert answer.status_code == 200, answer.text
+        # What was asked before may be cached.
+        grown.append({sample: by for sample, by in more.items() if "cached" not in sample[0]})
+    packed, stock_path = grown
+    assert packed == stock_path
+    assert 9 in packed.values()
 
 
 @pytest.mark.parametrize("instruct", [{}, {"instruct": "Find what keeps warm."}])

@@ -18,6 +18,7 @@ from sglang_prefill_ext.attach.messages import Beat, Facts, Stock, StockAnswer, 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.flat import wrong
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
 from sglang_prefill_ext.runtime.pauses import PauseRecorder
@@ -105,6 +106,10 @@ class StubEngine:
 
     def facts(self) -> Facts:
         return self.known
+
+    async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        async with self.exchange.admitted(options):
+            return await self.exchange.round_trip(rows, options, None)
 
     def count(self, beat: Beat) -> None:
         self.metrics.add(beat.requests, beat.totals)

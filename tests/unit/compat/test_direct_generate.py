@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.generate_api import read_request
 from sglang_prefill_ext.frontend.token_call import token_call_of
 from sglang_prefill_ext.metrics import FrontendMetrics
+from tests.unit.compat.collectors import collector, samples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
     from sglang.srt.sampling.sampling_params import SamplingParams
 
+    from sglang_prefill_ext.compat.call_records import CallRecords
     from sglang_prefill_ext.compat.direct_generate import DirectGenerate
 
 VOCABULARY = 100
@@ -59,7 +62,8 @@ def manager(**changes: Any) -> SimpleNamespace:
             hf_eos_token_id=None,
             hf_text_config=SimpleNamespace(vocab_size=VOCABULARY),
         ),
-        "server_args": SimpleNamespace(speculative_algorithm=None),
+        "server_args": SimpleNamespace(speculative_algorithm=None, disaggregation_mode="null"),
+        "rid_to_state": {},
         "sampling_params_class": SamplingParams,
         "request_logger": SimpleNamespace(log_requests=False),
         "request_metrics_exporter_manager": SimpleNamespace(exporter_enabled=lambda: False),
@@ -76,9 +80,11 @@ def answer(
     """The answer to a body, or None for what is left to SGLang."""
     read = read_request(json.dumps(body).encode())
     assert read is not None
-    direct = DirectGenerate(manager(**changes), frontend or Frontend())  # type: ignore[arg-type]
+    asked = manager(**changes)
+    direct = DirectGenerate(asked, frontend or Frontend(), CallRecords(asked))  # type: ignore[arg-type]
     request = SimpleNamespace(headers=headers or {})
     content = asyncio.run(direct.answer(read, request))
+    assert asked.rid_to_state == {}
     return None if content is None else json.loads(content)
 
 
@@ -99,6 +105,20 @@ def test_prompts_in_a_list_have_an_answer_each() -> None:
     assert found[0]["meta_info"]["id"] != found[1]["meta_info"]["id"]
 
 
+def test_where_requests_are_counted_every_prompt_is_one_and_says_when_what_happened() -> None:
+    registry = CollectorRegistry()
+    changes = {"enable_metrics": True, "metrics_collector": collector(registry)}
+    found = answer(PLAIN | {"input_ids": [[5], [6, 7, 8]]}, **changes)
+    counted = samples(registry)
+    assert counted["num_requests_total"] == counted["generation_tokens_total"] == 2
+    assert counted["prompt_tokens_total"] == 4
+    assert counted["histogram_time_to_first_token_count"] == 2
+    for meta in (each["meta_info"] for each in found):
+        times = ("request_received_ts", "api_server_dispatch_finish_ts", "request_finished_ts")
+        assert sorted(times, key=meta.__getitem__) == list(times)
+        assert 0 < meta["first_token_latency"] <= meta["e2e_latency"]
+
+
 def test_a_stop_token_ends_a_prompt() -> None:
     class Stopping(Tokenizer):
         eos_token_id = TOKEN
@@ -111,14 +131,13 @@ def test_a_stop_token_ends_a_prompt() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"enable_metrics": True},
         {"enable_trace": True},
         {"dump_requests_folder": "there"},
         {"crash_dump_folder": "there"},
         {"preferred_sampling_params": {"top_k": 3}},
         {"request_logger": SimpleNamespace(log_requests=True)},
         {"request_metrics_exporter_manager": SimpleNamespace(exporter_enabled=lambda: True)},
-        {"server_args": SimpleNamespace(speculative_algorithm="NGRAM")},
+        {"server_args": SimpleNamespace(speculative_algorithm="NGRAM", disaggregation_mode="null")},
     ],
     ids=lambda changes: next(iter(changes)),
 )

@@ -165,7 +165,7 @@ async def test_an_answer_becomes_one_vector_a_prompt() -> None:
     setup = Setup(stub_answer(values=[0.5, 1.0, -2.0, 0.25]))
     embedded = await setup.frontend.embed(IDS, PLAIN, None)
     assert embedded.vectors == [[0.5, 1.0], [-2.0, 0.25]]
-    assert embedded.prompt_tokens == [3, 4]
+    assert embedded.served.prompt_tokens.tolist() == [3, 4]
     ((_, rows),) = setup.link.sent
     assert (rows.prefix_len, rows.tokens.tolist()) == (2, [1, 2, 3, 4, 5])
     assert rows.vector_width == WHOLE_VECTOR
@@ -241,7 +241,8 @@ async def test_concurrent_calls_share_a_packed_request() -> None:
     calls = [EmbedCall([[7] * length], True, None) for length in (1, 3, 2)]
     results = await setup.embed(*calls, EmbedCall(["ab", "abcd"], False, None))
     assert [each.vectors for each in results] == [[[1.0]], [[3.0]], [[2.0]], [[2.0], [4.0]]]
-    assert [each.prompt_tokens for each in results] == [[1], [3], [2], [2, 4]]
+    lens = [each.served.prompt_tokens.tolist() for each in results]
+    assert lens == [[1], [3], [2], [2, 4]]
     assert [rows.num_rows for _, rows in setup.link.sent] == [3, 2]
     counters = setup.metrics.as_dict()
     assert (counters["requests"], counters["items"]) == ({"packed": 4}, 5)

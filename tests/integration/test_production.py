@@ -1,0 +1,145 @@
+"""Packed requests on a server with what operators switch on: logs, exports, metrics, keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.client import Client, Json, random_ids, score_body, wait_until
+from tests.integration.own_server import Serving, serving
+from tests.integration.parity import assert_paths_agree
+from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.stock_metrics import growth
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+NAME = "ranker"
+KEY = "a-key"
+SCORE = score_body(7, 30, [3, 5])
+TOKENS = {"prompt_tokens": 68, "cached_tokens": 0, "completion_tokens": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("production")
+
+
+@pytest.fixture(scope="module")
+def production(model_dir: Callable[[str], Path], folder: Path) -> Iterator[Serving]:
+    """A server that the last test ends."""
+    flags = ("--enable-prefill-only", "--sleep-on-idle", "--enable-metrics")
+    flags += ("--log-requests", "--log-requests-level", "1", "--log-requests-format", "json")
+    flags += ("--log-requests-target", str(folder / "log"))
+    flags += ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(folder / "export"))
+    flags += ("--served-model-name", NAME, "--api-key", KEY)
+    flags += ("--enable-request-time-stats-logging", "--crash-dump-folder", str(folder / "crash"))
+    with serving(model_dir("micro"), "production", *flags) as running:
+        running.client.http.headers["authorization"] = f"Bearer {KEY}"
+        yield running
+
+
+def lines(folder: Path) -> list[Json]:
+    """JSON lines of all files in a folder."""
+    text = "\n".join(path.read_text() for path in sorted(folder.iterdir()))
+    return [json.loads(line[line.index("{") :]) for line in text.splitlines() if line]
+
+
+def test_a_request_without_the_key_is_refused(production: Serving) -> None:
+    bare = {"authorization": ""}
+    for path in ("/v1/score", "/prefill_only/explain"):
+        assert production.client.http.post(path, json=SCORE, headers=bare).status_code == 401
+    assert production.client.http.get("/prefill_only/status", headers=bare).status_code == 401
+    assert production.client.http.get("/health", headers=bare).status_code == 200
+
+
+def test_both_paths_answer_alike(production: Serving) -> None:
+    assert_paths_agree(production.client, score_body(8, 30, [3, 5]))
+
+
+def test_metrics_have_the_served_name(production: Serving) -> None:
+    with growth(production.client) as grown:
+        production.client.score(SCORE)
+    assert {labels["model_name"] for _, labels in map(_named, grown)} == {NAME}
+
+
+def _named(sample: Any) -> tuple[str, dict[str, str]]:
+    name, labels = sample
+    return name, dict(labels)
+
+
+def test_a_packed_call_is_one_line_of_the_log(production: Serving, folder: Path) -> None:
+    before = len(lines(folder / "log"))
+    production.client.score(score_body(9, 30, [3, 5]))
+    (line,) = lines(folder / "log")[before:]
+    assert line["event"] == "request.finished"
+    shown = line["obj"]
+    assert (shown["route"], shown["num_prompts"]) == ("/v1/score", 2)
+    assert not shown.keys() & {"text", "input_ids"}  # from level 2 on
+    meta = line["out"]["meta_info"]
+    assert meta.items() >= TOKENS.items()
+    assert (meta["id"], meta["finish_reason"]["type"]) == (line["rid"], "length")
+
+
+def test_a_packed_call_is_one_line_of_the_export(production: Serving, folder: Path) -> None:
+    before = len(lines(folder / "export"))
+    production.client.score(score_body(10, 30, [3, 5]))
+    wait_until(lambda: len(lines(folder / "export")) > before)
+    (line,) = lines(folder / "export")[before:]
+    assert line.items() >= TOKENS.items()
+    assert json.loads(line["request_parameters"])["num_prompts"] == 2
+
+
+def test_a_level_that_shows_bodies_shows_those_of_packed_calls(
+    production: Serving, folder: Path
+) -> None:
+    body = score_body(11, 30, [3, 5])
+    client = production.client
+    for level in (2, 1):
+        changed = client.post("/configure_logging", {"log_requests_level": level})
+        assert changed.status_code == 200
+        before = len(lines(folder / "log"))
+        client.score(body)
+        shown = [line["obj"] for line in lines(folder / "log")[before:]]
+        assert [each["items"] for each in shown if "items" in each] == [body["items"]] * (level - 1)
+        wanted = {"query": body["query"], "items": body["items"]}
+        assert shown[-1].get("input_ids") == (wanted if level == 2 else None)
+
+
+def test_requests_of_one_token_are_logged_by_sglang(production: Serving, folder: Path) -> None:
+    before = len(lines(folder / "log"))
+    prompt = random_ids(random.Random(12), 9)
+    with production.client.counting() as moved:
+        production.client.generate(prompt, 1)
+    assert moved["frontend.requests.packed"] == 1
+    events = [line["event"] for line in lines(folder / "log")[before:]]
+    assert events == ["request.received", "request.finished"]
+
+
+def test_what_is_under_way_is_answered_before_the_server_ends(production: Serving) -> None:
+    server, client = production
+    seen = server.log_path.stat().st_size
+    assert server.pid is not None
+    with ThreadPoolExecutor() as pool:
+        with stopped(scheduler_pid(server)):
+            reply = pool.submit(client.score, score_body(13, 30, [3, 5]))
+            wait_until(lambda: _in_flight(client) == 1)
+            os.kill(server.pid, signal.SIGTERM)
+            wait_until(
+                lambda: b"Remaining number of requests 1" in server.log_path.read_bytes()[seen:]
+            )
+            assert client.http.get("/health").status_code == 503
+        assert len(reply.result()["scores"]) == 2
+    wait_until(lambda: not server.pids)
+
+
+def _in_flight(client: Client) -> int:
+    found: int = client.status()["frontend"]["in_flight"]
+    return found

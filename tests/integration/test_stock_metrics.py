@@ -1,0 +1,111 @@
+"""Packed requests in SGLang's own metrics: counted as SGLang counts the requests it serves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TypeAlias
+
+import httpx
+import pytest
+
+from sglang_prefill_ext.frontend.options import KEEP_PREFIX_HEADER
+from sglang_prefill_ext.local_server import LocalServer
+from tests.integration.client import (
+    LABELS,
+    OPT_OUT,
+    Client,
+    Json,
+    random_ids,
+    score_body,
+    wait_until,
+)
+from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.stock_metrics import counts, growth, scraped
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+BODY = score_body(911, 40, [3, 7, 1])
+Request: TypeAlias = tuple[str, Json]
+
+
+def _score(rng: random.Random) -> Request:
+    query, *items = (random_ids(rng, length) for length in (40, 3, 170, 1))
+    return "/v1/score", {"query": query, "items": items, "label_token_ids": LABELS}
+
+
+def _token(rng: random.Random) -> Request:
+    sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}
+    return "/generate", {"input_ids": random_ids(rng, 120), "sampling_params": sampling}
+
+
+def _log_probs(rng: random.Random) -> Request:
+    prompts = [random_ids(rng, length) for length in (30, 350)]
+    body = {"sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    return "/generate", body | {"input_ids": prompts, "logprob_start_len": 0}
+
+
+def _completion(rng: random.Random) -> Request:
+    body = {"model": "micro", "max_tokens": 1, "temperature": 0}
+    return "/v1/completions", body | {"prompt": [random_ids(rng, length) for length in (20, 99)]}
+
+
+@pytest.mark.parametrize("request_of", [_score, _token, _log_probs, _completion])
+def test_sglangs_metrics_grow_as_on_the_stock_path(
+    client: Client, request_of: Callable[[random.Random], Request]
+) -> None:
+    grown = []
+    for seed, headers in ((1, {}), (2, OPT_OUT)):
+        path, body = request_of(random.Random(f"{request_of.__name__} {seed}"))
+        with client.counting() as moved, growth(client) as more:
+            assert client.http.post(path, json=body, headers=headers).status_code == 200
+        assert bool(moved["frontend.requests.packed"]) == (not headers)
+        grown.append(more)
+    packed, stock = grown
+    assert packed == stock
+
+
+def test_cached_tokens_are_counted_as_on_the_stock_path(client: Client) -> None:
+    rng = random.Random("cached")
+    query = random_ids(rng, 300)
+    client.generate(query, 1, stock=True)  # leaves it in the prefix cache
+    grown = []
+    for headers in ({}, OPT_OUT):
+        items = [random_ids(rng, length) for length in (4, 9)]
+        body = {"query": query, "items": items, "label_token_ids": LABELS}
+        with growth(client) as more:
+            assert client.http.post("/v1/score", json=body, headers=headers).status_code == 200
+        grown.append(more)
+    packed, stock = grown
+    assert packed == stock
+    assert sum(more for (name, _), more in packed.items() if "cached_tokens" in name) >= 600
+
+
+@pytest.mark.parametrize("headers", [{}, OPT_OUT], ids=["packed", "stock"])
+def test_prompts_of_a_client_that_leaves_are_counted_as_aborted(
+    server: LocalServer, client: Client, headers: dict[str, str]
+) -> None:
+    def aborted() -> float:
+        return sum(more for (name, _), more in counts(client).items() if "aborted" in name)
+
+    with stopped(scheduler_pid(server)):
+        before = aborted()
+        with pytest.raises(httpx.ReadTimeout):
+            client.http.post("/v1/score", json=BODY, headers=headers, timeout=0.5)
+        wait_until(lambda: aborted() - before == len(BODY["items"]))
+    client.wait_idle()
+
+
+def test_tokens_of_packed_forwards_are_counted_by_the_scheduler(client: Client) -> None:
+    def tokens() -> dict[str, float]:
+        samples = scraped(client, {"sglang:realtime_tokens_total"})
+        return {dict(labels)["mode"]: value for (_, labels), value in samples.items()}
+
+    before = tokens()
+    with client.counting() as moved:
+        for headers in ({KEEP_PREFIX_HEADER: "on"}, {}):
+            body = score_body(912, 400, [3, 7])
+            client.http.post("/v1/score", json=body, headers=headers).raise_for_status()
+    after = tokens()
+    for mode, total in (("prefill_compute", "computed"), ("prefill_cache", "cached")):
+        assert after[mode] - before.get(mode, 0) == moved[f"scheduler.tokens_{total}"] > 0
