@@ -13,6 +13,7 @@ import msgspec
 
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_rows, int32_array, wrong
+from sglang_prefill_ext.frontend.json_fields import fields_of
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
 
 _MARK = b'"values"'
@@ -57,7 +58,7 @@ def with_lists(body: bytes) -> bytes:
     Raises:
         RequestError: the arrays are wrong; the message names the field.
     """
-    fields = _fields(body)
+    fields = fields_of(body, _MARK)
     query, items = _form(fields, "query", IdsForm), _form(fields, "items", RowsForm)
     arrays = arrays_of(query, items)
     if arrays is None:
@@ -67,16 +68,6 @@ def with_lists(body: bytes) -> bytes:
     if query is not None:
         fields["query"] = ids.tolist()
     return msgspec.json.encode(fields)
-
-
-def _fields(body: bytes) -> dict[str, Any]:
-    if _MARK not in body:
-        return {}
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def _form(fields: dict[str, Any], field: str, kind: type[_Form]) -> Any:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.json_fields import fields_of
 from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray
 
 _TOKEN = "embed_override_token_id"
@@ -25,6 +26,8 @@ _ITEMS = "item_embed_overrides"
 _INPUT = "input_embed_overrides"
 
 _KEYS = {"dtype", "shape", "data"}
+
+_LARGEST_SIZE = 2**20  # what is empty may be as wide as it says, but numpy has a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def read_score_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
     Raises:
         RequestError: what is there is wrong; the message names the field.
     """
-    fields = _fields(body, b"_embed_overrides")
+    fields = fields_of(body, b"_embed_overrides")
     query, items = fields.get(_QUERY), fields.get(_ITEMS)
     found: dict[str, Any] = {}
     if isinstance(query, dict):
@@ -75,7 +78,7 @@ def read_decision_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
 
     They replace, in order, the placeholders of every question's prompt.
     """
-    fields = _fields(body, b'"' + _INPUT.encode())
+    fields = fields_of(body, b'"' + _INPUT.encode())
     if _INPUT not in fields:
         return None
     token = fields.get(_TOKEN)
@@ -83,17 +86,6 @@ def read_decision_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
         raise RequestError(f"{_TOKEN}: {token!r} is not the id of the placeholder token.")
     found = BodyOverrides({_TOKEN: token}, every_item=_array(_INPUT, fields[_INPUT], 2))
     return _without(fields, (_INPUT, _TOKEN)), found
-
-
-def _fields(body: bytes, mark: bytes) -> dict[str, Any]:
-    """The fields of a body that has `mark` in it; what is no JSON object is SGLang's to refuse."""
-    if mark not in body:
-        return {}
-    try:
-        fields = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def _without(fields: dict[str, Any], taken: Iterable[str]) -> bytes:
@@ -124,4 +116,4 @@ def _array(field: str, form: Any, dimensions: int) -> OverrideArray:
 
 
 def _are_sizes(shape: list[Any]) -> bool:
-    return all(type(size) is int and size >= 0 for size in shape)
+    return all(type(size) is int and 0 <= size <= _LARGEST_SIZE for size in shape)
