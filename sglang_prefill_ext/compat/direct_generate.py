@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.environ import Envs
+
 from sglang_prefill_ext.compat import text_hooks
 from sglang_prefill_ext.compat.frontend_link import embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
@@ -95,6 +97,7 @@ class DirectGenerate:
             or manager.crash_dump_folder
             or manager.server_args.speculative_algorithm  # answers tell how it went
             or manager.preferred_sampling_params
+            or Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()  # they name requests, too
         )
 
     def _sampling(self, body: GenerateBody) -> Any:

@@ -19,6 +19,7 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang.srt.environ import envs
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     from sglang_prefill_ext.compat.direct_generate import DirectGenerate
@@ -126,10 +127,17 @@ def test_where_something_wants_a_record_sglang_makes_it(changes: dict[str, Any])
     assert answer(PLAIN, **changes) is None
 
 
+def test_where_headers_may_name_requests_sglang_reads_them() -> None:
+    with envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.override(True):
+        assert answer(PLAIN) is None
+    assert answer(PLAIN) is not None
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"rid": "named"},
+        {"rid": ""},
         {"input_ids": [5, VOCABULARY]},
         {"input_ids": [-1]},
         {"input_ids": [[5], []]},
