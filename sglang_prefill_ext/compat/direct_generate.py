@@ -27,6 +27,7 @@ from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
+from sglang_prefill_ext.frontend.token_limits import TokenNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,9 @@ class DirectGenerate:
         Raises:
             ValueError: they are wrong.
         """
+        top_k = body.sampling_params.top_k or 0
+        asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
+        asked.check(self._vocab_size)
         sampling = self._manager.sampling_params_class(**body.sampling_arguments())
         sampling.normalize(self._manager.tokenizer)
         sampling.verify(self._vocab_size)

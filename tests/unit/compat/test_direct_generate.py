@@ -144,6 +144,8 @@ def test_where_headers_may_name_requests_sglang_reads_them() -> None:
         {"return_logprob": True, "logprob_start_len": 3},
         {"return_logprob": True, "logprob_start_len": -2},
         {"return_logprob": True, "top_logprobs_num": -1},
+        {"return_logprob": True, "top_logprobs_num": VOCABULARY + 1},
+        {"sampling_params": {"max_new_tokens": 1, "top_k": 2**31}},
         {"return_logprob": True, "token_ids_logprob": [VOCABULARY]},
         {"return_logprob": True, "token_ids_logprob": []},
         {"sampling_params": {"max_new_tokens": 1, "temperature": -1.0}},
