@@ -14,6 +14,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.environ import Envs
+
 from sglang_prefill_ext.compat import text_hooks
 from sglang_prefill_ext.compat.call_records import CallRecords
 from sglang_prefill_ext.compat.frontend_link import embedding_rows
@@ -27,6 +29,7 @@ from sglang_prefill_ext.frontend.served import served_prompts
 from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
+from sglang_prefill_ext.frontend.token_limits import TokenNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class DirectGenerate:
             or self._records.shows_requests
             or manager.server_args.speculative_algorithm  # answers tell how it went
             or manager.preferred_sampling_params
+            or Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()  # they name requests, too
         )
 
     def _sampling(self, body: GenerateBody) -> Any:
@@ -105,6 +109,9 @@ class DirectGenerate:
         Raises:
             ValueError: they are wrong.
         """
+        top_k = body.sampling_params.top_k or 0
+        asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
+        asked.check(self._vocab_size)
         sampling = self._manager.sampling_params_class(**body.sampling_arguments())
         sampling.normalize(self._manager.tokenizer)
         sampling.verify(self._vocab_size)

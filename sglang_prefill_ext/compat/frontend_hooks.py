@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 from sglang_prefill_ext.compat import chat_hooks, embed_hooks, http, text_hooks, token_hooks
@@ -38,6 +39,7 @@ from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.prompts import check_positions, check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
+from sglang_prefill_ext.frontend.token_limits import TokenNumbers
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.startup import STARTUP
 
@@ -128,7 +130,7 @@ async def _packed_scores(manager: Any, frontend: ScoreFrontend, call: ScoreCall)
 
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
-    """BEFORE `TokenizerManager._validate_one_request`: stop prompts that kill the scheduler.
+    """BEFORE `TokenizerManager._validate_one_request`: stop what kills the scheduler.
 
     Prompts that come as embeddings, and those whose ids a multimodal processor makes, are left
     alone. A turn of a session may be empty: what is scored is the session's history.
@@ -136,9 +138,13 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     Raises:
         RequestError: the prompt is empty, an id lies outside the vocabulary, embeddings that
             come with it are unlike the model's, or an encoder has no use for them, or no positions
-            for so many tokens.
+            for so many tokens; or the request is for tokens that there are not.
     """
-    if getattr(manager, _ATTRIBUTE, None) is None or input_ids is None:
+    if getattr(manager, _ATTRIBUTE, None) is None:
+        return
+    if isinstance(obj, GenerateReqInput):
+        _numbers_of(obj).check(manager.model_config.vocab_size)
+    if input_ids is None:
         return
     if getattr(obj, "input_embeds", None) is not None:
         return
@@ -155,6 +161,18 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     # What is over the context length is refused by SGLang.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
+
+
+def _numbers_of(obj: Any) -> TokenNumbers:
+    """What a `GenerateReqInput` for one prompt asks for."""
+    sampling = obj.sampling_params
+    return TokenNumbers(
+        obj.top_logprobs_num,
+        obj.logprob_start_len if obj.return_logprob else -1,
+        sampling.get("top_k") or 0,
+        sampling.get("min_new_tokens") or 0,
+        sampling.get("stop_token_ids") or (),
+    )
 
 
 def _build_frontend(

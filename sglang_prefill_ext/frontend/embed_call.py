@@ -115,7 +115,7 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> str | None:
     if request.text is not None and request.input_ids is not None:
         return "unusual_input"
     prompts = _prompts_of(request)
-    checks = (_has_plain_positions, _has_plain_embeds, _has_plain_places)
+    checks = (_has_plain_names, _has_plain_positions, _has_plain_embeds, _has_plain_places)
     if not prompts or not all(check(request, prompts) for check in checks):
         return "unusual_input"
     return None
@@ -157,6 +157,14 @@ def _places(request: Any, prompts: list[Any]) -> Any:
     """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
     places = request.token_indices_to_pool
     return [places] if places is not None and prompts[0] is request.input_ids else places
+
+
+def _has_plain_names(request: Any, prompts: list[Any]) -> bool:
+    """Whether request ids, if any, are one for every prompt."""
+    rid = request.rid
+    if rid is None or _is_single(request, prompts):
+        return isinstance(rid, str | None)
+    return isinstance(rid, list) and len(rid) == len(prompts)
 
 
 def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:

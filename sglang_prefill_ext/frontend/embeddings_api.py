@@ -15,13 +15,14 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.json_types import Int64
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    input: str | list[str | int]
+    input: str | list[str | Int64]
     model: str = ""
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    dimensions: Int64 | None = None
     user: str | None = None
 
 

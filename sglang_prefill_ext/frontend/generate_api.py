@@ -80,8 +80,8 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         """
         has_prompts = (self.text is UNSET) != (self.input_ids is UNSET) and bool(self.prompts)
         asks = self.wants_logprobs or self.sampling_params.max_new_tokens == 1
-        named = (self.rid, self.stream, self.lora_path, self.return_text_in_logprobs)
-        return has_prompts and asks and not any(named)
+        more = (self.stream, self.lora_path, self.return_text_in_logprobs)
+        return has_prompts and asks and self.rid is UNSET and not any(more)
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)

@@ -140,6 +140,8 @@ def _reasons(request: Any) -> Iterator[str]:
         yield "beam_search"
     if not request.input_ids or request.logprob_start_len > len(request.input_ids):
         yield "unusual_input"
+    if request.top_logprobs_num < 0:
+        yield "unusual_input"
 
 
 def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:

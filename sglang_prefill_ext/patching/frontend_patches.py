@@ -19,7 +19,11 @@ _SCORE = ("0005-score-fast-path.patch",)
 _TOKENS = ("0018-offer-tokenized-requests.patch",)
 _ERRORS = ("0013-keep-headers-of-http-errors.patch",)
 _RERANKING = ("0017-rerank-compile-template-once.patch",)
-_PROMPTS = ("0007-reject-empty-prompts.patch", "0008-reject-out-of-vocabulary-ids.patch")
+_PROMPTS = (
+    "0007-reject-empty-prompts.patch",
+    "0008-reject-out-of-vocabulary-ids.patch",
+    "0028-refuse-numbers-that-end-the-scheduler.patch",
+)
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
 _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
@@ -32,6 +36,7 @@ _HAS_RERANKING = (f"{_RERANK}._compile_chat_template",)
 _HAS_PROMPTS = (
     f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
     f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
+    f"{_TOKENIZER_MANAGER}._validate_logprob_numbers",
 )
 
 FRONTEND_PATCHES: tuple[Patch, ...] = (
@@ -71,7 +76,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.BEFORE,
         hook=f"{_HOOKS}.frontend_hooks:validate_prompt",
         group=Group.FRONTEND,
-        why="One empty prompt, or one id outside the vocabulary, ends the scheduler process.",
+        why="One empty prompt, one id outside the vocabulary, or a wish for more tokens than that "
+        "ends the scheduler process.",
         signature="(self, obj, input_ids)",
         relies_on=("obj.input_embeds", "input_ids"),
         fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},

@@ -161,3 +161,14 @@ TOKEN_USES = (
         signature="(self)",
     ),
 )
+
+HEADER_USES = (
+    Use(
+        id="U345",
+        target="sglang.srt.environ.Envs",
+        group=Group.FRONTEND,
+        used_by=("compat.direct_generate",),
+        why="whether headers of a request change its fields, which is SGLang's to do",
+        members=("SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES",),
+    ),
+)

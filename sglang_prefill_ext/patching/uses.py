@@ -18,7 +18,7 @@ from sglang_prefill_ext.patching.rerank_uses import RERANK_USES
 from sglang_prefill_ext.patching.scheduler_uses import SCHEDULER_USES
 from sglang_prefill_ext.patching.spec import Group, Use
 from sglang_prefill_ext.patching.text_uses import TEXT_USES
-from sglang_prefill_ext.patching.token_uses import TOKEN_USES
+from sglang_prefill_ext.patching.token_uses import HEADER_USES, TOKEN_USES
 
 _DP_CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
 _IO = "sglang.srt.managers.io_struct"
@@ -231,6 +231,7 @@ USES: tuple[Use, ...] = (
     *LORA_USES,
     *PLACE_USES,
     *ENCODER_USES,
+    *HEADER_USES,
     *RECORD_USES,
     *TEXT_USES,
 )

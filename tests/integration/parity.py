@@ -51,19 +51,23 @@ def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any
 
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """Equal up to the tolerance for numbers, and up to what differs from call to call."""
-    assert type(found) is type(wanted), where
+    assert type(found) is type(wanted), (where, found, wanted)
     if isinstance(found, dict):
-        assert found.keys() == wanted.keys(), where
+        assert found.keys() == wanted.keys(), (where, found.keys() ^ wanted.keys())
         for name in found.keys() - VOLATILE:
             assert_same(found[name], wanted[name], f"{where}.{name}")
     elif isinstance(found, list):
-        assert len(found) == len(wanted), where
+        assert len(found) == len(wanted), (where, found, wanted)
         for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
             assert_same(one, other, f"{where}[{number}]")
     elif isinstance(found, float):
-        assert found == pytest.approx(wanted, abs=TOLERANCE * max(1.0, abs(wanted) / 10)), where
+        assert found == pytest.approx(wanted, abs=TOLERANCE * max(1.0, abs(wanted) / 10)), (
+            where,
+            found,
+            wanted,
+        )
     else:
-        assert found == wanted, where
+        assert found == wanted, (where, found, wanted)
 
 
 def assert_tokens_agree(client: Client, seed: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.client import Client, Json
+from tests.integration.fuzz_paths import assert_answered_alike
+from tests.integration.fuzz_spoiling import encoded
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -38,6 +40,40 @@ def test_generate(client: Client, prompt: Json, words: str) -> None:
     assert response.status_code == 400
     assert words in message_of(response.json())
     assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.patch("P22")
+@pytest.mark.parametrize("stock", [False, True], ids=["packed", "stock"])
+@pytest.mark.parametrize(
+    ("wanted", "sampling", "words"),
+    [
+        ({"top_logprobs_num": 8_001}, {}, "top_logprobs_num: 8001 is no number up to 8000"),
+        ({"top_logprobs_num": [1]}, {}, "top_logprobs_num: [1] is no number up to 8000"),
+        ({"logprob_start_len": -2}, {}, "logprob_start_len: -2 is no place in the prompt"),
+        ({"logprob_start_len": [0]}, {}, "logprob_start_len: [0] is no place in the prompt"),
+        ({}, {"temperature": 1, "top_k": 2**31}, f"top_k: {2**31} is too large"),
+        ({}, {"min_new_tokens": 1, "stop_token_ids": [-1]}, "stop_token_ids: -1 beside"),
+    ],
+    ids=str,
+)
+def test_numbers_that_end_a_plain_server(
+    client: Client, wanted: Json, sampling: Json, words: str, stock: bool
+) -> None:
+    body = {"input_ids": [5, 6], "return_logprob": True, **wanted}
+    body["sampling_params"] = {"max_new_tokens": 1, "temperature": 0} | sampling
+    response = client.post("/generate", body, stock=stock)
+    assert response.status_code == 400
+    assert words in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
+@pytest.mark.parametrize("start", [-1, 0])
+def test_fewer_log_probs_than_none_are_none(client: Client, start: int) -> None:
+    sampling = {"max_new_tokens": 1, "temperature": 0}
+    body = {"input_ids": [5, 6], "return_logprob": True, "sampling_params": sampling}
+    body |= {"top_logprobs_num": -1, "logprob_start_len": start}
+    assert client.post("/generate", body).status_code == 200
+    assert_answered_alike(client, "/generate", encoded(body))
 
 
 def test_a_stream_ends_with_the_error(client: Client) -> None:

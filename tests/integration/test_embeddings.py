@@ -23,6 +23,8 @@ from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from tests.integration.adapters import Adapter, make_adapter, unload, wait_until_unlisted
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
+from tests.integration.fuzz_bodies import CLASSES, EMBEDDINGS
+from tests.integration.fuzz_paths import fuzz
 from tests.integration.grpc_frontends import connected, front_ends, int32_rows
 from tests.integration.override_bodies import PLACEHOLDER, body_with, embeds
 from tests.integration.own_server import Serving, serving
@@ -131,6 +133,16 @@ def test_embeddings_are_stocks(embedder: Serving, prompts: Any) -> None:
     )
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
     assert packed == stock
+
+
+@pytest.mark.parametrize("path", EMBEDDINGS)
+def test_fuzzed_bodies_are_answered_as_by_stock(embedder: Serving, path: str) -> None:
+    fuzz(embedder.client, path, EMBEDDINGS[path])
+
+
+@pytest.mark.parametrize("path", CLASSES)
+def test_fuzzed_bodies_for_a_head_are_answered_as_by_stock(classifier: Serving, path: str) -> None:
+    fuzz(classifier.client, path, CLASSES[path])
 
 
 def test_embeddings_are_those_of_hugging_face(

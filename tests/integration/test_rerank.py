@@ -17,6 +17,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.modelmaker import catalogue
 from tests.integration.client import Client, Json
+from tests.integration.fuzz_bodies import RERANK
+from tests.integration.fuzz_paths import fuzz
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE
 from tests.integration.reference import Reference
@@ -223,6 +225,10 @@ def test_bad_calls_are_answered_as_by_stock(client: Client, body: Json) -> None:
     assert found.status_code == wanted.status_code == 400
     assert found.json() == wanted.json()
     assert not +moved
+
+
+def test_fuzzed_calls_are_answered_as_by_stock(client: Client) -> None:
+    fuzz(client, PATH, RERANK)
 
 
 def test_too_many_documents_are_refused(client: Client) -> None:

@@ -17,6 +17,8 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
+from tests.integration.fuzz_bodies import GENERATION
+from tests.integration.fuzz_paths import fuzz
 from tests.integration.override_bodies import embeds
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same, both
@@ -111,6 +113,11 @@ def test_log_probs_of_prompts_that_begin_alike_are_stocks_and_computed_once(
     extra = len(PROMPTS) - 1 if 0 <= start < len(SHARED) else 0
     assert moved["scheduler.tokens_computed"] == len(SHARED) + own + extra
     both(generator.client, "/generate", body, packed_requests=len(PROMPTS))
+
+
+def test_fuzzed_bodies_are_answered_as_by_stock(generator: Serving) -> None:
+    """Here, without metrics, those that are plain make no record of SGLang's."""
+    fuzz(generator.client, "/generate", GENERATION["/generate"], examples=100)
 
 
 def test_log_probs_are_those_of_hugging_face(

@@ -21,6 +21,7 @@ from tests.unit.compat.collectors import collector, samples
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang.srt.environ import envs
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     from sglang_prefill_ext.compat.call_records import CallRecords
@@ -145,16 +146,25 @@ def test_where_something_wants_a_record_sglang_makes_it(changes: dict[str, Any])
     assert answer(PLAIN, **changes) is None
 
 
+def test_where_headers_may_name_requests_sglang_reads_them() -> None:
+    with envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.override(True):
+        assert answer(PLAIN) is None
+    assert answer(PLAIN) is not None
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"rid": "named"},
+        {"rid": ""},
         {"input_ids": [5, VOCABULARY]},
         {"input_ids": [-1]},
         {"input_ids": [[5], []]},
         {"return_logprob": True, "logprob_start_len": 3},
         {"return_logprob": True, "logprob_start_len": -2},
         {"return_logprob": True, "top_logprobs_num": -1},
+        {"return_logprob": True, "top_logprobs_num": VOCABULARY + 1},
+        {"sampling_params": {"max_new_tokens": 1, "top_k": 2**31}},
         {"return_logprob": True, "token_ids_logprob": [VOCABULARY]},
         {"return_logprob": True, "token_ids_logprob": []},
         {"sampling_params": {"max_new_tokens": 1, "temperature": -1.0}},

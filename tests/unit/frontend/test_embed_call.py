@@ -41,6 +41,7 @@ def reason_of(asked: Any, *, reads_places: bool = True) -> str | None:
         ({"input_ids": [1, 2]}, EmbedCall([[1, 2]], True, None)),
         ({"input_ids": [[1, 2], [3]]}, EmbedCall([[1, 2], [3]], False, None)),
         ({"text": "a", "rid": "mine"}, EmbedCall(["a"], True, None)),
+        ({"text": ["a"], "rid": ["mine"]}, EmbedCall(["a"], False, None)),
         (
             {"text": "a", "return_pooled_hidden_states": True},
             EmbedCall(["a"], True, None, with_states=True),
@@ -92,6 +93,9 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"return_pooled_hidden_states": True, "dimensions": 4}, "pooled_hidden_states"),
         ({"return_prompt_token_ids": True}, "unusual_input"),
         ({"rid": "HEALTH_CHECK_1"}, "health_check"),
+        ({"rid": ["a"]}, "unusual_input"),
+        ({"text": ["a"], "rid": "a"}, "unusual_input"),
+        ({"text": ["a"], "rid": ["a", "b"]}, "unusual_input"),
         ({"text": None}, "unusual_input"),
         ({"text": []}, "unusual_input"),
         ({"text": [["query", "item"]]}, "unusual_input"),

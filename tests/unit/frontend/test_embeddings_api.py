@@ -44,6 +44,8 @@ def test_plain_requests_are_read(fields: dict[str, Any], call: EmbedCall) -> Non
         {"input": ["a", 1]},
         {"input": [1, -1]},
         {"input": [1, True]},
+        {"input": [1, 2**63]},
+        {"input": "a", "dimensions": 2**63},
         {"input": [[1], [2]]},
         {"input": [{"text": "a"}]},
         {"input": None},

@@ -104,6 +104,7 @@ def test_the_prompts_of_a_body(prompts: dict[str, Any], single: bool, wanted: li
     "fields",
     [
         {"rid": "r"},
+        {"rid": ""},
         {"stream": True},
         {"lora_path": "adapter"},
         {"return_logprob": True, "return_text_in_logprobs": True},

@@ -51,6 +51,7 @@ def test_decisions_are_told_from_generations(
         ({}, {"return_hidden_states": True}, "hidden_states"),
         ({}, LOGPROBS | {"logprob_start_len": 4}, "unusual_input"),
         ({}, LOGPROBS | {"logprob_start_len": 3}, None),
+        ({}, LOGPROBS | {"top_logprobs_num": -1}, "unusual_input"),
     ],
     ids=str,
 )

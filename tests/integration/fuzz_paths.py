@@ -1,0 +1,140 @@
+"""One body down both paths of a server: the same status, fields, numbers and errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import sys
+from typing import Any
+
+import httpx
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.integration.client import OPT_OUT, Client, Json
+from tests.integration.fuzz_spoiling import LIMITS, encoded, spoilt
+from tests.integration.parity import VOLATILE, assert_same
+
+_JSON = {"content-type": "application/json"}
+_RANDOM = re.compile(
+    r"\b[0-9a-f]{32}\b|0x[0-9a-f]+|\(field `[^`]*`\)|[a-z_]*embed_overrides[][0-9]*:"
+)
+"""In the words of an error: names of requests, addresses, and what this path calls its input."""
+
+_TIMES = {
+    *("queue_time", "forward_entry_time", "prefill_finished_time", "storage_prefetch_wait"),
+    *("storage_staging_wait", "first_token_latency", "decode_throughput", "request_received_ts"),
+    *("api_server_dispatch_finish_ts", "request_finished_ts"),
+}
+"""With --enable-metrics, in part those of SGLang's scheduler, which packed requests do not have."""
+
+_GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
+
+_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+
+
+def fuzz(client: Client, path: str, bodies: st.SearchStrategy[Json], examples: int = 60) -> None:
+    """Send right and wrong bodies down both paths of a server, which must not lose memory.
+
+    Args:
+        examples: how many, the same ones in every run; FUZZ_EXAMPLES asks for so many new ones.
+    """
+
+    @settings(max_examples=_EXAMPLES or examples, derandomize=not _EXAMPLES, database=None)
+    @given(spoilt(bodies) | bodies.map(encoded))
+    def answered_alike(body: str) -> None:
+        assert_answered_alike(client, path, body)
+
+    before = client.memory()
+    answered_alike()
+    client.assert_memory_returns_to(before)
+
+
+def assert_answered_alike(client: Client, path: str, body: str) -> None:
+    """Send JSON down both paths of a server, and compare what comes back."""
+    packed, stock = (_answer(client.http, path, body, headers) for headers in ({}, OPT_OUT))
+    assert packed[:2] == stock[:2], f"{packed} instead of {stock}"
+    found, wanted = packed[2], stock[2]
+    if packed[0] == 200 and not _is_exact(path, body):
+        found, wanted = _outline(found), _outline(wanted)
+    assert_same(found, wanted)
+    assert _order(found) == _order(wanted), "the fields are the same, their order is not"
+
+
+def _answer(http: httpx.Client, path: str, body: str, headers: Json) -> tuple[int, str, Any]:
+    """Status, type and content; a stream is the list of its events.
+
+    An error that SGLang does not expect ends the connection, too, maybe before the answer is read.
+    """
+    try:
+        reply = http.post(path, content=body.encode(), headers=_JSON | headers)
+    except (httpx.ReadError, httpx.RemoteProtocolError):
+        return 500, "text/plain; charset=utf-8", "Internal Server Error"
+    kind = reply.headers.get("content-type", "")
+    if kind.startswith("text/event-stream"):
+        lines = (line.removeprefix("data: ") for line in reply.text.splitlines() if line)
+        events = [_read(line) for line in lines]
+        return reply.status_code, kind, sorted(events, key=_prompt_of)
+    return reply.status_code, kind, _read(reply.text)
+
+
+def _prompt_of(event: Any) -> int:
+    """The number of the prompt that an event is about; those of several come in any order."""
+    if not isinstance(event, dict):
+        return sys.maxsize
+    choices = event.get("choices") or [event]
+    number = choices[0].get("index", -1)
+    return sys.maxsize - 1 if number < 0 and "usage" in event else int(number)
+
+
+def _read(text: str) -> Any:
+    try:
+        return _plain(json.loads(text))
+    except ValueError:
+        return _RANDOM.sub("random", text)
+
+
+def _plain(value: Any) -> Any:
+    """Without what differs from call to call, and vectors in base64 as their numbers."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, str):
+        return _RANDOM.sub("random", value)
+    if not isinstance(value, dict):
+        return value
+    if isinstance(vector := value.get("embedding"), str):
+        value["embedding"] = np.frombuffer(base64.b64decode(vector), "<f4").tolist()
+    return {name: _plain(each) for name, each in value.items() if name not in _TIMES}
+
+
+def _is_exact(path: str, body: str) -> bool:
+    """Whether the answer is given by the body: one token at most, the most probable one.
+
+    With a temperature next to zero, differences in the last bits show.
+    """
+    fields = json.loads(body)
+    if path not in _GENERATING:
+        return fields.get("temperature") not in (1e-9, "1e-9")
+    sampling = fields.get("sampling_params", fields)
+    listed = sampling if isinstance(sampling, list) else [sampling]
+    return all(
+        isinstance(each, dict)
+        and each.get("temperature") in (0, "0")
+        and [each[limit] for limit in LIMITS if limit in each] in ([0], [1])
+        for each in listed
+    )
+
+
+def _outline(value: Any) -> Any:
+    """What is the same whatever tokens are generated."""
+    return sorted(value) if isinstance(value, dict) else type(value).__name__
+
+
+def _order(value: Any) -> Any:
+    """The names of fields in the order in which they come, at every depth."""
+    if isinstance(value, dict):
+        return [(name, name in VOLATILE or _order(each)) for name, each in value.items()]
+    return [_order(each) for each in value] if isinstance(value, list) else None

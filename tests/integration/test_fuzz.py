@@ -1,0 +1,19 @@
+"""Random bodies, right and wrong, are answered alike by both paths of the shared server.
+
+Other models are asked in the same way beside their other tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.client import Client
+from tests.integration.fuzz_bodies import GENERATION
+from tests.integration.fuzz_paths import fuzz
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("path", GENERATION)
+def test_both_paths_answer_alike(client: Client, path: str) -> None:
+    fuzz(client, path, GENERATION[path])
