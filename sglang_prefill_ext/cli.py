@@ -11,7 +11,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sglang_prefill_ext.client.answers import message_of
 from sglang_prefill_ext.client.commands import COMMANDS
 from sglang_prefill_ext.errors import ConfigError, PrefillExtError, RequestError
 from sglang_prefill_ext.grpc_frontend.command import serve_grpc
@@ -87,7 +86,7 @@ def ask_for_explanation(url: str, body: str) -> dict[str, Any]:
     if reply.status_code == 404:
         raise ConfigError(f"--url {url} runs without --enable-prefill-only; add that flag there.")
     if reply.status_code != 200:
-        raise RequestError(f"HTTP {reply.status_code}: {message_of(reply.text)}")
+        raise RequestError(f"HTTP {reply.status_code}: {reply.json().get('message', reply.text)}")
     facts: dict[str, Any] = reply.json()
     return facts
 

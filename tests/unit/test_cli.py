@@ -49,12 +49,6 @@ def test_an_explanation_becomes_a_table(
         (httpx.ConnectError("refused"), ConfigError, "does not answer .*Start a server there"),
         (httpx.Response(404), ConfigError, "without --enable-prefill-only; add that flag"),
         (httpx.Response(400, json={"message": "too long"}), RequestError, "^HTTP 400: too long$"),
-        (
-            httpx.Response(500, json={"error": {"message": "broken"}}),
-            RequestError,
-            "^HTTP 500: broken$",
-        ),
-        (httpx.Response(502, text="<p>Bad gateway</p>"), RequestError, "^HTTP 502: <p>Bad gateway"),
     ],
 )
 def test_what_goes_wrong_is_said_with_the_remedy(
