@@ -49,7 +49,9 @@ def fuzz(client: Client, path: str, bodies: st.SearchStrategy[Json], examples: i
         assert_answered_alike(client, path, body)
 
     before = client.memory()
-    answered_alike()
+    with client.counting() as moved:
+        answered_alike()
+    assert moved["frontend.requests.packed"], "the two paths were one"
     client.assert_memory_returns_to(before)
 
 
