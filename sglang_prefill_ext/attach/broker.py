@@ -209,6 +209,9 @@ class Broker:
             result = PackedResult("expired", str(error))
         except PackingError as error:
             result = PackedResult("failed", str(error))
+        except Exception as error:
+            logger.exception("A packed request of a front end failed")
+            result = PackedResult("failed", f"{type(error).__name__}: {error}")
         self._send(name, RowsAnswer(message.rid, result))
 
     async def _serve_stock(self, name: bytes, call: Stock) -> None:

@@ -96,6 +96,21 @@ async def test_a_bad_end_is_the_callers_error(
         assert getattr(caught.value, "retry_after_s", 2.5) == 2.5
 
 
+async def test_whatever_goes_wrong_in_the_engine_is_answered(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = StubEngine()
+
+    def send(rid: str, rows: PackedRows) -> None:
+        raise OSError("no space left")
+
+    engine.link.on_send = send
+    async with attached(engine, path) as (_, connection, _):
+        with pytest.raises(PackedForwardError, match="OSError: no space left"):
+            await asyncio.wait_for(ask(connection.session), 10)
+    assert "A packed request of a front end failed" in caplog.text
+
+
 async def test_the_engine_puts_an_id_in_the_place_of_an_adapters_name(path: Path) -> None:
     engine = StubEngine()
     async with attached(engine, path) as (_, connection, _):
