@@ -51,9 +51,9 @@ def credentials(settings: Settings) -> grpc.ServerCredentials | None:
     if settings.tls_key is None or settings.tls_cert is None:
         return None
     ca = settings.client_ca
-    _check_pem(settings.tls_cert, settings.tls_key, ca)
     authorities = None if ca is None else _read(ca, "--client-ca")
     pair = (_read(settings.tls_key, "--tls-key"), _read(settings.tls_cert, "--tls-cert"))
+    _check_pem(settings.tls_cert, settings.tls_key, ca)
     return grpc.ssl_server_credentials([pair], authorities, ca is not None)
 
 
