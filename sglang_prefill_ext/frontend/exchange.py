@@ -112,8 +112,7 @@ class PackedExchange:
             self.decline(answer.message)
             raise StockPathTaken(answer.message)
         if answer.status == "unfit":
-            if rows.reads_row_ends:  # else it may be the reads that are too many
-                self._max_row_tokens = min(self._max_row_tokens, _longest_row(rows) - 1)
+            self._max_row_tokens = min(self._max_row_tokens, answer.longest_row)
             raise StockPathTaken("row_over_budget")
         if answer.status != "ok":
             raise _unhappy_end(answer)

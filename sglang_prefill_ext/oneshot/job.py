@@ -129,7 +129,12 @@ class Job:
         return values if self.value_places is None else values[self.value_places]
 
     def result(
-        self, status: JobStatus, message: str = "", *, retry_after_s: float = 0.0
+        self,
+        status: JobStatus,
+        message: str = "",
+        *,
+        retry_after_s: float = 0.0,
+        longest_row: int = 0,
     ) -> PackedResult:
         """The answer to the job as it ends now; `completed` if the status is OK."""
         now = time.monotonic()
@@ -144,4 +149,5 @@ class Job:
             compute_ms=(now - start) * 1e3,
             retry_after_s=retry_after_s,
             tokens_cached=self.tokens_cached,
+            longest_row=longest_row,
         )

@@ -229,7 +229,9 @@ class PackedRuntime:
         job.held = None
         self._queue.drop(job)
         self.stats.record_end(status, job.rows.num_prompt_tokens - job.tokens_computed)
-        wait_s = 0.0
+        wait_s, longest_row = 0.0, 0
         if status is JobStatus.REJECTED:
             wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
-        return job.result(status, message, retry_after_s=wait_s)
+        elif status is JobStatus.UNFIT:
+            longest_row = self.policy.budget.longest_row
+        return job.result(status, message, retry_after_s=wait_s, longest_row=longest_row)

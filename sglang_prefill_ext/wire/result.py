@@ -18,6 +18,7 @@ class PackedResult(msgspec.Struct, frozen=True):
         queue_ms, compute_ms: from its arrival to the first launch, and from there to its end.
         retry_after_s: estimates, for a rejected request, when there will be room; 0 if unknown.
         tokens_cached: tokens of the prefix that the prefix cache had when a forward was launched.
+        longest_row: most tokens of a row that a forward has room for, if one of these has more.
     """
 
     status: str
@@ -29,6 +30,7 @@ class PackedResult(msgspec.Struct, frozen=True):
     compute_ms: float = 0.0
     retry_after_s: float = 0.0
     tokens_cached: int = 0
+    longest_row: int = 0
 
     def row_values(self) -> Float32Array:
         """The values, read-only and not copied."""

@@ -310,11 +310,29 @@ async def test_prompts_of_one_beginning_share_it_whoever_sent_them() -> None:
 
 
 async def test_a_row_that_the_scheduler_cannot_fit_is_not_sent_twice() -> None:
-    setup = Setup(stub_answer("unfit"))
+    setup = Setup(stub_answer("unfit", longest_row=499))
     for _ in range(2):
         with pytest.raises(StockPathTaken, match="row_over_budget"):
             await setup.frontend.embed(EmbedCall([[1] * 500], True, None), PLAIN, None)
     assert len(setup.link.sent) == 1
+
+
+async def test_whole_rows_that_do_not_fit_keep_no_shorter_ones_away() -> None:
+    """An encoder's rows are whole prompts, though they travel with a shared beginning."""
+    longest = 300
+
+    def answer(rows: PackedRows) -> PackedResult:
+        whole = rows.prefix_len + int(rows.suffix_lens.max())
+        return stub_answer("unfit", longest_row=longest) if whole > longest else count_tokens(rows)
+
+    setup, beginning = Setup(answer), [1] * 400
+    call = EmbedCall([[*beginning, 2], [*beginning, 3]], True, None)
+    with pytest.raises(StockPathTaken, match="row_over_budget"):
+        await setup.frontend.embed(call, PLAIN, None)
+    ((_, sent),) = setup.link.sent
+    assert sent.prefix_len == len(beginning)
+    (embedded,) = await setup.embed(EmbedCall([[1] * longest], True, None))
+    assert embedded.vectors == [[float(longest)]]
 
 
 def test_a_request_is_read_or_sent_down_the_stock_path() -> None:

@@ -294,7 +294,7 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, stub_answer("unfit", "too long"))
+    _answer_soon(frontend, link, stub_answer("unfit", "too long", longest_row=1))
     for _ in range(2):
         with pytest.raises(StockPathTaken) as taken:
             await frontend.score(CALL)

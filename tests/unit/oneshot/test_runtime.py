@@ -306,6 +306,8 @@ def test_every_job_is_answered_once_with_its_own_values(
         else:
             assert result.values == b""
             assert result.message
+        unfit = result.status is JobStatus.UNFIT
+        assert result.longest_row == (policy.budget.longest_row if unfit else 0)
 
 
 @given(EXECUTORS, POLICIES, CALLS)
