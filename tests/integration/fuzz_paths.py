@@ -24,7 +24,7 @@ _RANDOM = re.compile(
 )
 """In the words of an error: names of requests, addresses, and what this path calls its input."""
 
-_TIMES = {
+TIMES = {
     *("queue_time", "forward_entry_time", "prefill_finished_time", "storage_prefetch_wait"),
     *("storage_staging_wait", "first_token_latency", "decode_throughput", "request_received_ts"),
     *("api_server_dispatch_finish_ts", "request_finished_ts"),
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(vector := value.get("embedding"), str):
         value["embedding"] = np.frombuffer(base64.b64decode(vector), "<f4").tolist()
-    return {name: _plain(each) for name, each in value.items() if name not in _TIMES}
+    return {name: _plain(each) for name, each in value.items() if name not in TIMES}
 
 
 def _is_exact(path: str, body: str) -> bool:

@@ -143,12 +143,17 @@ def test_an_interrupt_waits_for_no_server(stand_in: StandIn, tmp_path: Path) -> 
     first = Reply(200, json.dumps(answer("/v1/embeddings", EMBED | {"input": ["a"]})))
     stand_in.will(first, Reply(200, after_s=60))
     flags = ["--url", stand_in.url, "--concurrency", "1", "--output", str(output)]
-    main = "from sglang_prefill_ext.cli import main; main()"
+    # A test run in the background ignores interrupts, and so would what it starts.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    main = heeds + "from sglang_prefill_ext.cli import main; main()"
     command = [sys.executable, "-c", main, "embed", str(file), *flags]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (output.exists() and output.read_text()):
-        time.sleep(0.01)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=30)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            while running.poll() is None and not (output.exists() and output.read_text()):
+                time.sleep(0.01)
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=30)
+        finally:
+            running.kill()
     assert (running.returncode, "Traceback" in said) == (130, False)
     assert len(output.read_text().splitlines()) == 1
