@@ -111,7 +111,7 @@ class AttachableEngine:
             async with exchange.admitted(options):
                 result = await exchange.round_trip(rows, options, None)
             if result.status == "ok":
-                record.served = served_rows(rows, result.tokens_cached)
+                record.served = served_rows(rows, result)
         return result
 
     def count(self, beat: Beat) -> None:

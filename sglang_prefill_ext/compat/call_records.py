@@ -8,6 +8,7 @@ dumps what its flags say.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.managers.tokenizer_manager import ReqState
-from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
+from sglang.srt.observability.req_time_stats import APIServerReqTimeStats, RequestStage
 
 from sglang_prefill_ext.compat.http_errors import HTTP_ANSWERED
 from sglang_prefill_ext.compat.stock_counters import RequestCounters
@@ -23,6 +24,7 @@ from sglang_prefill_ext.errors import PrefillExtError, RequestAbortedError
 from sglang_prefill_ext.frontend.served import Served
 
 _ATTRIBUTE = "_prefill_only_records"
+_TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context
 
 # Records that are being exported; a task without a reference may be collected before it is done.
 _tasks: set[asyncio.Task[None]] = set()
@@ -47,19 +49,41 @@ class PackedCall:
 class CallRecord:
     """One call under way.
 
+    Args:
+        trace: headers of the trace that the call is a part of; None if it is not to be traced.
+
     Attributes:
         times: when what happened.
         served: to be set once the call is answered.
     """
 
-    def __init__(self, call: PackedCall) -> None:
+    def __init__(self, call: PackedCall, *, trace: dict[str, str] | None) -> None:
         self.call = call
         self.times = APIServerReqTimeStats()
+        if trace is not None:
+            self.times.init_trace_ctx(call.rid, None, trace)
         self.times.set_created_time()
         self.state = ReqState(
             out_list=[], finished=False, event=asyncio.Event(), obj=call, time_stats=self.times
         )
         self.served: Served | None = None
+
+    def end(self) -> None:
+        """The call is answered, with what it asked for or with an error."""
+        self.state.finished = True
+        end = time.perf_counter()
+        if self.served is not None:
+            self._trace_stages(self.served, end)
+        self.times.set_first_token_time(end)
+        self.times.set_finished_time(end)
+
+    def _trace_stages(self, served: Served, end: float) -> None:
+        """What the scheduler tells by its answer, as spans of this process."""
+        begun = end - served.compute_s
+        queued = begun - served.queue_s
+        self.times.set_tokenize_finish_time(queued)
+        self.times.trace_slice(RequestStage.PREFILL_WAITING, queued, begun)
+        self.times.trace_slice(RequestStage.PREFILL_FORWARD, begun, end)
 
     def outcome(self, error: PrefillExtError | None) -> dict[str, Any]:
         """What SGLang tells of a request that has ended, summed up over the prompts."""
@@ -110,8 +134,9 @@ class CallRecords:
         """
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")
-        rid = f"prefill-only-{uuid.uuid4().hex}"
-        record = CallRecord(PackedCall(rid, route, num_prompts, **shown))
+        rid = f"prefill-only_{uuid.uuid4().hex}"  # spans have the name that is behind the line
+        call = PackedCall(rid, route, num_prompts, **shown)
+        record = CallRecord(call, trace=self._trace_of(request))
         records = self._manager.rid_to_state
         records[rid] = record.state
         try:
@@ -124,10 +149,14 @@ class CallRecords:
         finally:
             records.pop(rid, None)
 
+    def _trace_of(self, request: Any) -> dict[str, str] | None:
+        if not self._manager.enable_trace:
+            return None
+        headers = getattr(request, "headers", {})
+        return {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+
     def _end(self, record: CallRecord, error: PrefillExtError | None, request: Any) -> None:
-        record.state.finished = True
-        record.times.set_finished_time()
-        record.times.set_first_token_time(record.times.finished_time)
+        record.end()
         if self._counters is not None:
             if record.served is not None:
                 self._counters.record(record.served, record.times.get_e2e_latency())

@@ -39,7 +39,7 @@ class Scored:
 
     @property
     def served(self) -> Served:
-        return served_rows(self.rows, self.answer.tokens_cached)
+        return served_rows(self.rows, self.answer)
 
 
 class ScoreFrontend:

@@ -28,7 +28,8 @@ RECORD_USES = (
         members=(
             *"set_created_time set_api_server_dispatch_finish_time set_first_token_time".split(),
             *"set_finished_time finished_time get_e2e_latency".split(),
-            "convert_to_output_meta_info",
+            *"convert_to_output_meta_info init_trace_ctx set_tokenize_finish_time".split(),
+            "trace_slice",
         ),
     ),
     Use(
@@ -91,5 +92,13 @@ RECORD_USES = (
             *"forward_entry_time prefill_finished_time queue_duration_s".split(),
             *"storage_prefetch_wait_s storage_staging_wait_s convert_to_output_meta_info".split(),
         ),
+    ),
+    Use(
+        id="U359",
+        target=f"{_OBSERVABILITY}.req_time_stats.RequestStage",
+        group=Group.FRONTEND,
+        used_by=_RECORDS,
+        why="names of the stages in a trace",
+        members=("PREFILL_WAITING", "PREFILL_FORWARD"),
     ),
 )

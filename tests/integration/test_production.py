@@ -1,4 +1,4 @@
-"""Packed requests on a server with what operators switch on: logs, exports, metrics, keys."""
+"""Packed requests on a server with all that operators switch on: logs, exports, traces, a key."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.integration.client import Client, Json, random_ids, score_body, wait_
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_paths_agree
 from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.span_collector import SpanCollector, collecting
 from tests.integration.stock_metrics import growth
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -34,7 +35,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def production(model_dir: Callable[[str], Path], folder: Path) -> Iterator[Serving]:
+def collector() -> Iterator[SpanCollector]:
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def production(
+    model_dir: Callable[[str], Path], folder: Path, collector: SpanCollector
+) -> Iterator[Serving]:
     """A server that the last test ends."""
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--enable-metrics")
     flags += ("--log-requests", "--log-requests-level", "1", "--log-requests-format", "json")
@@ -42,7 +51,9 @@ def production(model_dir: Callable[[str], Path], folder: Path) -> Iterator[Servi
     flags += ("--export-metrics-to-file", "--export-metrics-to-file-dir", str(folder / "export"))
     flags += ("--served-model-name", NAME, "--api-key", KEY)
     flags += ("--enable-request-time-stats-logging", "--crash-dump-folder", str(folder / "crash"))
-    with serving(model_dir("micro"), "production", *flags) as running:
+    flags += ("--enable-trace", "--otlp-traces-endpoint", collector.address)
+    env = {"SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "50"}
+    with serving(model_dir("micro"), "production", *flags, env=env) as running:
         running.client.http.headers["authorization"] = f"Bearer {KEY}"
         yield running
 
@@ -96,6 +107,25 @@ def test_a_packed_call_is_one_line_of_the_export(production: Serving, folder: Pa
     (line,) = lines(folder / "export")[before:]
     assert line.items() >= TOKENS.items()
     assert json.loads(line["request_parameters"])["num_prompts"] == 2
+
+
+def test_a_packed_call_is_a_part_of_its_callers_trace(
+    production: Serving, collector: SpanCollector
+) -> None:
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    parent = {"traceparent": f"00-{trace}-{caller}-01"}
+    body = score_body(14, 30, [3, 5])
+    assert production.client.http.post("/v1/score", json=body, headers=parent).status_code == 200
+    wait_until(lambda: len(collector.of_trace(trace)) >= 5)
+    spans = collector.of_trace(trace)
+    (root,) = (span for span in spans.values() if span.parent_span_id.hex() == caller)
+    stages = [spans[name] for name in ("tokenize", "prefill_waiting", "prefill_forward")]
+    times = [
+        time for each in stages for time in (each.start_time_unix_nano, each.end_time_unix_nano)
+    ]
+    assert times == sorted(times)
+    assert root.start_time_unix_nano == times[0]
+    assert root.end_time_unix_nano == times[-1]
 
 
 def test_a_profile_shows_packed_forwards(production: Serving, folder: Path) -> None:

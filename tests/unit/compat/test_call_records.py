@@ -36,6 +36,7 @@ class Manager(SimpleNamespace):
         super().__init__(
             rid_to_state={},
             enable_metrics=True,
+            enable_trace=False,
             metrics_collector=collector(registry),
             server_args=SimpleNamespace(disaggregation_mode="null"),
             request_logger=SimpleNamespace(
