@@ -80,8 +80,7 @@ def calibrate(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
-    # What graphs keep for themselves, torch counts as free.
-    free = free_bytes(device) - executor.graph_use.bytes
+    free = free_bytes(device)
     own = free if most_bytes is None else min(free, most_bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
     per_token, per_row, too_much, launch_tokens = agree(
