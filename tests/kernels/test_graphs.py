@@ -143,6 +143,12 @@ def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) ->
     assert executor.graph_use.forwards == {"too_large": 2, "graph": 1}
 
 
+def test_padding_has_positions_in_every_graph(device: torch.device) -> None:
+    model = DeviceModel(device)
+    model.longest_prompt = 20
+    assert executor_with_graphs(model, AttentionWay.FUSED).graph_use.sizes == (16, 20)
+
+
 def test_an_encoder_has_no_graph(device: torch.device) -> None:
     model = DeviceModel(device)
     model.causal = False
