@@ -107,7 +107,7 @@ def _key(prefix: Int32Array, adapter: str) -> RadixKey:
 
 
 def _is_plain(scheduler: Any) -> bool:
-    """Whether the pool holds plain K/V in the model's precision, all of it on the device."""
+    """Whether the pool holds plain K/V in the model's precision, a token a row, on the device."""
     tree, runner = scheduler.tree_cache, scheduler.tp_worker.model_runner
     pool = runner.token_to_kv_pool
     return (
@@ -116,5 +116,6 @@ def _is_plain(scheduler: Any) -> bool:
         and not tree.tree_core.is_eagle
         and not scheduler.enable_hierarchical_cache
         and type(pool) is MHATokenToKVPool
+        and pool.kv_cache_layout == "nhd"
         and pool.dtype == runner.dtype
     )

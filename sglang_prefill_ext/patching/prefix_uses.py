@@ -95,7 +95,7 @@ PREFIX_USES = (
         group=Group.SCHEDULER,
         used_by=("compat.radix",),
         why="reads K/V, if they are in the model's own format",
-        members=("dtype", "get_kv_buffer"),
+        members=("dtype", "kv_cache_layout", "get_kv_buffer"),
     ),
     Use(
         id="U81",

@@ -23,6 +23,7 @@ warnings.simplefilter("ignore")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from sglang.srt.environ import envs  # noqa: E402
 from sglang.srt.mem_cache.allocator import (  # noqa: E402
     PagedTokenToKVPoolAllocator,
     TokenToKVPoolAllocator,
@@ -363,12 +364,15 @@ def caches_if_changed() -> dict[str, bool]:
     plain = Memory(1, PrefixCaching.ALWAYS)
     other_dtype = SimpleNamespace(token_to_kv_pool=plain.pool, dtype=torch.bfloat16)
     window_pool = SWAKVPool.__new__(SWAKVPool)  # its layers with a window keep fewer tokens
+    with envs.SGLANG_USE_HND_KVCACHE.override(True):
+        head_by_head = Memory(1, PrefixCaching.ALWAYS)
     windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
     return {
         "plain": cached(plain),
         "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
         "hierarchical": cached(plain, enable_hierarchical_cache=True),
         "other_precision": cached(plain, tp_worker=SimpleNamespace(model_runner=other_dtype)),
+        "head_by_head": cached(head_by_head),
         "window_pool": cached(plain, tp_worker=SimpleNamespace(model_runner=windowed)),
     }
 

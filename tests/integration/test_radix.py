@@ -55,5 +55,6 @@ def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
         "disabled": False,
         "hierarchical": False,
         "other_precision": False,
+        "head_by_head": False,
         "window_pool": False,
     }
