@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_head_quant_method
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
@@ -20,6 +21,8 @@ from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, 
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
 from sglang_prefill_ext.compat.sampler import SglangSampler
 from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides
+from sglang_prefill_ext.oneshot.streams import in_order
+from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.sampling import Sampling
 
 
@@ -54,18 +57,12 @@ class SglangModel:
         self._has_plain_head = runner.is_generation and _is_plain_head(runner.model)
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
 
-    @contextmanager
-    def stream(self) -> Iterator[None]:
+    def stream(self) -> AbstractContextManager[object]:
+        """Slots of cached prefixes were looked up and allocated on the scheduler's own stream."""
         if self._forward_stream is None:
-            yield
-            return
-        waits = self.device.type == "cuda"
-        scheduling = torch.cuda.current_stream() if waits else None
-        with self._forward_stream:
-            if scheduling is not None:
-                # Slots of cached prefixes were looked up and allocated there.
-                torch.cuda.current_stream().wait_stream(scheduling)
-            yield
+            return nullcontext()
+        on_cuda = self.device.type == "cuda"
+        return in_order(self._forward_stream) if on_cuda else self._forward_stream
 
     def prepare(
         self,
@@ -211,7 +208,7 @@ def _is_plain_head(model: Any) -> bool:
 
 def _forward_batch(token_ids: Tensor, positions: Tensor, row_lens: list[int]) -> PackedForwardBatch:
     device, rows, total = token_ids.device, len(row_lens), len(token_ids)
-    lens = torch.tensor(row_lens, dtype=torch.int32).to(device, non_blocking=True)
+    (lens,) = upload([np.array(row_lens, dtype=np.int32)], device)
     no_slot = torch.zeros(total, dtype=torch.int64, device=device)  # slot 0 is padding
     return PackedForwardBatch(
         forward_mode=ForwardMode.EXTEND,
