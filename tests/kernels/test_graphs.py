@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot import graphs as graphs_module
@@ -32,14 +31,9 @@ class DeviceModel(TinyModel):
 
     def __init__(self, device: torch.device, *, shortens: bool = True) -> None:
         super().__init__()
-        self.device = device
+        self.move(device)
         if not shortens:
             self.last_layer = None
-        for name, value in list(vars(self).items()):
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
-            elif isinstance(value, list) and value and isinstance(value[0], Tensor):
-                setattr(self, name, [each.to(device) for each in value])
 
 
 def request(seed: int, prefix: int, *suffixes: int) -> PlainRequest:
