@@ -6,6 +6,9 @@ that whatever is not written shows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +20,7 @@ from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.graphs import PackedGraphs
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
+from tests.kernels.conftest import COMPILED
 from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest
 
@@ -71,9 +75,24 @@ def graphs_of(model: TinyModel, way: AttentionWay) -> PackedGraphs:
     return graphs
 
 
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Fail where torch waits for a CUDA device, as a launch that does cannot overlap another."""
+    if not COMPILED:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def answer(executor: PackedExecutor, forward: ForwardPlan) -> np.ndarray:
     nothing = [None] * len(forward.hold)
-    return executor.launch(forward, nothing, nothing).wait()
+    with never_waiting():
+        completion = executor.launch(forward, nothing, nothing)
+    return completion.wait()
 
 
 @each_way
