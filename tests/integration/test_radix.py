@@ -56,5 +56,7 @@ def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
         "hierarchical": False,
         "other_precision": False,
         "head_by_head": False,
+        "drafted_by_a_table": True,
+        "drafted_by_a_model": False,
         "window_pool": False,
     }
