@@ -7,6 +7,7 @@ from typing import Any
 from sglang.srt import platforms
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.interface import PlatformCapabilities, PlatformEnum, SRTPlatform
+from torch.profiler import ProfilerActivity
 
 _STOCK_PROBES = (
     "_is_cpu_available",  # the in-tree CPU engine, chosen by SGLANG_USE_CPU_ENGINE=1
@@ -38,3 +39,9 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
 
     def is_pin_memory_available(self, device: Any = None) -> bool:
         return False
+
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> ProfilerActivity:
+        return ProfilerActivity.CPU

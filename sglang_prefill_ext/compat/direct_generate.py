@@ -20,7 +20,12 @@ from sglang_prefill_ext.compat import text_hooks
 from sglang_prefill_ext.compat.call_records import CallRecords
 from sglang_prefill_ext.compat.frontend_link import embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
-from sglang_prefill_ext.compat.token_output import cached_details, ending, stop_tokens
+from sglang_prefill_ext.compat.token_output import (
+    cached_details,
+    ending,
+    scheduler_times,
+    stop_tokens,
+)
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.generate_api import GenerateBody, answer_body, logprob_fields
@@ -47,11 +52,29 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What the answers of one body have in common."""
+    """What the answers of one body have in common.
+
+    Attributes:
+        tells_times: whether answers tell when what happened.
+    """
 
     sampling: Any
     stops: Collection[int]
     times: Any
+    tells_times: bool
+
+    def scheduler_times(self, read_out: ReadOut) -> dict[str, float]:
+        if not self.tells_times:
+            return {}
+        times = scheduler_times(read_out, self.times.finished_time)
+        told: dict[str, float] = times.convert_to_output_meta_info()
+        return told
+
+    def frontend_times(self, new_tokens: int) -> dict[str, float]:
+        if not self.tells_times:
+            return {}
+        told: dict[str, float] = self.times.convert_to_output_meta_info(None, new_tokens)
+        return told
 
 
 class DirectGenerate:
@@ -85,7 +108,7 @@ class DirectGenerate:
                 record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
         except (StockPathTaken, ValueError):
             return None  # SGLang takes it from the start, and finds the same
-        ended = _Ended(sampling, stops, record.times)
+        ended = _Ended(sampling, stops, record.times, self._manager.enable_metrics)
         answers = [
             self._answer(body, ended, call, read_out)
             for call, read_out in zip(calls, read_outs, strict=True)
@@ -150,6 +173,7 @@ class DirectGenerate:
             "prompt_tokens": len(ids),
             "weight_version": version,
             "num_retractions": 0,
+            **ended.scheduler_times(read_out),
             **logprobs,
             "reasoning_tokens": 0,
             "completion_tokens": len(output_ids),
@@ -158,10 +182,9 @@ class DirectGenerate:
             "cached_tokens_details": cached_details(cached),
             "dp_rank": None,
             "e2e_latency": ended.times.get_e2e_latency(),
+            **ended.frontend_times(len(output_ids)),
             "response_sent_to_client_ts": time.time(),
         }
-        if manager.enable_metrics:
-            meta_info |= ended.times.convert_to_output_meta_info(None, len(output_ids))
         return {"text": text, "output_ids": output_ids, "meta_info": meta_info}
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_head_quant_method
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_model
@@ -19,8 +18,9 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.compat.adapters import Adapters
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
+from sglang_prefill_ext.compat.output_head import OutputHead
 from sglang_prefill_ext.compat.sampler import SglangSampler
-from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides
+from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides, ProductHead
 from sglang_prefill_ext.oneshot.streams import in_order
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.sampling import Sampling
@@ -45,7 +45,6 @@ class SglangModel:
         self._adapters = Adapters(runner.lora_manager)
         self._context = ForwardContext(attn_backend=backend)
         self._forward_stream = forward_stream
-        self._logits_metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
@@ -54,7 +53,7 @@ class SglangModel:
         self.vector_width = self.state_width = 0
         self.unit_length = False
         self._sampler = SglangSampler(runner)
-        self._has_plain_head = runner.is_generation and _is_plain_head(runner.model)
+        self._head = OutputHead(runner.model, self.vocab_size) if runner.is_generation else None
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
 
     def stream(self) -> AbstractContextManager[object]:
@@ -114,15 +113,8 @@ class SglangModel:
         return hidden[read_at] if batch.read_at is None else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """All-gathered over tensor-parallel ranks, scaled and capped as the model demands."""
-        weight = self.head_weight()
-        if weight is not None:  # what SGLang's method comes to, which looks at many settings first
-            return torch.matmul(hidden.to(weight.dtype), weight.T)
-        model = self._model
-        logits: Tensor = model.logits_processor._get_logits(
-            hidden, _output_head(model), self._logits_metadata, use_logits_buffer=False
-        )
-        return logits
+        assert self._head is not None, "a model that makes vectors has no logits"
+        return self._head.logits(hidden)
 
     def draw(
         self,
@@ -134,9 +126,8 @@ class SglangModel:
     ) -> Drawn:
         return self._sampler.draw(logits, sampling, positions, num_top, listed)
 
-    def head_weight(self) -> Tensor | None:
-        # Looked up each time: a weight update may put another tensor in its place.
-        return _output_head(self._model).weight[: self.vocab_size] if self._has_plain_head else None
+    def product_head(self) -> ProductHead | None:
+        return None if self._head is None else self._head.product()
 
 
 class SglangVectorModel(SglangModel):
@@ -183,27 +174,6 @@ class SglangVectorModel(SglangModel):
             vectors = forward()
         states = self._hidden_size if self._has_states else 0
         return int(vectors.shape[1]) - states, states
-
-
-def _output_head(model: Any) -> Any:
-    """The module that makes logits; some models with tied embeddings have no name for it."""
-    return model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
-
-
-def _is_plain_head(model: Any) -> bool:
-    """Whether logits are nothing but ``hidden @ lm_head.weight.T`` on this rank."""
-    head, processor = _output_head(model), model.logits_processor
-    repacked = getattr(head, "use_intel_amx_backend", False) or hasattr(head, "set_lora")
-    quantised = should_apply_lm_head_quant_method(head, getattr(head, "quant_method", None))
-    scaled = processor.logit_scale is not None or processor.final_logit_softcapping
-    other_precision = (
-        processor.use_fp32_lm_head
-        or processor.use_fp32_lm_head_output
-        or processor.rl_on_policy_target is not None
-    )
-    sharded = processor.do_tensor_parallel_all_gather
-    special = repacked or quantised or scaled or other_precision or sharded
-    return hasattr(head, "weight") and not special
 
 
 def _forward_batch(token_ids: Tensor, positions: Tensor, row_lens: list[int]) -> PackedForwardBatch:

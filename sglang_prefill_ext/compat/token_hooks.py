@@ -145,7 +145,7 @@ async def _serve(
             read_out = await frontend.read(call, options)
         vocab_size = manager.model_config.vocab_size
         answer = answer_of(call, read_out.table, vocab_size=vocab_size)
-        output = finished(manager, tokenized_obj, answer, read_out.cached_tokens)
+        output = finished(manager, tokenized_obj, answer, read_out)
     except StockPathTaken as taken:
         frontend.metrics.record_fallback(taken.reason)
         with stock_path():

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
 from sglang.srt.managers.io_struct import BatchStrOutput
+from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.utils.weight_versions import WeightVersionSpan
 
+from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.token_answer import TokenAnswer, first_text
 
 _LISTS = tuple(field.name for field in fields(TokenAnswer) if field.name != "token")
 
 
-def finished(manager: Any, request: Any, answer: TokenAnswer, cached_tokens: int) -> BatchStrOutput:
-    """The answer to a tokenized request that ran to its end."""
+def finished(manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut) -> BatchStrOutput:
+    """The answer to a tokenized request that was read just now."""
     sampling = request.sampling_params
     stops = stop_tokens(manager, sampling)
     reason, text = ending(manager, sampling, stops, request.input_ids, answer.token)
     ids = [] if answer.token is None else [answer.token]
-    return _message(manager, request, answer, reason, text, ids, cached_tokens)
+    output = _message(manager, request, answer, reason, text, ids, read_out.cached_tokens)
+    output.time_stats = [scheduler_times(read_out, time.perf_counter())]
+    return output
+
+
+def scheduler_times(read_out: ReadOut, end_s: float) -> SchedulerReqTimeStats:
+    """When the scheduler did what for a prompt that had been read at `end_s`, of this clock."""
+    return SchedulerReqTimeStats(
+        forward_entry_time=end_s - read_out.compute_s,
+        prefill_finished_time=end_s,
+        queue_duration_s=read_out.queue_s,
+        storage_prefetch_wait_s=0.0,
+        storage_staging_wait_s=0.0,
+    )
 
 
 def ending(

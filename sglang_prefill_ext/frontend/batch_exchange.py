@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
 
 Item = TypeVar("Item")
 
@@ -41,10 +42,23 @@ class ReadOut:
     Attributes:
         table: of `PackedGroup.tables`.
         cached_tokens: of its prompt that were not computed.
+        queue_s, compute_s: from its arrival in the scheduler to its first forward, and from
+            there to its end.
     """
 
     table: Float32Array
     cached_tokens: int
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+
+
+def read_outs(
+    tables: Iterable[Float32Array], rows: PackedRows, answer: PackedResult
+) -> list[ReadOut]:
+    """What was read for each item of packed rows that were answered together."""
+    cached = min(answer.tokens_cached, rows.prefix_len)
+    times = answer.queue_ms / 1e3, answer.compute_ms / 1e3
+    return [ReadOut(table, cached, *times) for table in tables]
 
 
 class BatchExchange:
@@ -100,5 +114,4 @@ class BatchExchange:
         except Exception as error:
             return [error] * len(members)
         self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
-        cached = min(answer.tokens_cached, rows.prefix_len)
-        return [ReadOut(table, cached) for table in group.tables(answer.row_values())]
+        return read_outs(group.tables(answer.row_values()), rows, answer)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
+from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut, read_outs
 from sglang_prefill_ext.frontend.embed_call import (
     EmbedCall,
     EncoderTraits,
@@ -183,8 +183,7 @@ class EmbedFrontend:
         self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         ends = np.cumsum(list(map(len, places)))
         tables = np.split(answer.row_values().reshape(int(ends[-1]), -1), ends[:-1])
-        cached = min(answer.tokens_cached, rows.prefix_len)
-        return [ReadOut(table, cached) for table in tables]
+        return read_outs(tables, rows, answer)
 
     async def vectors(
         self,

@@ -48,6 +48,31 @@ class Overrides:
     embeds: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class ProductHead:
+    """An output head whose logits are ``soft_cap * tanh(scale * hidden @ weight.T / soft_cap)``.
+
+    Attributes:
+        weight: ``[tokens, hidden]``; of this rank where ranks share the vocabulary.
+        first: the token of its first row.
+        scale: factor of every logit.
+        soft_cap: bound of every scaled logit; 0 for none.
+        gather: returns ``[ranks, n]``, what all ranks that share the vocabulary have given,
+            ``[n]`` each; None where this rank has all of it.
+    """
+
+    weight: Tensor
+    first: int = 0
+    scale: float = 1.0
+    soft_cap: float = 0.0
+    gather: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether ``hidden @ weight.T`` are the logits of all tokens."""
+        return self.gather is None and self.scale == 1 and not self.soft_cap
+
+
 class Model(Protocol):
     """A decoder or an encoder whose every layer calls `Attend` once."""
 
@@ -127,6 +152,6 @@ class Model(Protocol):
         """
         ...
 
-    def head_weight(self) -> Tensor | None:
-        """``[vocab_size, hidden]``, if logits are nothing but ``hidden @ weight.T``; else None."""
+    def product_head(self) -> ProductHead | None:
+        """The output head, if logits are a matrix product, scaled and capped; else None."""
         ...

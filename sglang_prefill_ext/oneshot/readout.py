@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from prefill_kernels.label_readout import label_readout
+from prefill_kernels.label_readout import combine_shards, label_readout
 from torch import Tensor
 
 from sglang_prefill_ext.oneshot.best_tokens import best_values
 from sglang_prefill_ext.oneshot.drawn_tokens import TokenDraw
 from sglang_prefill_ext.oneshot.logit_chunks import logit_chunks
-from sglang_prefill_ext.oneshot.model import Model
+from sglang_prefill_ext.oneshot.model import Model, ProductHead
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.packed import Int32Array
@@ -97,24 +97,24 @@ class LabelReader:
     def _read(
         self, hidden: Tensor, ids: Int32Array, lens: Int32Array, kind: _Kind, draw: TokenDraw | None
     ) -> Tensor:
-        head = self._model.logits
+        logits_of = self._model.logits
         if draw is not None:
             most = max(1, self._max_rows // DRAW_MEMORY)
-            return best_values(hidden, ids, lens, head, most, kind.num_best, draw)
+            return best_values(hidden, ids, lens, logits_of, most, kind.num_best, draw)
         if kind.num_best:
-            return best_values(hidden, ids, lens, head, self._max_rows, kind.num_best)
-        weight, normalised = self._model.head_weight(), kind.normalised
-        if weight is not None and self._kernels:
-            return _read_with_kernel(hidden, weight, ids, lens, normalised=normalised)
-        if weight is not None and not normalised and len(ids):
+            return best_values(hidden, ids, lens, logits_of, self._max_rows, kind.num_best)
+        head, normalised = self._model.product_head(), kind.normalised
+        if head is not None and self._kernels:
+            return _read_with_kernel(hidden, head, ids, lens, normalised=normalised)
+        if head is not None and head.is_plain and not normalised and len(ids):
             labels, places = np.unique(ids, return_inverse=True)
             (columns,) = upload([labels], hidden.device)
-            ids, head = places.astype(np.int32), _Head(weight[columns])
-        return label_values(hidden, ids, lens, head, self._max_rows, normalised=normalised)
+            ids, logits_of = places.astype(np.int32), _Columns(head.weight[columns])
+        return label_values(hidden, ids, lens, logits_of, self._max_rows, normalised=normalised)
 
 
-class _Head:
-    """An output head that is one matrix product."""
+class _Columns:
+    """Logits of some tokens."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -124,12 +124,37 @@ class _Head:
 
 
 def _read_with_kernel(
-    hidden: Tensor, weight: Tensor, label_ids: Int32Array, label_lens: Int32Array, normalised: bool
+    hidden: Tensor,
+    head: ProductHead,
+    label_ids: Int32Array,
+    label_lens: Int32Array,
+    normalised: bool,
 ) -> Tensor:
     rows = np.repeat(np.arange(len(label_lens), dtype=np.int32), label_lens)
     label, row = upload([label_ids, rows], hidden.device)
-    logits, lse = label_readout(hidden, weight, label, row, normalised=normalised)
+    logits, lse = label_readout(
+        hidden,
+        head.weight,
+        label,
+        row,
+        normalised=normalised,
+        vocab_start=head.first,
+        scale=head.scale,
+        softcap=head.soft_cap,
+    )
+    if head.gather is not None and len(label_ids):
+        logits, lse = _joined(logits, lse, head.gather)
     return logits if lse is None else logits - lse[row]
+
+
+def _joined(
+    logits: Tensor, lse: Tensor | None, gather: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """Of the whole vocabulary, from what this rank and the others made of their tokens."""
+    if lse is None:
+        return combine_shards(gather(logits), None)
+    shards = gather(torch.cat((logits, lse)))  # one exchange for both
+    return combine_shards(shards[:, : len(logits)], shards[:, len(logits) :])
 
 
 def label_values(

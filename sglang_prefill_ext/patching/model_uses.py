@@ -6,7 +6,6 @@ from sglang_prefill_ext.patching.spec import Group, Use
 
 _EXECUTOR = "sglang.srt.model_executor"
 _LAYERS = "sglang.srt.layers"
-_LOGITS = f"{_LAYERS}.logits_processor"
 _RESIDUAL = f"{_LAYERS}.layer_boundary.residual.stream.ResidualStream"
 
 MODEL_USES = (
@@ -142,33 +141,5 @@ MODEL_USES = (
         used_by=("compat.attention_backend",),
         why="takes their residuals",
         signature="(self, residual)",
-    ),
-    Use(
-        id="U43",
-        target=f"{_LOGITS}.LogitsProcessor",
-        group=Group.SCHEDULER,
-        used_by=("compat.model",),
-        why="whether logits are a plain product",
-        members=(
-            *"logit_scale final_logit_softcapping use_fp32_lm_head".split(),
-            *"use_fp32_lm_head_output rl_on_policy_target".split(),
-            "do_tensor_parallel_all_gather",
-        ),
-    ),
-    Use(
-        id="U45",
-        target=f"{_LOGITS}.LogitsMetadata",
-        group=Group.SCHEDULER,
-        used_by=("compat.model",),
-        why="what it asks about a forward",
-        members=("forward_mode",),
-    ),
-    Use(
-        id="U46",
-        target=f"{_LOGITS}.should_apply_lm_head_quant_method",
-        group=Group.SCHEDULER,
-        used_by=("compat.model",),
-        why="whether the output head is quantised",
-        signature="(lm_head, quant_method)",
     ),
 )

@@ -81,4 +81,15 @@ RECORD_USES = (
         why="likewise",
         signature="(self, input_tokens, device_hit_tokens, host_hit_tokens, storage_hit_tokens)",
     ),
+    Use(
+        id="U358",
+        target=f"{_OBSERVABILITY}.req_time_stats.SchedulerReqTimeStats",
+        group=Group.FRONTEND,
+        used_by=("compat.token_output", "compat.direct_generate"),
+        why="when the scheduler did what for a prompt",
+        members=(
+            *"forward_entry_time prefill_finished_time queue_duration_s".split(),
+            *"storage_prefetch_wait_s storage_staging_wait_s convert_to_output_meta_info".split(),
+        ),
+    ),
 )

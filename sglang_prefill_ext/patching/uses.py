@@ -6,6 +6,7 @@ from sglang_prefill_ext.patching.architecture_uses import ARCHITECTURE_USES
 from sglang_prefill_ext.patching.embed_uses import EMBED_USES
 from sglang_prefill_ext.patching.encoder_uses import ENCODER_USES
 from sglang_prefill_ext.patching.gc_uses import GC_USES
+from sglang_prefill_ext.patching.head_uses import HEAD_USES
 from sglang_prefill_ext.patching.lora_uses import LORA_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
@@ -217,6 +218,7 @@ USES: tuple[Use, ...] = (
     *_FLAG_USES,
     *SCHEDULER_USES,
     *MODEL_USES,
+    *HEAD_USES,
     *_FRONTEND_USES,
     *PREFIX_USES,
     *ORDER_USES,

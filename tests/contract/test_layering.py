@@ -85,6 +85,7 @@ ZONES = {
             "patching.lora_uses",
             "patching.gc_patches",
             "patching.gc_uses",
+            "patching.head_uses",
             "patching.model_patches",
             "patching.model_uses",
             "patching.order_uses",

@@ -29,7 +29,7 @@ TIMES = {
     *("storage_staging_wait", "first_token_latency", "decode_throughput", "request_received_ts"),
     *("api_server_dispatch_finish_ts", "request_finished_ts"),
 }
-"""With --enable-metrics, in part those of SGLang's scheduler, which packed requests do not have."""
+"""With --enable-metrics; prompts that become vectors lack some on the packed path."""
 
 _GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -95,6 +96,19 @@ def test_a_packed_call_is_one_line_of_the_export(production: Serving, folder: Pa
     (line,) = lines(folder / "export")[before:]
     assert line.items() >= TOKENS.items()
     assert json.loads(line["request_parameters"])["num_prompts"] == 2
+
+
+def test_a_profile_shows_packed_forwards(production: Serving, folder: Path) -> None:
+    client, traces = production.client, folder / "profile"
+    asked = {"output_dir": str(traces), "activities": ["CPU"]}
+    assert client.post("/start_profile", asked).status_code == 200
+    client.score(score_body(15, 30, [3, 5]))
+    assert client.post("/stop_profile", {}).status_code == 200
+    (trace,) = traces.rglob("*.trace.json.gz")
+    names = {
+        event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    }
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
 
 
 def test_a_level_that_shows_bodies_shows_those_of_packed_calls(

@@ -65,6 +65,32 @@ def test_sglangs_metrics_grow_as_on_the_stock_path(
     assert packed == stock
 
 
+def _named_token(rng: random.Random) -> Request:
+    """A prompt of which SGLang keeps a record of its own."""
+    path, body = _token(rng)
+    return path, body | {"rid": f"request-{rng.random()}"}
+
+
+@pytest.mark.parametrize("request_of", [_token, _named_token, _log_probs])
+def test_answers_tell_when_what_happened(
+    client: Client, request_of: Callable[[random.Random], Request]
+) -> None:
+    path, body = request_of(random.Random(f"times of {request_of.__name__}"))
+    with client.counting() as moved:
+        packed, stock = (client.post(path, body, stock=off).json() for off in (False, True))
+    assert moved["frontend.requests.packed"]
+    of_packed, of_stock = (
+        (each[0] if isinstance(each, list) else each)["meta_info"] for each in (packed, stock)
+    )
+    assert list(of_packed) == list(of_stock)
+    assert 0 <= of_packed["queue_time"] < of_packed["e2e_latency"]
+    stages = [
+        *("request_received_ts", "api_server_dispatch_finish_ts", "forward_entry_time"),
+        *("prefill_finished_time", "request_finished_ts", "response_sent_to_client_ts"),
+    ]
+    assert sorted(stages, key=of_packed.__getitem__) == stages
+
+
 def test_cached_tokens_are_counted_as_on_the_stock_path(client: Client) -> None:
     rng = random.Random("cached")
     query = random_ids(rng, 300)

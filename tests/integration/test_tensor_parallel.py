@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_prefill_ext.modelmaker.presets import VOCABULARY
 from tests.integration.adapters import make_adapter
 from tests.integration.client import Client, random_ids, score_body
 from tests.integration.generation import assert_generation_is_undisturbed
@@ -24,6 +25,7 @@ from tests.integration.parity import (
 pytestmark = pytest.mark.timeout(900)
 
 MAX_FORWARD_TOKENS = 256
+BORDER = [0, VOCABULARY // 2 - 1, VOCABULARY // 2, VOCABULARY - 1]
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +41,31 @@ def client(
         yield running.client
 
 
+@pytest.fixture(scope="module")
+def kernel_client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
+    """The kernels in the interpreter, on two ranks."""
+    flags = ("--enable-prefill-only", "--tp-size", "2", "--prefill-only-attention", "fused")
+    budget = ("--prefill-only-max-forward-tokens", "64")
+    env = TWO_RANKS | {"TRITON_INTERPRET": "1"}
+    with serving(model_dir("micro"), "tensor_parallel_kernels", *flags, *budget, env=env) as own:
+        yield own.client
+
+
 @pytest.mark.parametrize(
     ("prefix", "suffixes"), [(40, [3] * 20), (0, [5, 9, 2]), (12, [1]), (60, [40, 1, 7])]
 )
 def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]) -> None:
     assert_paths_agree(client, score_body(prefix, prefix, suffixes))
+
+
+def test_labels_are_read_from_the_part_of_the_vocabulary_that_a_rank_has(
+    kernel_client: Client,
+) -> None:
+    """With and without a pass over the vocabulary; labels at the border of the two parts."""
+    for whole in (True, False):
+        body = score_body(5, 20, [3, 1, 7], label_token_ids=BORDER, return_token_logprobs=whole)
+        assert_paths_agree(kernel_client, body | {"apply_softmax": not whole})
+    assert_tokens_agree(kernel_client, 6)
 
 
 def test_log_probs_and_tokens_agree(client: Client) -> None:

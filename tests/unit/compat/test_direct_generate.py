@@ -52,7 +52,8 @@ class Frontend:
     async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
         if self.declines:
             raise StockPathTaken("row_over_budget")
-        return [ReadOut(np.array([[-0.5, TOKEN]], dtype=np.float32), 1) for _ in calls]
+        table = np.array([[-0.5, TOKEN]], dtype=np.float32)
+        return [ReadOut(table, 1, queue_s=0.25) for _ in calls]
 
 
 def manager(**changes: Any) -> SimpleNamespace:
@@ -117,6 +118,8 @@ def test_where_requests_are_counted_every_prompt_is_one_and_says_when_what_happe
     for meta in (each["meta_info"] for each in found):
         times = ("request_received_ts", "api_server_dispatch_finish_ts", "request_finished_ts")
         assert sorted(times, key=meta.__getitem__) == list(times)
+        assert meta["queue_time"] == 0.25
+        assert meta["forward_entry_time"] == meta["prefill_finished_time"]
         assert 0 < meta["first_token_latency"] <= meta["e2e_latency"]
 
 

@@ -18,7 +18,7 @@ from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.held import HeldPrefix
-from sglang_prefill_ext.oneshot.model import Attend
+from sglang_prefill_ext.oneshot.model import Attend, ProductHead
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import Piece, split_request
 from sglang_prefill_ext.oneshot.whole_rows import whole_rows
@@ -170,8 +170,8 @@ def test_what_is_stored_is_what_is_attended_to() -> None:
 class SplitHeadModel(TinyModel):
     """A model whose output head can be restricted to labels."""
 
-    def head_weight(self) -> Tensor:
-        return self.head.T
+    def product_head(self) -> ProductHead:
+        return ProductHead(self.head.T)
 
 
 @pytest.mark.parametrize("model", [TinyModel(), SplitHeadModel()], ids=["whole", "split"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides
+from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides, ProductHead
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.wire.strategies import VOCAB
 
@@ -107,7 +107,7 @@ class TinyModel:
             hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
         return hidden[read_at] if cut is None else hidden
 
-    def head_weight(self) -> Tensor | None:
+    def product_head(self) -> ProductHead | None:
         return None
 
     def logits(self, hidden: Tensor) -> Tensor:
