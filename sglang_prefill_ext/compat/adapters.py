@@ -56,7 +56,7 @@ def _one_sequence(tokens: int, adapter: str, device: torch.device) -> ForwardBat
         out_cache_loc=None,
         seq_lens_sum=tokens,
         extend_num_tokens=tokens,
-        extend_seq_lens=torch.tensor([tokens], dtype=torch.int32).to(device, non_blocking=True),
+        extend_seq_lens=torch.full((1,), tokens, dtype=torch.int32, device=device),
         extend_seq_lens_cpu=[tokens],
         lora_ids=[adapter],
     )

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+from sglang.srt.layers.pooler import CrossEncodingPooler
 from torch import Tensor
 
 from sglang_prefill_ext.compat.attention_backend import PackedForwardBatch
@@ -33,6 +35,10 @@ class SglangEncoder(SglangVectorModel):
         # See `wire.token_types`.
         batch.token_type_ids = batch.input_ids // self.vocab_size
         token_ids = batch.input_ids % self.vocab_size
+        # SGLang loops over these; on the device it would wait for every single one.
+        batch.seq_lens = torch.tensor(batch.extend_seq_lens_cpu)
+        if isinstance(self._model.pooler, CrossEncodingPooler):
+            batch.extend_seq_lens = batch.seq_lens
         output = self._model.forward(token_ids, batch.positions, batch, get_embedding=True)
         vectors: Tensor = output.embeddings
         return vectors.view(len(read_at), -1)  # a head of one class makes numbers, not vectors

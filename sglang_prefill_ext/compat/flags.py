@@ -136,6 +136,7 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
         yield f"--pp-size {args.pp_size} (stages exchange micro-batches of stock requests)"
     if attn_dp_enabled_of(args):
         yield "--attn-dp-size > 1 (every rank must join every forward)"
+    yield from _divided_tokens(args)
     if config.attach and args.tokenizer_worker_num > 1:
         yield (
             f"--tokenizer-worker-num {args.tokenizer_worker_num} "
@@ -160,3 +161,18 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
         yield "--smg-grpc-mode (it has no tokenizer manager)"
     if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "on"):
         yield "SGLANG_RUST_SERVER (it has no tokenizer manager)"
+
+
+def _divided_tokens(args: Any) -> Any:
+    """Yield each flag with which a rank has a part of the tokens of a forward, or of their K/V."""
+    if args.attn_cp_size > 1:
+        yield f"--attn-cp-size {args.attn_cp_size} (ranks divide a prompt between them)"
+    if args.dcp_size > 1:
+        yield f"--dcp-size {args.dcp_size} (ranks divide the K/V of a prompt between them)"
+    if args.moe_a2a_backend != "none":
+        yield (
+            f"--moe-a2a-backend {args.moe_a2a_backend} "
+            "(its exchanges are set up for SGLang's own batches)"
+        )
+    if args.tp_size > 1 and args.moe_dense_tp_size is not None:
+        yield f"--moe-dense-tp-size {args.moe_dense_tp_size} (ranks divide tokens between them)"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -20,6 +21,8 @@ from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_la
 from sglang_prefill_ext.compat.output_head import OutputHead
 from sglang_prefill_ext.compat.sampler import SglangSampler
 from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides, ProductHead
+from sglang_prefill_ext.oneshot.streams import in_order
+from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.sampling import Sampling
 
 
@@ -32,7 +35,6 @@ class SglangModel:
     """
 
     causal = True
-    longest_prompt: int | None = None
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         self._model = runner.model
@@ -47,24 +49,19 @@ class SglangModel:
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
         self.vocab_size: int = runner.model_config.vocab_size
+        self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0
         self.unit_length = False
         self._sampler = SglangSampler(runner)
         self._head = OutputHead(runner.model, self.vocab_size) if runner.is_generation else None
         self.asynchronous = forward_stream is not None and self.device.type != "cpu"
 
-    @contextmanager
-    def stream(self) -> Iterator[None]:
+    def stream(self) -> AbstractContextManager[object]:
+        """Slots of cached prefixes were looked up and allocated on the scheduler's own stream."""
         if self._forward_stream is None:
-            yield
-            return
-        waits = self.device.type == "cuda"
-        scheduling = torch.cuda.current_stream() if waits else None
-        with self._forward_stream:
-            if scheduling is not None:
-                # Slots of cached prefixes were looked up and allocated there.
-                torch.cuda.current_stream().wait_stream(scheduling)
-            yield
+            return nullcontext()
+        on_cuda = self.device.type == "cuda"
+        return in_order(self._forward_stream) if on_cuda else self._forward_stream
 
     def prepare(
         self,
@@ -181,7 +178,7 @@ class SglangVectorModel(SglangModel):
 
 def _forward_batch(token_ids: Tensor, positions: Tensor, row_lens: list[int]) -> PackedForwardBatch:
     device, rows, total = token_ids.device, len(row_lens), len(token_ids)
-    lens = torch.tensor(row_lens, dtype=torch.int32).to(device, non_blocking=True)
+    (lens,) = upload([np.array(row_lens, dtype=np.int32)], device)
     no_slot = torch.zeros(total, dtype=torch.int64, device=device)  # slot 0 is padding
     return PackedForwardBatch(
         forward_mode=ForwardMode.EXTEND,

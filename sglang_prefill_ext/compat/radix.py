@@ -107,14 +107,18 @@ def _key(prefix: Int32Array, adapter: str) -> RadixKey:
 
 
 def _is_plain(scheduler: Any) -> bool:
-    """Whether the pool holds plain K/V in the model's precision, all of it on the device."""
+    """Whether the pool holds plain K/V in the model's precision, a token a row, on the device.
+
+    A model that drafts has K/V of its own in the same slots, which packed forwards do not compute.
+    """
     tree, runner = scheduler.tree_cache, scheduler.tp_worker.model_runner
-    pool = runner.token_to_kv_pool
+    pool, speculation = runner.token_to_kv_pool, scheduler.spec_algorithm
     return (
         type(tree) is UnifiedRadixCache
         and not tree.disable
-        and not tree.tree_core.is_eagle
+        and (speculation.is_none() or speculation.is_ngram())
         and not scheduler.enable_hierarchical_cache
         and type(pool) is MHATokenToKVPool
+        and pool.kv_cache_layout == "nhd"
         and pool.dtype == runner.dtype
     )

@@ -41,12 +41,16 @@ class SglangSampler:
         info, output = batch_info(sampling, logits), LogitsProcessorOutput(logits)
         info.apply_logits_bias(logits)
         reads = len(sampling)
-        tokens = self._sampler(output, info, True, [num_top] * reads, listed, positions)
+        # Without None it copies and gathers for every read, also where nothing is asked for.
+        asked = [tokens or None for tokens in listed]
+        tokens = self._sampler(output, info, True, [num_top] * reads, asked, positions)
         top_log_probs = top_tokens = logits.new_empty((reads, 0))
         if num_top:
             top_log_probs = torch.stack(output.next_token_top_logprobs_val)
             top_tokens = torch.stack(output.next_token_top_logprobs_idx)
-        of_listed = torch.cat(output.next_token_token_ids_logprobs_val)
+        of_listed = logits.new_empty(0)
+        if output.next_token_token_ids_logprobs_val:
+            of_listed = torch.cat(output.next_token_token_ids_logprobs_val)
         return Drawn(tokens, output.next_token_logprobs, top_log_probs, top_tokens, of_listed)
 
 

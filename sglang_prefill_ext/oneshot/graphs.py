@@ -75,7 +75,11 @@ class PackedGraphs:
         return None if graph is None else graph.run(plan)
 
     def capture(self, max_tokens: int) -> None:
-        """Capture all sizes up to `max_tokens`, at least 1. `use.obstacle` says what went wrong."""
+        """Capture all sizes up to `max_tokens`, at least 1. `use.obstacle` says what went wrong.
+
+        None is larger than the longest prompt, as a row of padding may be as long as its graph.
+        """
+        largest = min(max_tokens, self._model.longest_prompt or max_tokens)
         self._asked = True
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
@@ -84,7 +88,7 @@ class PackedGraphs:
             self.use.obstacle = "SGLang's encoders read the lengths of prompts on the host"
         else:
             with kept_bytes(device) as kept:
-                self._try_capture(buckets_up_to(max_tokens), capture_for(device))
+                self._try_capture(buckets_up_to(largest), capture_for(device))
             self.use.bytes = kept.bytes
         self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
         self.use.seconds = time.monotonic() - start_s

@@ -60,11 +60,13 @@ def _untaken_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that torch could still take, in bytes."""
+    """Memory that torch could still take, in bytes.
+
+    On CUDA without what torch's allocator keeps: in the pools of CUDA graphs, SGLang's and ours,
+    blocks are free to it that only a capture gets.
+    """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + cached)
+        return _untaken_bytes(device)
     return int(psutil.virtual_memory().available)
 
 

@@ -15,7 +15,7 @@ PREFIX_USES = (
         group=Group.SCHEDULER,
         used_by=("compat.radix",),
         why="the tree, if it is one that packed work can share",
-        members=("disable", "page_size", "tree_core"),
+        members=("disable", "page_size"),
     ),
     Use(
         id="U71",
@@ -95,7 +95,7 @@ PREFIX_USES = (
         group=Group.SCHEDULER,
         used_by=("compat.radix",),
         why="reads K/V, if they are in the model's own format",
-        members=("dtype", "get_kv_buffer"),
+        members=("dtype", "kv_cache_layout", "get_kv_buffer"),
     ),
     Use(
         id="U81",
@@ -113,13 +113,5 @@ PREFIX_USES = (
         used_by=("compat.radix",),
         why="where to write them",
         members=("physical",),
-    ),
-    Use(
-        id="U83",
-        target=f"{_CACHE}.unified_cache.unified_tree_core.UnifiedTreeCore",
-        group=Group.SCHEDULER,
-        used_by=("compat.radix",),
-        why="whether its keys are those of plain requests",
-        members=("is_eagle",),
     ),
 )

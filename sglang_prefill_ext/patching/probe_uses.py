@@ -92,9 +92,9 @@ PROBE_USES = (
         id="U128",
         target="sglang.srt.speculative.spec_info.SpeculativeAlgorithm",
         group=Group.SCHEDULER,
-        used_by=("compat.known_answers",),
-        why="the model itself answers",
-        members=("NONE",),
+        used_by=("compat.known_answers", "compat.radix"),
+        why="the model itself answers; whether another one drafts, and has K/V in the same slots",
+        members=("NONE", "is_none", "is_ngram"),
     ),
     Use(
         id="U129",

@@ -27,7 +27,7 @@ SCHEDULER_USES = (
             *"token_to_kv_pool_allocator req_to_token_pool enable_hierarchical_cache".split(),
             *"metrics_collector metrics_collector_context policy schedule_policy".split(),
             *"tp_cpu_group model_config max_req_input_len chunked_prefill_size".split(),
-            "enable_lora_overlap_loading",
+            *"enable_lora_overlap_loading spec_algorithm".split(),
         ),
     ),
     Use(

@@ -80,7 +80,8 @@ _FLAG_USES = (
             *"enable_mis schedule_policy disable_radix_cache enable_watermark".split(),
             *"tokenizer_worker_num dp_size tp_size max_total_tokens device".split(),
             *"load_balance_method mem_fraction_static weight_cache_mode attn_dp_size".split(),
-            *"enable_pd_role_switch speculative_algorithm".split(),
+            *"enable_pd_role_switch speculative_algorithm attn_cp_size dcp_size".split(),
+            *"moe_a2a_backend moe_dense_tp_size".split(),
         ),
     ),
 )

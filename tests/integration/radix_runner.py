@@ -23,6 +23,7 @@ warnings.simplefilter("ignore")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from sglang.srt.environ import envs  # noqa: E402
 from sglang.srt.mem_cache.allocator import (  # noqa: E402
     PagedTokenToKVPoolAllocator,
     TokenToKVPoolAllocator,
@@ -40,6 +41,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType  # noqa:
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from sglang_prefill_ext.compat.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
@@ -107,6 +109,7 @@ class Memory:
             token_to_kv_pool_allocator=allocator,
             tp_worker=SimpleNamespace(model_runner=runner),
             enable_hierarchical_cache=False,
+            spec_algorithm=SpeculativeAlgorithm.NONE,
         )
         self.cache = prefix_cache_of(self.scheduler, PrefillOnlyConfig(prefix_caching=caching))
         self.committed: set[tuple[int, ...]] = set()
@@ -363,12 +366,17 @@ def caches_if_changed() -> dict[str, bool]:
     plain = Memory(1, PrefixCaching.ALWAYS)
     other_dtype = SimpleNamespace(token_to_kv_pool=plain.pool, dtype=torch.bfloat16)
     window_pool = SWAKVPool.__new__(SWAKVPool)  # its layers with a window keep fewer tokens
+    with envs.SGLANG_USE_HND_KVCACHE.override(True):
+        head_by_head = Memory(1, PrefixCaching.ALWAYS)
     windowed = SimpleNamespace(token_to_kv_pool=window_pool, dtype=torch.float32)
     return {
         "plain": cached(plain),
         "disabled": cached(Memory(1, PrefixCaching.ALWAYS, disable=True)),
         "hierarchical": cached(plain, enable_hierarchical_cache=True),
         "other_precision": cached(plain, tp_worker=SimpleNamespace(model_runner=other_dtype)),
+        "head_by_head": cached(head_by_head),
+        "drafted_by_a_table": cached(plain, spec_algorithm=SpeculativeAlgorithm.NGRAM),
+        "drafted_by_a_model": cached(plain, spec_algorithm=SpeculativeAlgorithm.STANDALONE),
         "window_pool": cached(plain, tp_worker=SimpleNamespace(model_runner=windowed)),
     }
 

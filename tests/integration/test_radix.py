@@ -55,5 +55,8 @@ def test_only_plain_trees_and_pools_are_used(report: dict[str, Any]) -> None:
         "disabled": False,
         "hierarchical": False,
         "other_precision": False,
+        "head_by_head": False,
+        "drafted_by_a_table": True,
+        "drafted_by_a_model": False,
         "window_pool": False,
     }

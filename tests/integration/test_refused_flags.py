@@ -25,6 +25,10 @@ COMBINATIONS: dict[str, list[str]] = {
     "--pp-size": ["--pp-size", "2"],
     "--attn-dp-size": ["--tp-size", "2", "--attn-dp-size", "2"],
     "--enable-dp-attention": ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"],
+    "--attn-cp-size": ["--tp-size", "2", "--attn-cp-size", "2"],
+    "--dcp-size": ["--tp-size", "2", "--dcp-size", "2"],
+    "--moe-a2a-backend": ["--tp-size", "2", "--moe-a2a-backend", "deepep"],
+    "--moe-dense-tp-size": ["--tp-size", "2", "--moe-dense-tp-size", "1"],
     "--nnodes": ["--tp-size", "2", "--nnodes", "2", "--dist-init-addr", "127.0.0.1:9"],
     "--disaggregation-mode": ["--disaggregation-mode", "decode"],
     "--disaggregation-mode prefill": [
@@ -99,7 +103,7 @@ def documented() -> dict[str, str]:
     """Reason by flag, from the table of refused combinations."""
     _, _, section = CONFIGURATION.read_text().partition("## Refused at start")
     rows = re.findall(r"^\| (`.*?) \| (.*) \|$", section, flags=re.MULTILINE)
-    names = re.compile(r"`(--[a-z-]+|SGLANG_[A-Z_]+)`?")
+    names = re.compile(r"`(--[a-z0-9-]+|SGLANG_[A-Z_]+)`?")
     return {name: why for left, why in rows for name in names.findall(left)}
 
 

@@ -6,10 +6,12 @@ that whatever is not written shows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot import graphs as graphs_module
@@ -18,6 +20,7 @@ from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.graphs import PackedGraphs
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
+from tests.kernels.conftest import COMPILED
 from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest
 
@@ -32,14 +35,9 @@ class DeviceModel(TinyModel):
 
     def __init__(self, device: torch.device, *, shortens: bool = True) -> None:
         super().__init__()
-        self.device = device
+        self.move(device)
         if not shortens:
             self.last_layer = None
-        for name, value in list(vars(self).items()):
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
-            elif isinstance(value, list) and value and isinstance(value[0], Tensor):
-                setattr(self, name, [each.to(device) for each in value])
 
 
 def request(seed: int, prefix: int, *suffixes: int) -> PlainRequest:
@@ -77,9 +75,24 @@ def graphs_of(model: TinyModel, way: AttentionWay) -> PackedGraphs:
     return graphs
 
 
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Fail where torch waits for a CUDA device, as a launch that does cannot overlap another."""
+    if not COMPILED:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def answer(executor: PackedExecutor, forward: ForwardPlan) -> np.ndarray:
     nothing = [None] * len(forward.hold)
-    return executor.launch(forward, nothing, nothing).wait()
+    with never_waiting():
+        completion = executor.launch(forward, nothing, nothing)
+    return completion.wait()
 
 
 @each_way
@@ -141,6 +154,12 @@ def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) ->
     assert np.isfinite(answer(executor, plan(request(9, 0, *[1] * 25)))).all()
     assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
     assert executor.graph_use.forwards == {"too_large": 2, "graph": 1}
+
+
+def test_padding_has_positions_in_every_graph(device: torch.device) -> None:
+    model = DeviceModel(device)
+    model.longest_prompt = 20
+    assert executor_with_graphs(model, AttentionWay.FUSED).graph_use.sizes == (16, 20)
 
 
 def test_an_encoder_has_no_graph(device: torch.device) -> None:

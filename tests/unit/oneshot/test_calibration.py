@@ -16,6 +16,7 @@ from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel
 from sglang_prefill_ext.oneshot.calibration import calibrate, measured_launch, measured_memory
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
@@ -70,9 +71,9 @@ def test_forwards_of_other_shapes_stay_below_what_is_expected(
     assert expected <= 2 * memory.num_bytes(MAX_TOKENS, MAX_TOKENS // 64)
 
 
-def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None:
-    model, layouts = TinyModel(), []
-    model.causal, model.longest_prompt = False, 100
+def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
+    """Of the forwards that are run to measure those of up to so many tokens."""
+    layouts = []
 
     class Noting(PackedExecutor):
         def launch(self, plan: ForwardPlan, *args: Any) -> Any:
@@ -80,12 +81,27 @@ def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None
             return super().launch(plan, *args)
 
     executor = Noting(model, readout_bytes=READOUT_BYTES)
-    measured_memory(executor, CPU, 1000)
-    measured_launch(executor, 1000)
-    assert max(layout.num_tokens for layout in layouts) == 1000
-    groups = [group for layout in layouts for group in layout.groups]
+    measured_memory(executor, CPU, tokens)
+    measured_launch(executor, tokens)
+    assert max(layout.num_tokens for layout in layouts) == tokens
+    return layouts
+
+
+def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None:
+    model = TinyModel()
+    model.causal, model.longest_prompt = False, 100
+    groups = [group for layout in measured_layouts(model, 1000) for group in layout.groups]
     assert max(int(group.suffix_lens.max()) for group in groups) == 100
     assert not any(group.prefix_len for group in groups)
+
+
+@pytest.mark.parametrize("longest_prompt", [64, 100, 999])
+def test_a_decoder_is_measured_with_prompts_that_it_has_positions_for(longest_prompt: int) -> None:
+    model = TinyModel()
+    model.longest_prompt = longest_prompt
+    layouts = measured_layouts(model, 4000)
+    assert max(int(layout.positions().max()) for layout in layouts) < longest_prompt
+    assert any(group.prefix_len for layout in layouts for group in layout.groups)
 
 
 def test_some_free_memory_is_left_alone(
@@ -141,16 +157,14 @@ def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
 
 
 class NotedGraphs(PackedExecutor):
-    """Captures nothing; notes when it should, and claims the memory of graphs."""
+    """Captures nothing; notes when it should."""
 
-    def __init__(self, kept_bytes: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__(TinyModel(), readout_bytes=READOUT_BYTES)
         self.steps: list[object] = []
-        self._kept_bytes = kept_bytes
 
     def capture_graphs(self, max_tokens: int) -> None:
         self.steps.append(max_tokens)
-        self.graph_use.bytes = self._kept_bytes
 
     def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
         self.steps.append("forward")
@@ -168,12 +182,15 @@ def test_memory_is_that_of_eager_forwards_and_a_launch_that_of_a_graph() -> None
 
 
 def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "free_bytes", lambda device: 1 << 30)
-    plain, graphs = (
-        calibrate(NotedGraphs(kept), CPU, 100, alone, graph_tokens=48).budget
-        for kept in (0, 1 << 20)
-    )
-    assert plain.max_bytes - graphs.max_bytes == pytest.approx(0.8 * (1 << 20), abs=2)
+    executor, captured_when_asked = NotedGraphs(), []
+
+    def free_bytes(_device: torch.device) -> int:
+        captured_when_asked.append(48 in executor.steps)
+        return 1 << 30
+
+    monkeypatch.setattr(calibration, "free_bytes", free_bytes)
+    calibrate(executor, CPU, 100, alone, graph_tokens=48)
+    assert captured_when_asked == [True]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 9, 100])

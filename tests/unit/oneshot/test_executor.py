@@ -302,3 +302,14 @@ def test_a_failing_forward_raises_and_the_next_one_works() -> None:
     assert executor.launch(plan, [None], [None]).wait().tolist() == pytest.approx(
         _row_by_row(LONG), abs=1e-5
     )
+
+
+def test_launching_does_not_wait_for_the_device(unreadable: torch.device) -> None:
+    model = TinyModel()
+    model.move(unreadable)
+    shared = PlainRequest([1, 2, 3], [[4], [5, 6]], [[1, 2], [3]], shared_labels=False)
+    alone = PlainRequest([], [[7, 8, 9]], [[2]], shared_labels=True)
+    pieces = [split_request(each.pack(), ForwardBudget(1000))[0] for each in (shared, alone)]
+    plan, nothing = plan_forward(pieces), [None, None]
+    PackedExecutor(model, readout_bytes=1 << 10).launch(plan, nothing, nothing)
+    assert model.row_lens == [[4, 2, 3]]

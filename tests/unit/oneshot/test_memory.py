@@ -30,18 +30,38 @@ def test_free_memory_is_a_part_of_the_machines() -> None:
     assert 0 < free_bytes(CPU) < psutil.virtual_memory().total
 
 
+class FakeDevice:
+    """What a CUDA device says of its memory; torch's allocator keeps some until it is emptied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: list[int], kept: int = 0) -> None:
+        self.emptied = 0
+        self._free, self._kept = free, kept
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", self._empty)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", self._info)
+
+    def _empty(self) -> None:
+        self.emptied, self._kept = self.emptied + 1, 0
+
+    def _info(self, _device: torch.device) -> tuple[int, int]:
+        return self._free.pop(0) - self._kept, 80 * MIB
+
+
+def test_free_on_a_device_is_what_nobody_has_taken_not_even_for_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FakeDevice(monkeypatch, free=[10 * MIB], kept=4 * MIB)
+    assert free_bytes(torch.device("cuda")) == 10 * MIB
+
+
 def test_what_work_keeps_of_a_device_is_what_is_missing_there_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    free = [10 * MIB, 7 * MIB]
-    emptied: list[bool] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free.pop(0), 80 * MIB))
+    device = FakeDevice(monkeypatch, free=[10 * MIB, 7 * MIB])
     with kept_bytes(torch.device("cuda")) as kept:
-        assert len(emptied) == 1
+        assert device.emptied == 1
     assert kept.bytes == 3 * MIB
-    assert len(emptied) == 2
+    assert device.emptied == 2
 
 
 def test_without_cuda_nothing_is_known_to_be_kept() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sglang_prefill_ext.oneshot.best_tokens import best_values
 from sglang_prefill_ext.oneshot.readout import label_values
 from sglang_prefill_ext.wire.packed import int_array
 
@@ -87,3 +88,12 @@ def test_plain_logits_are_read_where_no_normalisation_is_asked() -> None:
     columns, lens = int_array([0, 3, 3]), int_array([2, 1])
     values = label_values(hidden, columns, lens, lambda h: h @ head, 1, normalised=False)
     assert values.tolist() == pytest.approx((hidden @ head)[[0, 0, 1], [0, 3, 3]].tolist())
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_reading_does_not_wait_for_the_device(unreadable: torch.device, normalised: bool) -> None:
+    hidden = torch.empty(3, HIDDEN, device=unreadable)
+    head = torch.empty(HIDDEN, VOCAB, device=unreadable)
+    labels = (int_array([1, 2, 3]), int_array([2, 0, 1]), lambda states: states @ head, 2)
+    assert label_values(hidden, *labels, normalised=normalised).shape == (3,)
+    assert best_values(hidden, *labels, num_best=2).shape == (3 + 2 * 2 * 3,)

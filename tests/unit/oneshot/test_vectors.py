@@ -65,6 +65,13 @@ def test_states_come_behind_the_vectors_of_those_who_ask(requests: list[tuple[in
         assert row.tolist() == vector[:width].tolist()
 
 
+def test_reading_does_not_wait_for_the_device(unreadable: torch.device) -> None:
+    vectors = torch.empty(5, WIDTH, device=unreadable)
+    values = VectorReader(WIDTH, unit_length=True).read(vectors, plan_of([(2, 3), (3, WIDTH)]))
+    assert values.shape == (2 * 3 + 3 * WIDTH,)
+    assert values.device == unreadable
+
+
 def test_half_precision_is_read_in_float32() -> None:
     vectors = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(2)).bfloat16()
     values = VectorReader(WIDTH, unit_length=True).read(vectors, plan_of([(2, WIDTH)]))

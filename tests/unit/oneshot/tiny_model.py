@@ -50,6 +50,15 @@ class TinyModel:
         self.output = [weight(HEADS * VALUE_DIM, HIDDEN) for _ in range(LAYERS)]
         self.head = weight(HIDDEN, VOCAB)
 
+    def move(self, device: torch.device) -> None:
+        """Have everything on another device."""
+        self.device = device
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+            elif isinstance(value, list) and value and isinstance(value[0], Tensor):
+                setattr(self, name, [each.to(device) for each in value])
+
     def stream(self) -> AbstractContextManager[object]:
         return nullcontext()
 
