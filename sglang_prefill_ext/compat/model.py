@@ -32,7 +32,6 @@ class SglangModel:
     """
 
     causal = True
-    longest_prompt: int | None = None
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         self._model = runner.model
@@ -48,6 +47,7 @@ class SglangModel:
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
         self.vocab_size: int = runner.model_config.vocab_size
+        self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0
         self.unit_length = False
         self._sampler = SglangSampler(runner)

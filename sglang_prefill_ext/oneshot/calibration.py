@@ -133,11 +133,13 @@ def _run(executor: Executor, plan: ForwardPlan) -> None:
 
 def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
     """A forward whose rows pass over the vocabulary; the prefix, where prompts can share one, is a
-    quarter if there are rows. There are more rows where prompts cannot be so long."""
-    if executor.longest_prompt is not None:
-        rows = max(rows, -(-tokens // executor.longest_prompt))
-    labels = [] if executor.vector_width else [0]
+    quarter if there are rows. It is shorter, and there are more rows, where prompts cannot be so
+    long."""
     prefix = tokens // 4 if rows > 1 and executor.causal else 0
+    if executor.longest_prompt is not None:
+        prefix = min(prefix, executor.longest_prompt // 2)
+        rows = max(rows, -(-(tokens - prefix) // (executor.longest_prompt - prefix)))
+    labels = [] if executor.vector_width else [0]
     lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
     packed = PackedRows(
         np.zeros(tokens, np.int32),

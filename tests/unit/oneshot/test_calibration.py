@@ -16,6 +16,7 @@ from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel
 from sglang_prefill_ext.oneshot.calibration import calibrate, measured_launch, measured_memory
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
@@ -70,9 +71,9 @@ def test_forwards_of_other_shapes_stay_below_what_is_expected(
     assert expected <= 2 * memory.num_bytes(MAX_TOKENS, MAX_TOKENS // 64)
 
 
-def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None:
-    model, layouts = TinyModel(), []
-    model.causal, model.longest_prompt = False, 100
+def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
+    """Of the forwards that are run to measure those of up to so many tokens."""
+    layouts = []
 
     class Noting(PackedExecutor):
         def launch(self, plan: ForwardPlan, *args: Any) -> Any:
@@ -80,12 +81,27 @@ def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None
             return super().launch(plan, *args)
 
     executor = Noting(model, readout_bytes=READOUT_BYTES)
-    measured_memory(executor, CPU, 1000)
-    measured_launch(executor, 1000)
-    assert max(layout.num_tokens for layout in layouts) == 1000
-    groups = [group for layout in layouts for group in layout.groups]
+    measured_memory(executor, CPU, tokens)
+    measured_launch(executor, tokens)
+    assert max(layout.num_tokens for layout in layouts) == tokens
+    return layouts
+
+
+def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None:
+    model = TinyModel()
+    model.causal, model.longest_prompt = False, 100
+    groups = [group for layout in measured_layouts(model, 1000) for group in layout.groups]
     assert max(int(group.suffix_lens.max()) for group in groups) == 100
     assert not any(group.prefix_len for group in groups)
+
+
+@pytest.mark.parametrize("longest_prompt", [64, 100, 999])
+def test_a_decoder_is_measured_with_prompts_that_it_has_positions_for(longest_prompt: int) -> None:
+    model = TinyModel()
+    model.longest_prompt = longest_prompt
+    layouts = measured_layouts(model, 4000)
+    assert max(int(layout.positions().max()) for layout in layouts) < longest_prompt
+    assert any(group.prefix_len for layout in layouts for group in layout.groups)
 
 
 def test_some_free_memory_is_left_alone(
