@@ -9,6 +9,8 @@ STAMP  := $(VENV)/.installed
 # In the order of the names: servers first, and the many short tests fill up what is left.
 WORKERS ?= 2
 SHARE   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Processes that share the GPU: what takes time there is the compiler, which has one core in each.
+COMPILERS ?= 8
 JUDGES := .judges
 
 .PHONY: setup check test test-gpu demo bench bench-gpu judges doctor proto clean
@@ -33,9 +35,9 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 $(SHARE) tests --ignore tests/kernels
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q $(SHARE) tests/kernels
 
-# On a machine with a Hopper GPU: the kernels compiled, then their speed. Needs torch and triton only.
+# On a machine with a Hopper GPU: the kernels compiled, then their speed. Without `setup`: docs/gpu.md.
 test-gpu: setup
-	$(BIN)/python -m pytest -q tests/kernels
+	$(BIN)/python -m pytest -q -n $(COMPILERS) tests/kernels
 
 bench-gpu: setup
 	for kernel in merge_state label_readout shared_prefix_attention; do \

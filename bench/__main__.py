@@ -35,6 +35,10 @@ def main(
     preset: Annotated[
         list[str] | None, typer.Option(help="Model of `make-model`; repeatable.")
     ] = None,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option(help="Directory of a model, in the place of presets; repeatable."),
+    ] = None,
     shape: Annotated[
         list[str] | None, typer.Option(help="<query>+<item>x<items>; repeatable.")
     ] = None,
@@ -51,12 +55,19 @@ def main(
     self_check: Annotated[
         bool, typer.Option("--self-check", help="Stock against stock: the ratio must be about 1.")
     ] = False,
+    server_flags: Annotated[str, typer.Option(help="Further flags of both servers.")] = "",
     flags: Annotated[str, typer.Option(help="Further flags of the extension's server.")] = "",
     against: Annotated[
         str | None,
         typer.Option(help="Flags of a second extension server that takes the place of stock."),
     ] = None,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "local",
+    name: Annotated[str, typer.Option(help="Name of the files that are written.")] = "local",
+    results: Annotated[
+        Path | None, typer.Option(help="Folder for the record and the plot; else bench/results.")
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(help="Folder for the servers' logs; else they are not kept.")
+    ] = None,
 ) -> None:
     """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
     console, context = begin("bench")
@@ -70,21 +81,30 @@ def main(
             text=text,
             extension_args=() if self_check else (*EXTENSION_ARGS, *shlex.split(flags)),
             stock_args=() if against is None else (*EXTENSION_ARGS, *shlex.split(against)),
+            args_of_both=tuple(shlex.split(server_flags)),
         )
-        runs = measure(preset or (PRESETS[:1] if quick else PRESETS), plan, console)
+        presets = preset or (PRESETS[:1] if quick else PRESETS)
+        runs = measure([] if model else presets, model or [], plan, logs, console)
     show(runs, console)
-    save(runs, plan, name, context, console)
+    save(runs, plan, (results or RESULTS) / name, context, console)
 
 
-def measure(presets: list[str], plan: Plan, console: Console) -> list[ModelRun]:
-    """Make the models in a temporary directory and run the plan on each."""
+def measure(
+    presets: list[str], models: list[Path], plan: Plan, logs: Path | None, console: Console
+) -> list[ModelRun]:
+    """Run the plan on models that are made in a temporary directory, and on those that are there.
+
+    Args:
+        logs: folder for the servers' logs; None: the temporary directory.
+    """
     runs = []
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, console.status("") as status:
-        for preset in presets:
-            model = Path(directory) / preset
-            status.update(f"{preset}: making the model")
-            make_model(preset, model)
-            run = ModelRun(preset, model, plan, status.update)
+        made = [Path(directory) / preset for preset in presets]
+        for model in (*made, *models):
+            if model in made:
+                status.update(f"{model.name}: making the model")
+                make_model(model.name, model)
+            run = ModelRun(model.name, model, plan, status.update, logs or Path(directory))
             run.run()
             runs.append(run)
     return runs
@@ -101,19 +121,19 @@ def show(runs: list[ModelRun], console: Console) -> None:
 
 
 def save(
-    runs: list[ModelRun], plan: Plan, name: str, context: dict[str, Any], console: Console
+    runs: list[ModelRun], plan: Plan, path: Path, context: dict[str, Any], console: Console
 ) -> None:
-    """Append the records and draw the plot."""
+    """Append the records to a file of that name, and draw the plot."""
     for run in runs:
         append(
-            RESULTS / f"{name}.jsonl",
+            Path(f"{path}.jsonl"),
             run.results,
             {"dtype": plan.dtype, "text": plan.text, "gate": run.gate.as_dict(), **context},
         )
     title = title_of(context)
     comparisons = compare_paths([result for run in runs for result in run.results])
-    save_plot(RESULTS / f"{name}.png", comparisons, title)
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+    save_plot(Path(f"{path}.png"), comparisons, title)
+    console.print(f"written: {path}.jsonl, .png")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ from sglang_prefill_ext.errors import PrefillExtError
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 """Largest difference, by the model's dtype, in probability and in natural log-probability."""
 
-LARGE_LOGPROB = 10.0
-"""Beyond this the difference of log-probabilities is relative: it counts per multiple of 10.
+LARGE_LOGPROB, LARGE_LOGPROB_OF_HALF = 10.0, 128 * TOLERANCE["bfloat16"]
+"""Beyond this the difference of log-probabilities is relative: it counts per multiple of it.
 
 What rounding leaves grows with the logits. On a random model whose log-probs reach -21, stock in
-float32 is itself up to 1.1e-5 away from the model in float64, so no second path can be nearer."""
+float32 is itself up to 1.1e-5 away from the model in float64, so no second path can be nearer. In
+half precision logits are stored in steps of up to 1/128 of their size."""
 
 Matrix: TypeAlias = NDArray[np.float64]
 
@@ -123,20 +124,22 @@ def compare(
         if (theirs.logprobs is None) != (ours.logprobs is None):
             raise GateError("only one of the two servers answered with log-probabilities")
         if theirs.logprobs is not None and ours.logprobs is not None:
-            logprob.append(largest_logprob_difference(theirs.logprobs, ours.logprobs))
+            logprob.append(largest_logprob_difference(theirs.logprobs, ours.logprobs, tolerance))
     # numpy's maximum keeps a NaN, Python's may lose it.
     return Agreement(
         rows, float(np.max(probability)), float(np.max(logprob)), rank_changes, tolerance
     )
 
 
-def largest_logprob_difference(stock: Matrix, extension: Matrix) -> float:
+def largest_logprob_difference(stock: Matrix, extension: Matrix, tolerance: float) -> float:
     """The largest difference of a natural log-probability, see `LARGE_LOGPROB`.
 
     Raises:
         GateError: the shapes differ.
     """
-    scale = np.maximum(1.0, np.abs(stock) / LARGE_LOGPROB)
+    is_half = tolerance >= TOLERANCE["bfloat16"]
+    large = LARGE_LOGPROB_OF_HALF if is_half else LARGE_LOGPROB
+    scale = np.maximum(1.0, np.abs(stock) / large)
     return _largest_difference(stock, extension, scale)
 
 

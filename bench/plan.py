@@ -51,6 +51,7 @@ class Plan:
         text: send text instead of token ids.
         seed: of requests and arrivals.
         stock_args: what the first one gets; empty unless two extension servers are compared.
+        args_of_both: what both get beside the benchmark's own.
 
     Raises:
         ConfigError: an unknown dtype, or a load relative to a closed loop that is not there.
@@ -65,6 +66,7 @@ class Plan:
     text: bool = False
     seed: int = 0
     stock_args: tuple[str, ...] = ()
+    args_of_both: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
@@ -78,7 +80,7 @@ class Plan:
     def server_args(self, path: str) -> list[str]:
         """Flags of the stock or the extension server, beyond the launcher's own."""
         extra = self.extension_args if path == EXTENSION else self.stock_args
-        return ["--dtype", self.dtype, *BEST_STOCK_ARGS, *extra]
+        return ["--dtype", self.dtype, *BEST_STOCK_ARGS, *self.args_of_both, *extra]
 
 
 @dataclass(frozen=True, slots=True)

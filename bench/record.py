@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+COMMIT_ENV = "BENCH_COMMIT"
+
 _PACKAGES = ("torch", "sglang", "sglang-prefill-ext", "transformers", "triton", "numpy")
 
 
@@ -83,9 +85,13 @@ def run_context(module: str = "bench") -> dict[str, Any]:
 
 
 def commit(directory: Path) -> dict[str, Any]:
-    """The git commit, None outside a repository, and whether files differ from it."""
+    """The git commit, and whether files differ from it.
+
+    Outside a repository, as in a copy of its files, it is what `COMMIT_ENV` says, or None.
+    """
+    found = _output("git", "-C", str(directory), "rev-parse", "HEAD")
     return {
-        "commit": _output("git", "-C", str(directory), "rev-parse", "HEAD"),
+        "commit": found or os.environ.get(COMMIT_ENV),
         "dirty": bool(_output("git", "-C", str(directory), "status", "--porcelain")),
     }
 
@@ -96,7 +102,7 @@ def machine() -> dict[str, Any]:
         "cpu": _proc_field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": _proc_field("/proc/meminfo", "MemTotal"),
-        "gpu": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        "gpu": _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
         "system": platform.platform(),
         "python": platform.python_version(),
         "load_average": os.getloadavg()[0],  # of one minute

@@ -34,6 +34,7 @@ class ModelRun:
         model: its directory.
         plan: what to run.
         tell: told what happens, in a few words; never a figure.
+        logs: directory of the servers' logs.
         results: what was measured so far.
         gate: of all answers so far, by shape.
     """
@@ -42,6 +43,7 @@ class ModelRun:
     model: Path
     plan: Plan
     tell: Callable[[str], None]
+    logs: Path
     results: list[Result] = field(default_factory=list)
     gate: ScoreGate = field(init=False)
     _stock_rates: dict[Shape, float] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class ModelRun:
         for repeat in range(self.plan.alternations):
             for path in PATHS:
                 self.tell(f"{self.preset}: start {repeat + 1} of {path}")
-                log = self.model.parent / f"{self.preset}-{path}.log"
+                log = self.logs / f"{self.preset}-{path}-{repeat + 1}.log"
                 args = self.plan.server_args(path)
                 with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
                     self._check_before_timing(path, server.port, cases)

@@ -47,7 +47,7 @@ class AnswerGate:
         """
         for number in stock.keys() & extension.keys():
             ours, theirs = (numbers_of(self.kind, each[number]) for each in (extension, stock))
-            difference = largest_logprob_difference(theirs, ours)
+            difference = largest_logprob_difference(theirs, ours, self.tolerance)
             self.largest = float(np.maximum(self.largest, difference))
             self.compared += 1
         if not self.compared or not self.largest <= self.tolerance:

@@ -16,13 +16,15 @@ from bench.kernels.harness import Way
 
 @dataclass(frozen=True)
 class Problem:
-    """Tokens `[prefix][row][row]...` of each group, one after the other.
+    """Keys `[prefix][row][row]...` of each group, one after the other.
+
+    A *segment* is a prefix or a row. Its tokens are queries, unless its K and V exist already.
 
     Attributes:
-        q: `[T, H, D]`.
+        q: `[Q, H, D]`, segment by segment.
         k, v: `[T, KH, D]`.
         scale: of the scores.
-        starts, lens: `[segments]`: first token and length of each prefix and each row.
+        starts, lens: `[segments]` of queries: first token among the keys, and length.
         prefix_starts, prefix_lens: `[segments]`: the prefix that a row sees; length 0 for a prefix.
     """
 
@@ -38,9 +40,30 @@ class Problem:
     def on_device(self, array: NDArray[np.int64], dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.q.device, dtype)
 
+    def query_tokens(self) -> NDArray[np.int64]:
+        """`[Q]`: where each query is among the keys."""
+        return np.concatenate(
+            [np.arange(start, start + n) for start, n in zip(self.starts, self.lens, strict=True)]
+        )
+
+    def query_offsets(self) -> Tensor:
+        """int32 `[segments + 1]`: where the queries of each segment begin, and where they end."""
+        return self.on_device(np.append(0, np.cumsum(self.lens)))
+
+    def rows_only(self) -> Problem:
+        """The same where the prefixes were computed before."""
+        is_row = self.prefix_lens > 0
+        columns = (self.starts, self.lens, self.prefix_starts, self.prefix_lens)
+        in_rows = self.on_device(np.flatnonzero(np.repeat(is_row, self.lens)), torch.int64)
+        return Problem(
+            *(self.q[in_rows], self.k, self.v, self.scale),
+            *(column[is_row] for column in columns),
+        )
+
 
 def flex(problem: Problem) -> Way:
     """One compiled FlexAttention over all tokens, whose mask knows the prefixes."""
+    tokens = problem.on_device(problem.query_tokens())
     segments = [
         problem.on_device(np.repeat(x, problem.lens))
         for x in (
@@ -52,11 +75,11 @@ def flex(problem: Problem) -> Way:
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         start, prefix_start, prefix_stop = (x[query] for x in segments)
-        is_own = (key >= start) & (key <= query)
+        is_own = (key >= start) & (key <= tokens[query])
         return is_own | ((key >= prefix_start) & (key < prefix_stop))
 
-    num_tokens = problem.q.shape[0]
-    mask = create_block_mask(visible, None, None, num_tokens, num_tokens, str(problem.q.device))
+    sizes = (problem.q.shape[0], problem.k.shape[0])
+    mask = create_block_mask(visible, None, None, *sizes, str(problem.q.device))
     torch.compiler.reset()  # so that every case is compiled for its own shape
     compiled = torch.compile(flex_attention, dynamic=False)
     q, k, v = (x.transpose(0, 1)[None] for x in (problem.q, problem.k, problem.v))
@@ -86,7 +109,7 @@ def flash_attention_3(problem: Problem) -> Way:
     arguments = {
         "page_table": problem.on_device(page_table),
         "cache_seqlens": problem.on_device(problem.prefix_lens + problem.lens),
-        "cu_seqlens_q": problem.on_device(np.append(problem.starts, problem.q.shape[0])),
+        "cu_seqlens_q": problem.query_offsets(),
         "max_seqlen_q": int(problem.lens.max()),
         "softmax_scale": problem.scale,
         "causal": True,
@@ -107,7 +130,9 @@ def sglang_triton(problem: Problem) -> Way:
         np.arange(prefix, prefix + prefix_len) for _, _, prefix, prefix_len in _segments(problem)
     ]
     q, k, v = problem.q, problem.k, problem.v
-    query_offsets = problem.on_device(np.append(problem.starts, q.shape[0]))
+    own = problem.on_device(problem.query_tokens(), torch.int64)
+    own_k, own_v = k[own], v[own]
+    query_offsets = problem.query_offsets()
     prefix_offsets = problem.on_device(np.append(0, np.cumsum(problem.prefix_lens)))
     prefix_slots = problem.on_device(np.concatenate(prefixes), torch.int64)
     longest = int(problem.lens.max())
@@ -116,7 +141,7 @@ def sglang_triton(problem: Problem) -> Way:
         out = torch.empty_like(q)
         indices = (query_offsets, prefix_offsets, prefix_slots)
         extend_attention_fwd(
-            *(q, k, v, out, k, v, *indices),
+            *(q, own_k, own_v, out, k, v, *indices),
             custom_mask=None,
             is_causal=True,
             mask_indptr=None,

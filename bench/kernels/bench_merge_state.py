@@ -5,6 +5,7 @@ Heads as in Qwen3-0.6B (16 of 128) and Qwen3-8B (32 of 128).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import torch
@@ -14,32 +15,42 @@ from torch import Tensor
 from bench.kernels.harness import Case, Way, cuda_device, measure
 
 HEAD_DIM = 128
+DTYPE = torch.bfloat16
 
 
 def main() -> None:
-    device = cuda_device()
     torch.manual_seed(0)
+    measure(cases(cuda_device()))
+
+
+def cases(device: torch.device) -> Iterator[Case]:
     for tokens, heads, parts in product((64, 1024, 16384), (16, 32), (2, 3)):
-        shape = {"tokens": tokens, "heads": heads, "head_dim": HEAD_DIM, "parts": parts}
-        outs = torch.randn(
-            parts, tokens, heads, HEAD_DIM, dtype=torch.bfloat16, device=device
-        ).unbind()
-        lses = torch.randn(parts, tokens, heads, device=device).unbind()
+        yield make_case(tokens, heads, parts, device)
+
+
+def make_case(tokens: int, heads: int, parts: int, device: torch.device) -> Case:
+    outs = torch.randn(parts, tokens, heads, HEAD_DIM, dtype=DTYPE, device=device).unbind()
+    lses = torch.randn(parts, tokens, heads, device=device).unbind()
+
+    def compiled() -> Way:
+        torch.compiler.reset()  # so that every case is compiled for its own shape
+        merge = torch.compile(_merge_in_torch)
+        return lambda: merge(outs, lses)
+
+    return Case(
+        "merge_state",
+        {"tokens": tokens, "heads": heads, "head_dim": HEAD_DIM, "parts": parts},
+        DTYPE,
         # Each part is read once, and as much as one part is written.
-        moved = (parts + 1) * (outs[0].nbytes + lses[0].nbytes)
-        flops = 2 * parts * outs[0].numel()
-        case = Case("merge_state", shape, torch.bfloat16, moved, flops, tolerance=2e-2)
-        measure(case, _ways(outs, lses))
-
-
-def _ways(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> dict[str, Way]:
-    torch.compiler.reset()  # so that every case is compiled for its own shape
-    compiled = torch.compile(_merge_in_torch)
-    return {
-        "merge_states": lambda: merge_states(outs, lses),
-        "torch": lambda: _merge_in_torch(outs, lses),
-        "torch.compile": lambda: compiled(outs, lses),
-    }
+        moved_bytes=(parts + 1) * (outs[0].nbytes + lses[0].nbytes),
+        flops=2 * parts * outs[0].numel(),
+        tolerance=2e-2,
+        ours={"merge_states": lambda: lambda: merge_states(outs, lses)},
+        baselines={
+            "torch": lambda: lambda: _merge_in_torch(outs, lses),
+            "torch.compile": compiled,
+        },
+    )
 
 
 def _merge_in_torch(outs: tuple[Tensor, ...], lses: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import median
 
 import torch
 import triton
 from torch import Tensor
 
+from bench.record import commit
+
 Way = Callable[[], tuple[Tensor, ...]]
+
+Build = Callable[[], Way]
+"""Makes what is run; all that happens once, such as the plan of a forward, is done here."""
 
 REPETITIONS = 50
 FLUSH_BYTES = 256 * 2**20  # several times the L2 cache
 COPY_BYTES = 2**30
+MATRIX_SIZE = 8192
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Case:
         moved_bytes: device memory that every way must at least read and write.
         flops: operations that every way must at least do.
         tolerance: largest absolute difference between two ways.
+        ours: the first one must run; those that cannot be run here are named and left out.
+        baselines: of which the others are, likewise.
     """
 
     kernel: str
@@ -38,6 +48,8 @@ class Case:
     moved_bytes: int
     flops: int
     tolerance: float
+    ours: Mapping[str, Build]
+    baselines: Mapping[str, Build]
 
 
 def cuda_device() -> torch.device:
@@ -53,20 +65,45 @@ def cuda_device() -> torch.device:
     return torch.device("cuda")
 
 
-def measure(case: Case, ways: Mapping[str, Way]) -> None:
-    """Compare the results of all ways with the first one's, then print a line for each.
+def measure(cases: Iterable[Case]) -> None:
+    """Compare all ways of each case with the first one, and print a line for each.
 
     Raises:
-        AssertionError: two ways differ by more than the tolerance; nothing was printed.
+        SystemExit: at the end, if two ways of a case differed; no line is printed for it.
     """
-    first, *others = ways.values()
-    expected = first()
-    for way in others:
-        torch.testing.assert_close(
-            way(), expected, atol=case.tolerance, rtol=0, check_dtype=False, equal_nan=True
-        )
-    for name, way in ways.items():
-        print(json.dumps(_record(case, name, median_ms(way))), flush=True)
+    wrong = sum(not _measured(case, median_ms) for case in cases)
+    if wrong:
+        raise SystemExit(f"{wrong} of the cases had wrong results")
+
+
+def _measured(case: Case, ms_of: Callable[[Way], float]) -> bool:
+    """Print the lines of a case; False: its ways differ, of which standard error tells."""
+    expected: tuple[Tensor, ...] | None = None
+    times: dict[str, float] = {}
+    for name, build in (*case.ours.items(), *case.baselines.items()):
+        try:
+            way = build()
+            found = way()
+            expected = found if expected is None else expected
+            torch.testing.assert_close(
+                found, expected, atol=case.tolerance, rtol=0, check_dtype=False
+            )
+            times[name] = ms_of(way)
+        except AssertionError as error:
+            _tell(case, f"{name} differs: {error}")
+            return False
+        except Exception as error:
+            # Libraries that are not there or do not fit fail in any way; our first one must not.
+            if expected is None:
+                raise
+            _tell(case, f"without {name}: {type(error).__name__}: {error}")
+    for record in _records(case, times):
+        print(json.dumps(record), flush=True)
+    return True
+
+
+def _tell(case: Case, what: str) -> None:
+    print(f"{case.kernel} {dict(case.shape)}: {what}", file=sys.stderr, flush=True)
 
 
 def median_ms(way: Way) -> float:
@@ -98,18 +135,33 @@ def copy_bandwidth() -> float:
     return 2 * COPY_BYTES / median_ms(lambda: (target.copy_(source),)) / 1e6
 
 
-def _record(case: Case, way: str, ms: float) -> dict[str, object]:
-    bandwidth = case.moved_bytes / ms / 1e6
-    return {
-        "kernel": case.kernel,
-        "way": way,
-        **case.shape,
-        "dtype": str(case.dtype).removeprefix("torch."),
-        "us": round(ms * 1e3, 2),
-        "gb_per_s": round(bandwidth, 1),
-        "of_copy_bandwidth": round(bandwidth / copy_bandwidth(), 3),
-        "tflop_per_s": round(case.flops / ms / 1e9, 2),
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
+@cache
+def matrix_rate(dtype: torch.dtype) -> float:
+    """TFLOP/s of a large matrix product here: what kernels that compute can reach."""
+    factors = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, dtype=dtype, device="cuda").unbind()
+    return 2 * MATRIX_SIZE**3 / median_ms(lambda: (torch.matmul(*factors),)) / 1e9
+
+
+def _records(case: Case, times: Mapping[str, float]) -> Iterable[dict[str, object]]:
+    fastest = min((ms for name, ms in times.items() if name in case.baselines), default=None)
+    floor = max(
+        case.moved_bytes / copy_bandwidth() / 1e6, case.flops / matrix_rate(case.dtype) / 1e9
+    )
+    for name, ms in times.items():
+        yield {
+            # How many times faster than the fastest baseline.
+            "ratio": None if fastest is None else round(fastest / ms, 3),
+            "kernel": case.kernel,
+            "way": name,
+            **case.shape,
+            "dtype": str(case.dtype).removeprefix("torch."),
+            "us": round(ms * 1e3, 2),
+            # Of this time, what the device's own copy or matrix product would need.
+            "of_floor": round(floor / ms, 3),
+            "gb_per_s": round(case.moved_bytes / ms / 1e6, 1),
+            "tflop_per_s": round(case.flops / ms / 1e9, 2),
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            **commit(Path(__file__).parent),
+        }

@@ -23,6 +23,7 @@ from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attentio
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
+from sglang_prefill_ext.oneshot.rehearsal import rehearse
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.runtime.startup import STARTUP
 from sglang_prefill_ext.schedulers.board import Board
@@ -126,6 +127,8 @@ def _set_up_executor(
     )
     STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)
+    rehearse(executor, measured.budget)
+    STARTUP.mark("rehearsal")
     verdict = None
     if config.known_answers is KnownAnswers.ON:
         verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)

@@ -69,6 +69,11 @@ class PackedExecutor:
         return self._model.asynchronous
 
     @property
+    def attention(self) -> AttentionWay:
+        """How attention is computed."""
+        return self._way
+
+    @property
     def causal(self) -> bool:
         """See `Model`."""
         return self._model.causal

@@ -62,6 +62,7 @@ ZONES = {
             "oneshot.prefix_cache",
             "oneshot.prefix_policy",
             "oneshot.queue",
+            "oneshot.rehearsal",
             "oneshot.runtime",
             "oneshot.split",
             "oneshot.stats",

@@ -6,6 +6,7 @@ never checked here: that would wait for the device. Indices are checked where th
 
 from collections.abc import Sequence
 
+import torch
 import triton
 from torch import Tensor, device, dtype
 
@@ -29,13 +30,18 @@ def require(holds: bool, name: str, value: object, remedy: str) -> None:
 
 
 def check_launchable(name: str, tensor: Tensor) -> None:
-    """A kernel runs on CUDA tensors, or under Triton's interpreter."""
-    require(
-        tensor.is_cuda or triton.knobs.runtime.interpret,
-        name,
-        f"on {tensor.device}",
-        "move it to a CUDA device, or set TRITON_INTERPRET=1 before triton is imported",
-    )
+    """A kernel runs on tensors of the current CUDA device, or under Triton's interpreter.
+
+    Triton launches on the current device whatever device its tensors are on, which then are foreign
+    memory.
+    """
+    if tensor.is_cuda:
+        current = torch.cuda.current_device()
+        remedy = f"cuda:{current} is current; launch within torch.cuda.device(...) of the tensors"
+        require(tensor.device.index == current, name, f"on {tensor.device}", remedy)
+    else:
+        remedy = "move it to a CUDA device, or set TRITON_INTERPRET=1 before triton is imported"
+        require(triton.knobs.runtime.interpret, name, f"on {tensor.device}", remedy)
 
 
 def check_device(name: str, tensor: Tensor, expected: device) -> None:

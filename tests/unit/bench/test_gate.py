@@ -106,3 +106,11 @@ def test_large_logprobs_are_compared_relative_to_their_size() -> None:
     assert not compare(stock, far, TOLERANCE).holds
     stock, far = ({0: body([0.5], [value])} for value in (-9.0, -9.000_011))
     assert not compare(stock, far, TOLERANCE).holds
+
+
+def test_in_half_precision_a_logprob_may_be_off_by_the_step_of_its_logit() -> None:
+    stock, near, far = ({0: body([0.5], [value])} for value in (-20.0, -20.15, -20.17))
+    assert compare(stock, near, 2e-2).holds
+    assert not compare(stock, far, 2e-2).holds
+    stock, far = ({0: body([0.5], [value])} for value in (-1.5, -1.521))
+    assert not compare(stock, far, 2e-2).holds

@@ -121,6 +121,27 @@ def test_options_make_the_plan(app: typer.Typer, monkeypatch: pytest.MonkeyPatch
     assert plan.server_args("extension") == plan.server_args("stock")
 
 
+def test_a_model_that_is_there_is_not_made(
+    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+
+    def keep(run: ModelRun) -> None:
+        runs.append(run)
+        measured(run)
+
+    monkeypatch.setattr(ModelRun, "run", keep)
+    monkeypatch.setattr(command, "make_model", None)
+    model, out = tmp_path / "mine", tmp_path / "out"
+    options = ["--model", str(model), "--results", str(out), "--logs", str(out), "--name", "v1.0"]
+    ran = CliRunner().invoke(app, [*options, "--server-flags", "--load-format dummy"])
+    assert ran.exit_code == 0, ran.output
+    (run,) = runs
+    assert (run.preset, run.model, run.logs) == ("mine", model, out)
+    assert run.plan.args_of_both == ("--load-format", "dummy")
+    assert sorted(path.name for path in out.iterdir()) == ["v1.0.jsonl", "v1.0.png"]
+
+
 def test_a_wrong_option_is_explained(app: typer.Typer) -> None:
     ran = CliRunner().invoke(app, ["--shape", "60"])
     assert ran.exit_code == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_the_servers_differ_only_in_the_extension_arguments() -> None:
     stock, extension = plan().server_args(STOCK), plan().server_args(EXTENSION)
     assert stock == ["--dtype", "float32", *BEST_STOCK_ARGS]
     assert extension == [*stock, "--on"]
+
+
+def test_both_servers_may_have_further_arguments() -> None:
+    both = replace(plan(), args_of_both=("--load-format", "dummy"))
+    assert both.server_args(STOCK) == [*plan().server_args(STOCK), "--load-format", "dummy"]
+    assert both.server_args(EXTENSION) == [*both.server_args(STOCK), "--on"]
 
 
 @pytest.fixture

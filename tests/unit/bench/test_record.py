@@ -4,6 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from bench import record
 from bench.record import Result
 from tests.unit.bench.results import result
@@ -46,8 +48,10 @@ def test_the_commit_is_dirty_when_a_file_differs(tmp_path: Path) -> None:
     assert record.commit(tmp_path)["dirty"] is True
 
 
-def test_there_may_be_no_repository(tmp_path: Path) -> None:
+def test_there_may_be_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.commit(tmp_path) == {"commit": None, "dirty": False}
+    monkeypatch.setenv(record.COMMIT_ENV, "abc")
+    assert record.commit(tmp_path) == {"commit": "abc", "dirty": False}
 
 
 def test_the_command_names_the_module() -> None:

@@ -32,7 +32,7 @@ def run(
     (model / "config.json").write_text(json.dumps(CONFIG))
     loads = tuple(parse_load(text) for text in ("2", "50%"))
     plan = Plan(SHAPES, loads, 0.05, 2, ("--enable-prefill-only",))
-    return ModelRun("small", model, plan, lambda _: None), servers.started
+    return ModelRun("small", model, plan, lambda _: None, tmp_path), servers.started
 
 
 def test_alternates_and_measures_every_load_on_both(

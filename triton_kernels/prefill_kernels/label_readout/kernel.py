@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Triton is not to look at numbers along which no load is wide: how many rows there are would ask
+# for a compilation in mid-service.
+@triton.jit(do_not_specialize=["vocab_start", "vocab_size"])
 def label_logits_kernel(
     hidden,  # [rows, dim]
     weight,  # [vocabulary, dim]
@@ -37,7 +39,7 @@ def label_logits_kernel(
     tl.store(logits + label, tl.where(held, logit, float("-inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "vocab_size", "block_lse_stride"])
 def block_lse_kernel(
     hidden,  # [rows, dim]
     weight,  # [vocabulary, dim]

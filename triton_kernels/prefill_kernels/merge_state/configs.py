@@ -49,7 +49,6 @@ def _variant(name: str, dtype: torch.dtype, head_dim: int, parts: int) -> Varian
         "outs": (f"*{name}:16",) * parts,
         "out_strides": (strides,) * parts,
         "lses": ("*fp32:16",) * parts,
-        "lse_strides": (("i32", "i32"),) * parts,
         "merged": f"*{name}:16",
         "merged_strides": strides,
         "merged_lse": "*fp32:16",

@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+# Whether a number of pairs is a multiple of 16 must not ask for a compilation in mid-service.
+@triton.jit(do_not_specialize=["num_pairs"])
 def merge_states_kernel(
     outs,  # of each part: [tokens, heads, head_dim]
     out_strides,  # of each part: (token, head)
-    lses,  # of each part: float32 [tokens, heads]
-    lse_strides,  # of each part: (token, head)
+    lses,  # of each part: float32 [tokens, heads], contiguous
     merged,
     merged_strides,
     merged_lse,
@@ -28,20 +28,20 @@ def merge_states_kernel(
 
     largest = tl.full((BLOCK_PAIRS,), float("-inf"), tl.float32)
     for i in tl.static_range(len(lses)):
-        lse = _load_lse(lses[i], lse_strides[i], token, head, in_range)
+        lse = _load_lse(lses[i], pair, in_range)
         largest = tl.maximum(largest, lse, propagate_nan=tl.PropagateNan.ALL)
     # Where every part is empty, subtracting 0 leaves each a weight of exp(-inf) = 0.
     shift = tl.where(largest == float("-inf"), 0.0, largest)
 
     total = tl.zeros((BLOCK_PAIRS,), tl.float32)
     for i in tl.static_range(len(lses)):
-        total += tl.exp(_load_lse(lses[i], lse_strides[i], token, head, in_range) - shift)
+        total += tl.exp(_load_lse(lses[i], pair, in_range) - shift)
     empty = total == 0.0
     divisor = tl.where(empty, 1.0, total)
 
     acc = tl.zeros((BLOCK_PAIRS, BLOCK_DIM), tl.float32)
     for i in tl.static_range(len(outs)):
-        lse = _load_lse(lses[i], lse_strides[i], token, head, in_range)
+        lse = _load_lse(lses[i], pair, in_range)
         weight = (tl.exp(lse - shift) / divisor)[:, None]
         # A part of weight zero may hold anything, NaN included: it is not read.
         used = (weight != 0.0) & (dim < HEAD_DIM)
@@ -59,6 +59,5 @@ def merge_states_kernel(
 
 
 @triton.jit
-def _load_lse(lse, strides, token, head, in_range):
-    offsets = token * strides[0] + head * strides[1]
-    return tl.load(lse + offsets, mask=in_range, other=float("-inf"))
+def _load_lse(lse, pair, in_range):
+    return tl.load(lse + pair, mask=in_range, other=float("-inf"))

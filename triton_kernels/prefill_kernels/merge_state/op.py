@@ -92,8 +92,7 @@ def merge_states(
         merge_states_kernel[(triton.cdiv(lse.numel(), config.block_pairs),)](
             tuple(outs),
             tuple(part.stride()[:2] for part in outs),
-            tuple(lses),
-            tuple(part_lse.stride() for part_lse in lses),
+            tuple(map(_dense, lses)),
             out,
             out.stride()[:2],
             lse,
@@ -107,6 +106,17 @@ def merge_states(
             num_stages=1,
         )
     return out, lse
+
+
+def _dense(lse: Tensor) -> Tensor:
+    """The same numbers where the kernel wants them; a copy of what a library or a slice is.
+
+    Triton would compile the kernel again for other strides, and for a slice that begins at an
+    address which is no multiple of 16.
+    """
+    if lse.is_contiguous() and lse.data_ptr() % 16 == 0:
+        return lse
+    return lse.clone(memory_format=torch.contiguous_format)
 
 
 def _check_out(name: str, part: Tensor, like: Tensor) -> None:

@@ -1,0 +1,95 @@
+"""Forwards of every kind, run before the first request; pure.
+
+A Triton kernel is compiled when it is first launched in some form, which takes seconds: with a
+held prefix or without one, in one launch or merged, with few rows or many. Each of them is tried
+here, in the model's own layers, so that no request waits for a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.flight import Executor
+from sglang_prefill_ext.oneshot.planner import plan_forward
+from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+
+
+class Scene(NamedTuple):
+    """A request with rows of one token that takes two forwards: its prefix is fresh, then held.
+
+    Attributes:
+        prefix: tokens of the prefix; fewer where prompts cannot be so long.
+        tokens: of the request.
+        forward: most tokens of a forward.
+    """
+
+    prefix: int
+    tokens: int
+    forward: int
+
+
+SMALL = Scene(prefix=64, tokens=256, forward=128)
+"""Each kind of read-out has its own launch: 64 rows are few for it, and 128 are many."""
+
+LARGE = Scene(prefix=2048, tokens=16_384, forward=8192)
+"""AUTO merges both forwards, and also those of half the size where a forward may have no more."""
+
+
+class Rehearsed(Executor, Protocol):
+    """What is asked of an executor besides."""
+
+    @property
+    def attention(self) -> AttentionWay:
+        """How it computes attention."""
+        ...
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """See `Model`."""
+        ...
+
+    @property
+    def vector_width(self) -> int:
+        """See `Model`."""
+        ...
+
+
+def rehearse(executor: Rehearsed, budget: ForwardBudget) -> None:
+    """Run forwards of every kind that requests within the budget can ask for.
+
+    Torch compiles nothing, and prompts that share no prefix have one kind of forward, which has run
+    when a budget was measured.
+
+    Raises:
+        RuntimeError: what `PackedExecutor.launch` raises.
+    """
+    if executor.attention is AttentionWay.TORCH or not executor.causal:
+        return
+    for scene in (SMALL, LARGE) if executor.attention is AttentionWay.AUTO else (SMALL,):
+        limit = replace(budget, max_tokens=min(scene.forward, budget.max_tokens))
+        held: Sequence[Any] = [None]
+        for piece in split_request(_request(scene, executor), limit):
+            completion = executor.launch(plan_forward([piece]), held, [None])
+            completion.wait()
+            held = completion.held
+
+
+def _request(scene: Scene, executor: Rehearsed) -> PackedRows:
+    prefix = scene.prefix
+    if executor.longest_prompt is not None:
+        prefix = min(prefix, executor.longest_prompt - 1)
+    return PackedRows(
+        np.zeros(scene.tokens, np.int32),
+        prefix,
+        int_array([1] * (scene.tokens - prefix)),
+        int_array([] if executor.vector_width else [0]),
+        NO_INTS,
+        vector_width=executor.vector_width,
+    )

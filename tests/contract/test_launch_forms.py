@@ -1,0 +1,158 @@
+"""No request waits for a compiler: all forms of the kernels were launched before the first one.
+
+Triton compiles a kernel again for every new combination of its constants, of types, and of what it
+notices of the arguments: a pointer or a number that is a multiple of 16, a number that is 1. Here a
+launch computes nothing, and only its form on Hopper is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prefill_kernels.compilation import HOPPER
+from prefill_kernels.label_readout import kernel as label_readout
+from prefill_kernels.merge_state import kernel as merge_state
+from prefill_kernels.shared_prefix_attention import kernel as attention
+from torch import Tensor
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.libraries import LIBRARIES
+from sglang_prefill_ext.attention.variant import AttentionVariant
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.model import Attend
+from sglang_prefill_ext.oneshot.planner import plan_forward
+from sglang_prefill_ext.oneshot.rehearsal import rehearse
+from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from tests.unit.oneshot.tiny_model import HIDDEN, LAYERS, TinyModel
+
+KERNELS = (
+    attention.attention_kernel,
+    merge_state.merge_states_kernel,
+    label_readout.label_logits_kernel,
+    label_readout.block_lse_kernel,
+)
+BUDGET = ForwardBudget(16_384)
+WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3]
+VARIANTS = (AttentionVariant(), AttentionVariant(soft_cap=50.0, window=100))
+"""Of the layers; as many as there are."""
+
+
+class Projections(TinyModel):
+    """Queries, keys and values as a model projects them, of zeros, and an output head.
+
+    Seven heads, as the smallest Qwen2 has on each of two ranks: their number divides nothing.
+    """
+
+    heads = HeadShape(7, 1, 64, 64)
+    dtype = torch.bfloat16
+
+    def _run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        attend: Attend,
+        overrides: object,
+        cut: int | None,
+    ) -> Tensor:
+        del positions, overrides
+        for layer, variant in zip(range(LAYERS), VARIANTS, strict=True):
+            projected = torch.zeros(len(token_ids), 9 * 64, dtype=self.dtype)
+            q, k, v = projected.split([7 * 64, 64, 64], dim=1)
+            q = q[read_at] if layer == cut else q
+            heads = (q.view(-1, 7, 64), k.view(-1, 1, 64), v.view(-1, 1, 64))
+            attend(layer, LayerInputs(*heads, scale=0.125, variant=variant))
+        return torch.zeros(len(read_at), HIDDEN, dtype=self.dtype)
+
+    def head_weight(self) -> Tensor:
+        return torch.zeros(self.vocab_size, HIDDEN, dtype=self.dtype)
+
+
+class Forms:
+    """The forms in which kernels were launched."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: set[str] = set()
+        patch.setenv("TRITON_INTERPRET", "1")  # the checks of arguments let a CPU's tensors pass
+        for kernel in KERNELS:
+            patch.setattr(kernel, "run", self._noting(kernel))
+
+    def _noting(self, kernel: Any) -> Any:
+        form_of = create_function_from_signature(
+            kernel.signature, kernel.params, make_backend(HOPPER)
+        )
+
+        def note(*args: object, grid: object, warmup: bool, **kwargs: object) -> None:
+            _, form, options = form_of(*args, **kwargs)
+            self.seen.add(f"{kernel.fn.__name__} {form} {options}")
+
+        return note
+
+
+def whole_prefix(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """A library's kernel, whose log-sum-exp is `[heads, tokens]`."""
+    del k, scale
+    return q.new_zeros(*q.shape[:2], v.shape[2]), torch.zeros(q.shape[1], len(q)).T
+
+
+def run(executor: PackedExecutor, rows: PackedRows, budget: ForwardBudget) -> None:
+    held: Sequence[Any] = [None]
+    for piece in split_request(rows, budget):
+        held = executor.launch(plan_forward([piece]), held, [None]).held
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> PackedRows:
+    prefix = draw(st.integers(0, 20) | st.integers(1024, 5000))
+    lens = draw(st.lists(st.integers(1, 5), min_size=1, max_size=90))
+    lens += [draw(st.integers(1, 20))] * draw(st.integers(0, 300))
+    labels = int_array(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
+    tokens = np.zeros(prefix + sum(lens), np.int32)
+    normalised = draw(st.booleans())
+    return PackedRows(tokens, prefix, int_array(lens), labels, NO_INTS, normalised=normalised)
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=str)
+def rehearsed(request: pytest.FixtureRequest) -> Any:
+    """A server's executor that has been through its rehearsal, and the forms that it launched."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, whole_prefix)
+        forms = Forms(patch)
+        executor = PackedExecutor(Projections(), readout_bytes=1 << 20, attention=request.param)
+        rehearse(executor, BUDGET)
+        yield executor, forms
+
+
+@given(rows=requests(), max_tokens=st.integers(300, BUDGET.max_tokens))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_no_request_launches_a_form_that_was_not_rehearsed(
+    rehearsed: tuple[PackedExecutor, Forms], rows: PackedRows, max_tokens: int
+) -> None:
+    executor, forms = rehearsed
+    before = set(forms.seen)
+    run(executor, rows, ForwardBudget(max_tokens))
+    assert forms.seen - before == set()
+
+
+def test_a_new_form_is_noticed(rehearsed: tuple[PackedExecutor, Forms]) -> None:
+    executor, forms = rehearsed
+    before = set(forms.seen)
+    rows = PackedRows(np.zeros(9, np.int32), 4, int_array([5]), int_array([0]), NO_INTS)
+    one_more = AttentionVariant(window=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{__name__}.VARIANTS", (one_more, one_more))
+        run(executor, rows, BUDGET)
+    assert forms.seen - before
+    forms.seen = before

@@ -1,0 +1,35 @@
+"""Where a kernel may be launched; no memory is touched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+from prefill_kernels.errors import KernelArgumentError, check_launchable
+from torch._subclasses import FakeTensorMode
+
+
+@pytest.fixture
+def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """A tensor on the second of two CUDA devices, which need not be there."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with FakeTensorMode():
+        return torch.empty(3, device="cuda:1")
+
+
+def test_tensors_of_another_device_than_the_current_one_are_refused(
+    second_device: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KernelArgumentError, match=r"q is on cuda:1: cuda:0 is current; launch"):
+        check_launchable("q", second_device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    check_launchable("q", second_device)
+
+
+def test_a_cpu_is_for_the_interpreter_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert not triton.knobs.runtime.interpret
+    with pytest.raises(KernelArgumentError, match="q is on cpu: move it to a CUDA device"):
+        check_launchable("q", torch.empty(3))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    check_launchable("q", torch.empty(3))

@@ -1,0 +1,120 @@
+"""Every kind of forward that requests can ask for is among those that are rehearsed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.attention.way import kernel_way
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.rehearsal import LARGE, rehearse
+from tests.unit.attention.strategies import layout
+from tests.unit.oneshot.jobs import IdleExecutor
+
+Kind = tuple[AttentionWay, bool]
+
+
+class Stage(IdleExecutor):
+    """Computes nothing, in the way of its attention, and keeps what a forward is to leave."""
+
+    def __init__(self, attention: AttentionWay, longest_prompt: int | None = None) -> None:
+        self.attention = attention
+        self.longest_prompt = longest_prompt  # type: ignore[assignment]
+        self.plans: list[ForwardPlan] = []
+        super().__init__(self.plans.append)
+
+    def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Any:
+        assert [source is not None for source in held] == [g.held > 0 for g in plan.layout.groups]
+        completion: Any = super().launch(plan, held, stores)
+        completion.held = [object() if hold else None for hold in plan.hold]
+        return completion
+
+
+def kind_of(forward: ForwardLayout, asked: AttentionWay) -> Kind:
+    return kernel_way(asked, forward), any(group.held for group in forward.groups)
+
+
+def rehearsed(
+    budget: ForwardBudget,
+    attention: AttentionWay = AttentionWay.AUTO,
+    longest_prompt: int | None = None,
+) -> list[ForwardLayout]:
+    stage = Stage(attention, longest_prompt)
+    rehearse(stage, budget)
+    assert all(budget.fits(plan.num_tokens, plan.num_reads) for plan in stage.plans)
+    return [plan.layout for plan in stage.plans]
+
+
+@given(
+    max_tokens=st.integers(1, 20_000),
+    longest_prompt=st.none() | st.integers(1250, 4000),
+    held=st.just(0) | st.integers(1, 20_000),
+    fresh=st.just(0) | st.integers(1, 20_000),
+    rows=st.integers(1, 20_000),
+    row_tokens=st.integers(1, 3),
+)
+@example(4096, None, 0, 2048, 2048, 1)
+@example(256, None, 5000, 0, 256, 1)
+@example(8192, 1250, 0, 1249, 6943, 1)
+def test_the_kind_of_any_forward_was_tried(
+    max_tokens: int, longest_prompt: int | None, held: int, fresh: int, rows: int, row_tokens: int
+) -> None:
+    longest = longest_prompt or 100_000
+    held, row_tokens = min(held, longest - 1), min(row_tokens, max_tokens)
+    fresh = min(fresh, max_tokens - row_tokens, longest - held - row_tokens)
+    rows = min(rows, (max_tokens - max(0, fresh)) // row_tokens)
+    forward = layout((held, max(0, fresh), *[row_tokens] * rows))
+    kinds = {
+        kind_of(each, AttentionWay.AUTO)
+        for each in rehearsed(ForwardBudget(max_tokens), longest_prompt=longest_prompt)
+    }
+    assert kind_of(forward, AttentionWay.AUTO) in kinds
+
+
+def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
+    small, held_small, large, held_large = rehearsed(ForwardBudget(16_384))
+    assert [small.num_rows, held_small.num_rows] == [64, 128]
+    for fresh, held in ((small, held_small), (large, held_large)):
+        assert fresh.groups[0].fresh == held.groups[0].held > 0
+        assert held.groups[0].fresh == 0
+
+
+@pytest.mark.parametrize("asked", [AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3])
+def test_a_way_that_does_not_depend_on_the_size_needs_no_large_forward(asked: AttentionWay) -> None:
+    forwards = rehearsed(ForwardBudget(16_384), asked)
+    assert [kind_of(each, asked) for each in forwards] == [(asked, False), (asked, True)]
+
+
+def test_memory_bounds_the_forwards() -> None:
+    budget = ForwardBudget(16_384, max_bytes=10_000, bytes_per_token=10, bytes_per_row=20)
+    assert sum(each.num_tokens for each in rehearsed(budget)) == LARGE.tokens + 256
+
+
+def test_prompts_are_no_longer_than_they_can_be() -> None:
+    forwards = rehearsed(ForwardBudget(16_384), longest_prompt=100)
+    assert max(int(each.positions().max()) for each in forwards) == 99
+
+
+def test_vectors_are_read_where_the_model_makes_them() -> None:
+    stage = Stage(AttentionWay.FUSED)
+    stage.vector_width = 3
+    rehearse(stage, ForwardBudget(1000))
+    assert {int(plan.label_lens.max()) for plan in stage.plans} == {3}
+
+
+def test_nothing_is_compiled_without_kernels() -> None:
+    assert rehearsed(ForwardBudget(1000), AttentionWay.TORCH) == []
+
+
+def test_prompts_without_a_prefix_have_one_kind() -> None:
+    stage = Stage(AttentionWay.AUTO)
+    stage.causal = False
+    rehearse(stage, ForwardBudget(1000))
+    assert stage.plans == []
