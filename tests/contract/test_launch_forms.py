@@ -30,7 +30,7 @@ from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.model import Attend
+from sglang_prefill_ext.oneshot.model import Attend, ProductHead
 from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.rehearsal import rehearse
 from sglang_prefill_ext.oneshot.split import split_request
@@ -76,8 +76,8 @@ class Projections(TinyModel):
             attend(layer, LayerInputs(*heads, scale=0.125, variant=variant))
         return torch.zeros(len(read_at), HIDDEN, dtype=self.dtype)
 
-    def head_weight(self) -> Tensor:
-        return torch.zeros(self.vocab_size, HIDDEN, dtype=self.dtype)
+    def product_head(self) -> ProductHead:
+        return ProductHead(torch.zeros(self.vocab_size, HIDDEN, dtype=self.dtype))
 
 
 class Forms:
