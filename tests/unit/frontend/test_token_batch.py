@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,6 +81,15 @@ def test_every_call_gets_the_answer_that_it_gets_alone(
 
 def call(prompt: list[int], start: int | None) -> TokenCall:
     return TokenCall(int_array(prompt), start, 0, None, generates=False)
+
+
+def test_calls_that_draw_share_no_request_with_others() -> None:
+    draw = Sampling.one(temperature=1.0, top_p=1.0, min_p=0.0, top_k=4, seed=1, biases={})
+    plain = call([1, 2], None)
+    assert [ReadKind.of(each).draws for each in (plain, replace(plain, sampling=draw))] == [
+        False,
+        True,
+    ]
 
 
 def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:
