@@ -83,6 +83,13 @@ def call(prompt: list[int], start: int | None) -> TokenCall:
     return TokenCall(int_array(prompt), start, 0, None, generates=False)
 
 
+@pytest.mark.parametrize("start", [None, 0])
+def test_calls_are_computed_with_their_adapter(start: int | None) -> None:
+    asked = replace(call([1, 2, 3], start), token_ids=(4,), adapter="a")
+    (group,) = pack_calls([asked], ReadKind.of(asked), caching=False)
+    assert group.rows.adapter == "a"
+
+
 def test_calls_that_draw_share_no_request_with_others() -> None:
     draw = Sampling.one(temperature=1.0, top_p=1.0, min_p=0.0, top_k=4, seed=1, biases={})
     plain = call([1, 2], None)
