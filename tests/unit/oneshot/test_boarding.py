@@ -112,6 +112,7 @@ def test_parts_of_a_prefix_and_rows_without_one_leave_the_cache_alone() -> None:
         assert Boarding([divided], cache).held == [divided.held]
     boarding = Boarding([bare], cache)
     assert boarding.held == boarding.stores == [None]
+    assert boarding.cached(bare.piece) == 0
     assert cache.begun == []
 
 
