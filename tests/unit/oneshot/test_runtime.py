@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -405,6 +406,20 @@ def test_a_gpu_computes_one_forward_while_the_next_is_prepared() -> None:
         in_flight.append(len(simulation.executor.in_flight))
     assert in_flight == [1, 1, 0]
     assert simulation.results[0].status is JobStatus.OK
+
+
+def test_waiting_is_told_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now_s, now_s=1.0)
+    for module in ("forwards", "job", "runtime"):
+        monkeypatch.setattr(f"sglang_prefill_ext.oneshot.{module}.time", clock)
+    simulation = Simulation(StubExecutor(asynchronous=True))
+    simulation.submit(REQUEST)
+    for now_s in (3.0, 4.0, 9.0):  # launches; launches and collects; collects
+        clock.now_s = now_s
+        simulation.step()
+    result, stats = simulation.results[0], simulation.runtime.stats
+    assert (result.queue_ms, result.compute_ms) == (2_000.0, 6_000.0)
+    assert stats.busy_s == 6.0
 
 
 def test_waiting_requests_share_a_forward_and_the_prefix() -> None:
