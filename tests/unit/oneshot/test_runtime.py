@@ -590,9 +590,13 @@ def test_a_measured_pace_counts_only_while_more_waits_than_a_forward_takes() -> 
 
 
 def test_an_unknown_pace_delays_no_deadline() -> None:
-    runtime = Simulation(StubExecutor(asynchronous=False), POLICY).runtime
-    assert runtime.deadline_pace == math.inf
+    simulation = Simulation(StubExecutor(asynchronous=False), POLICY)
+    runtime = simulation.runtime
     assert not runtime.overdue(1e15)
+    for _ in range(3):  # more than a forward takes
+        simulation.submit(SMALL, deadline_ms=1_000.0)
+    assert runtime.deadline_pace == math.inf
+    assert [runtime.overdue(now_ms) for now_ms in (1_000.0, 1_001.0)] == [False, True]
 
 
 @pytest.mark.parametrize(
