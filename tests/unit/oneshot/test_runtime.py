@@ -535,6 +535,16 @@ def test_an_abort_reaches_all_jobs_whose_id_starts_alike() -> None:
     simulation.finish()
 
 
+def test_a_job_that_flies_and_waits_is_aborted_once() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=True))
+    simulation.submit(REQUEST)
+    simulation.step()
+    assert (simulation.runtime.in_flight, simulation.runtime.waiting_jobs) == (1, 1)
+    simulation.abort(0)
+    assert simulation.answered_together == [1]
+    simulation.finish()
+
+
 def test_waiting_jobs_start_over_on_demand() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
     simulation.submit(REQUEST)
