@@ -73,7 +73,9 @@ def test_every_call_gets_the_answer_that_it_gets_alone(
         assert answer.token == (token if call.generates else None)
         if call.generates:
             assert answer.output_token_logprobs_val == [float(last[token])]
+            assert answer.output_token_logprobs_idx == [token]
         assert answer.output_token_ids_logprobs_val == [last[list(call.token_ids or ())].tolist()]
+        assert answer.output_token_ids_logprobs_idx == [list(call.token_ids or ())]
         order = np.argsort(-last, kind="stable")[: call.num_top]
         assert answer.output_top_logprobs_idx == [order.tolist()]
         assert answer.output_top_logprobs_val == [last[order].tolist()]
