@@ -96,17 +96,19 @@ def _tiles(layout: ForwardLayout, window: int, queries: NDArray[np.int64]) -> It
 def _calls(tiles: Iterator[_Tile]) -> Iterator[list[_Tile]]:
     """Tiles of similar size, padded as far as that is cheaper than one more call."""
     call: list[_Tile] = []
-    pairs = 0
+    pairs = most_queries = 0
     for tile in sorted(tiles, key=lambda tile: (-tile.keys.size, -tile.queries.size)):
-        pairs += tile.queries.size * tile.keys.size
-        most_queries = max(other.queries.size for other in (*call[:1], tile))
+        own_pairs = tile.queries.size * tile.keys.size
+        # A tile with fewer keys may have more queries than all before it.
+        most_queries = max(most_queries, tile.queries.size)
         if call:
             longest = call[0].keys.size
             padded = (len(call) + 1) * most_queries * longest
-            if padded - pairs > CALL_PAIRS or (len(call) + 1) * longest > CALL_KEYS:
+            if padded - pairs - own_pairs > CALL_PAIRS or (len(call) + 1) * longest > CALL_KEYS:
                 yield call
-                call, pairs = [], tile.queries.size * tile.keys.size
+                call, pairs, most_queries = [], 0, tile.queries.size
         call.append(tile)
+        pairs += own_pairs
     if call:
         yield call
 

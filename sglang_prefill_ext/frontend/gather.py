@@ -22,7 +22,7 @@ class _Batch(Generic[Item, Answer]):
     Attributes:
         answers: one an item, in order; its own failure where it has one.
         callers: calls that still wait for the batch.
-        start: when the batch is started at the latest; None once it was.
+        start: when the batch is started at the latest; None where it does not gather.
         work: serves the batch; None before it has started.
     """
 
@@ -140,6 +140,5 @@ class Gatherer(Generic[Item, Answer]):
     def _stop_gathering(self, kind: Hashable, batch: _Batch[Item, Answer]) -> None:
         if batch.start is not None:
             batch.start.cancel()
-            batch.start = None
         if self._gathering.get(kind) is batch:
             del self._gathering[kind]

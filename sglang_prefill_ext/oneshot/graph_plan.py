@@ -19,7 +19,7 @@ SMALLEST_TOKENS = 16
 """Still smaller graphs would save less than their memory is worth."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """The size of a graph: forwards up to it are padded to it.
 

@@ -166,6 +166,29 @@ async def test_a_message_that_cannot_be_taken_keeps_none_from_coming(path: Path)
     assert [str(failure) for failure in failures] == ["bad", "bad"]
 
 
+async def test_what_came_before_the_mailbox_is_taken(path: Path) -> None:
+    inbox = Inbox()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    with context.socket(zmq.SocketType.PAIR) as receiver:
+        receiver.bind(f"ipc://{path}")
+        with context.socket(zmq.SocketType.PAIR) as sender:
+            sender.connect(f"ipc://{path}")
+            sender.send(b"early")
+            assert receiver.poll(10_000)
+            box = Mailbox(receiver, inbox)  # whose descriptor has told already
+            assert await inbox.wait_for(1) == [[b"early"]]
+            box.close(linger_ms=0)
+
+
+async def test_what_is_sent_once_closed_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    sender = Mailbox(context.socket(zmq.SocketType.DEALER), lambda _: None)
+    sender.close(linger_ms=0)
+    sender.send(b"late")
+    await asyncio.sleep(0.01)
+    assert not caplog.records
+
+
 async def test_a_closed_one_takes_nothing_more(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,6 +87,7 @@ def _visible(batch: TileBatch) -> np.ndarray:
 @given(layouts() | whole_prompts())
 @example(layout((300, 40, 30, 30, 1), (0, 300, 80, 70), (10, 0, 5)))
 @example(layout((0, 60, *[2] * 50), (0, 61, *[2] * 50), (20, 50, *[3] * 9)))
+@example(layout((1, 0, 600, 5), (0, 1, 600, 600)))
 @example(layout((0, 600, 5, 5), (700, 600), (600, 0, 600, 600), (9, 0, 600, 600)))
 def test_every_token_sees_what_it_should_once(forward: ForwardLayout) -> None:
     assert _planned(forward, plan_attention(forward)) == _expected(forward)

@@ -56,6 +56,11 @@ def test_a_small_group_is_one_tile() -> None:
     assert block.outside == 0
 
 
+def test_a_small_group_whose_mask_costs_more_than_a_call_is_divided() -> None:
+    prefix, rows = cut_group(group(0, 128, 64, 64), START)
+    assert _shapes((prefix, rows)) == [[(128,)], [(64,), (64,)]]
+
+
 def test_a_small_group_behind_a_held_prefix_copies_it_once() -> None:
     (block,) = cut_group(group(40, 60, *[2] * 50), START)
     assert block.outside == 40

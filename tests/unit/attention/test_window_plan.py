@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.attention import window_plan
+from sglang_prefill_ext.attention.tiling import CALL_PAIRS
 from sglang_prefill_ext.attention.window_plan import NEVER, plan_windowed
+from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from tests.unit.attention.strategies import layout, layouts
 
@@ -47,6 +51,22 @@ def test_the_keys_of_every_query(forward: ForwardLayout, window: int, data: st.D
     assert seen == {i: prompts[t][-window - 1 :] for i, t in enumerate(tokens_asked)}
 
 
+@given(forward=layouts(), window=st.integers(0, 200))
+@example(layout((0, 0, 65, *[1] * 9)), 64)
+def test_padding_costs_less_than_the_calls_it_saves(forward: ForwardLayout, window: int) -> None:
+    for batch in plan_windowed(forward, window):
+        tiles, most_queries = batch.query_index.shape
+        queries = [len(set(tile)) for tile in batch.query_index.tolist()]
+        keys = (batch.key_position < NEVER).sum(axis=1)
+        padded = tiles * most_queries * batch.key_index.shape[1]
+        assert padded - np.dot(queries, keys) <= CALL_PAIRS
+
+
+def test_windows_of_whole_prompts_are_refused() -> None:
+    with pytest.raises(PackingError, match="sliding window"):
+        plan_windowed(replace(layout((0, 0, 3)), causal=False), 2)
+
+
 def test_memory_of_a_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_plan, "CALL_KEYS", 300)
     forward = layout((0, 100, *[20] * 30), (0, 0, 400))
@@ -56,6 +76,6 @@ def test_memory_of_a_call_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_of_one_length_are_one_call() -> None:
-    (batch,) = plan_windowed(layout((0, 0, *[20] * 30)), 50)
-    assert batch.query_index.shape == batch.key_index.shape == (30, 20)
+    (batch,) = plan_windowed(layout((0, 0, *[20] * 60)), 50)
+    assert batch.query_index.shape == batch.key_index.shape == (60, 20)
     assert (batch.key_position < NEVER).all()

@@ -43,6 +43,16 @@ def test_scores_without_log_probabilities() -> None:
     assert scores.prompt_tokens == 14
 
 
+def test_log_probabilities_are_joined_like_scores() -> None:
+    parts = [
+        {"scores": [[0.5]], "token_logprobs": [[-value]], "usage": {"prompt_tokens": 7}}
+        for value in (1.0, 2.0)
+    ]
+    found = join_scores([read_scores(part, 1) for part in parts]).token_logprobs
+    assert found is not None
+    assert found.tolist() == [[-1.0], [-2.0]]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -96,6 +106,7 @@ def test_every_status_has_its_error(status: int, kind: type[PrefillExtError], re
     assert type(error) is kind
     assert str(error).startswith(f"/v1/score with 1 item: HTTP {status}: why")
     assert remedy in str(error)
+    assert ("api_key" in str(error)) == (status == 401)
     if isinstance(error, ServerRefusedError):
         assert (error.status, error.message) == (status, "why")
 

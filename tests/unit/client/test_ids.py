@@ -24,6 +24,21 @@ def test_an_array_that_is_int32_is_not_copied() -> None:
     assert token_ids("query", [], dimensions=(1,)).dtype == np.int32
 
 
+@pytest.mark.parametrize("ids", [[1.5], "1", [None], [[[1]]], [[1], [2, 3]]], ids=str)
+@pytest.mark.parametrize(("dimensions", "rows"), [((1,), ""), ((1, 2), " or equally long lists.*")])
+def test_what_is_no_list_of_token_ids_is_refused(
+    ids: Any, dimensions: tuple[int, ...], rows: str
+) -> None:
+    with pytest.raises(RequestError, match=rf"query: .* is not a list of token ids{rows}\. Token"):
+        token_ids("query", ids, dimensions)
+
+
+def test_lists_of_token_ids_are_taken_where_they_may_be() -> None:
+    assert token_ids("prompts", [[1, 2]], dimensions=(1, 2)).tolist() == [[1, 2]]
+    with pytest.raises(RequestError, match="prompts"):
+        token_ids("prompts", [[1, 2]], dimensions=(1,))
+
+
 @pytest.mark.parametrize("ids", [[2**31], [-(2**31) - 1], np.array([2**40])])
 def test_what_does_not_fit_is_refused_by_name(ids: Any) -> None:
     with pytest.raises(RequestError, match=r"query: .* does not fit into 32 bits"):

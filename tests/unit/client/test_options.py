@@ -38,3 +38,7 @@ def test_nothing_special_needs_no_header() -> None:
 def test_a_timeout_that_no_server_takes_is_refused(timeout_s: float) -> None:
     with pytest.raises(RequestError, match=r"timeout_s: .*Leave it out"):
         Options(timeout_s=timeout_s)
+
+
+def test_a_timeout_may_be_short() -> None:
+    assert Options(timeout_s=0.001).timeout_s == 0.001

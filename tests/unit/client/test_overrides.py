@@ -31,6 +31,11 @@ def test_each_part_has_the_embeddings_of_its_items(items: Any) -> None:
         assert taken == ROWS[part].tolist()
 
 
+def test_a_query_may_have_embeddings_alone() -> None:
+    fields = EmbedOverrides(7, query=ROWS[0]).fields(slice(0, 3), 3)
+    assert fields.keys() == {"embed_override_token_id", "query_embed_overrides"}
+
+
 def test_halves_are_sent_as_such_and_doubles_as_singles() -> None:
     for sent, arrives in (("f2", "float16"), ("f4", "float32"), ("f8", "float32")):
         overrides = EmbedOverrides(7, items=[None, ROWS[1].astype(sent)])

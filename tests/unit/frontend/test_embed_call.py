@@ -70,6 +70,8 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
     ):
         assert reason_of(request(**fields)) is None
         assert embed_call_of(request(**fields)).positional == [at]
+    some = request(input_ids=[[1, 2], [3]], positional_embed_overrides=[at, None])
+    assert reason_of(some) is None
     for fields in (
         {"text": "a", "positional_embed_overrides": at},
         {"input_ids": [1], "positional_embed_overrides": at},

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -39,6 +41,10 @@ class Server:
 
     def gatherer(self, max_items: int = 8, max_wait_s: float = LONG_S) -> Gatherer[int, int]:
         return Gatherer(self, max_items=max_items, max_wait_s=max_wait_s)
+
+
+async def _echo(_: object, items: list[int]) -> list[int]:
+    return items
 
 
 async def _settle() -> None:
@@ -146,7 +152,43 @@ async def test_who_leaves_early_takes_nobody_along(monkeypatch: pytest.MonkeyPat
     assert await staying == [10]
 
 
-async def test_a_batch_ends_with_its_last_call() -> None:
+async def test_calls_gather_until_every_batch_is_served() -> None:
+    doors = [asyncio.Event(), asyncio.Event()]
+    started: list[list[int]] = []
+
+    async def serve(_: object, items: list[int]) -> list[int]:
+        started.append(list(items))
+        if len(started) <= len(doors):
+            await doors[len(started) - 1].wait()
+        return items
+
+    gatherer = Gatherer(serve, max_items=2, max_wait_s=LONG_S)
+    first, second = (asyncio.create_task(gatherer.ask("a", [n, n])) for n in (1, 2))
+    await until(lambda: len(started) == 2)
+    doors[0].set()
+    assert await first == [1, 1]
+    third = asyncio.create_task(gatherer.ask("a", [3]))
+    await _settle()
+    assert started == [[1, 1], [2, 2]]
+    doors[1].set()
+    assert await asyncio.gather(second, third) == [[2, 2], [3]]
+
+
+async def test_a_kind_is_forgotten_once_it_was_served() -> None:
+    class Kind:
+        """Can be referred to weakly."""
+
+    kind = Kind()
+    forgotten = weakref.ref(kind)
+    gatherer = Gatherer(_echo, max_items=8, max_wait_s=LONG_S)
+    assert await gatherer.ask(kind, [1]) == [1]
+    del kind
+    await _settle()
+    gc.collect()
+    assert forgotten() is None
+
+
+async def test_a_batch_ends_with_its_last_call(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(open_at_once=False)
     gatherer = server.gatherer()
     first, second = (asyncio.create_task(gatherer.ask("a", [item])) for item in (1, 2))
@@ -158,6 +200,7 @@ async def test_a_batch_ends_with_its_last_call() -> None:
     second.cancel()
     await _settle()
     assert (server.batches, server.cancelled) == ([("a", [1, 2])], 1)
+    assert not caplog.records, "the event loop has no complaints"
     server.open.set()
     assert await gatherer.ask("a", [4]) == [40]
 

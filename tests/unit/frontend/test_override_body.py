@@ -113,6 +113,7 @@ GOOD = form(ONE)
         (GOOD | {"shape": [-1, -2]}, r"\.shape: \[-1, -2\]"),
         (GOOD | {"shape": [1.0, 2]}, r"\.shape: \[1\.0, 2\]"),
         (GOOD | {"shape": "12"}, r"\.shape: '12'"),
+        (GOOD | {"shape": 2}, r"\.shape: 2 is not"),
         (GOOD | {"shape": [0, 2**63], "data": ""}, r"\.shape: \[0, 9223372036854775808\]"),
         (GOOD | {"shape": [3, 2]}, r"\.data: 4 bytes for the shape \[3, 2\] of float16.* 12\."),
         (GOOD | {"data": "****"}, r"\.data: not base64"),

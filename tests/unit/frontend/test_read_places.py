@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.frontend.read_places import ReadPlaces, places_of
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.read_places import ReadPlaces, anchors_of, places_of
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -30,3 +32,10 @@ def test_a_prompt_is_read_at_its_places_and_between(
 
 def test_a_token_is_found_wherever_it_stands() -> None:
     assert places_of([[7, 1, 7], [], [1]], 7) == [[0, 2], [], []]
+
+
+def test_anchors_stand_in_every_item_and_not_in_the_query() -> None:
+    assert anchors_of([1], [[1, 7, 2, 7], [1, 7]], 7) == [[1, 3], [1]]
+    for query, prompts in (([7], [[7, 7]]), ([1], [[1, 7], [1, 2]])):
+        with pytest.raises(StockPathTaken, match="unusual_input"):
+            anchors_of(query, prompts, 7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -71,7 +73,9 @@ def test_every_call_gets_the_answer_that_it_gets_alone(
         assert answer.token == (token if call.generates else None)
         if call.generates:
             assert answer.output_token_logprobs_val == [float(last[token])]
+            assert answer.output_token_logprobs_idx == [token]
         assert answer.output_token_ids_logprobs_val == [last[list(call.token_ids or ())].tolist()]
+        assert answer.output_token_ids_logprobs_idx == [list(call.token_ids or ())]
         order = np.argsort(-last, kind="stable")[: call.num_top]
         assert answer.output_top_logprobs_idx == [order.tolist()]
         assert answer.output_top_logprobs_val == [last[order].tolist()]
@@ -79,6 +83,22 @@ def test_every_call_gets_the_answer_that_it_gets_alone(
 
 def call(prompt: list[int], start: int | None) -> TokenCall:
     return TokenCall(int_array(prompt), start, 0, None, generates=False)
+
+
+@pytest.mark.parametrize("start", [None, 0])
+def test_calls_are_computed_with_their_adapter(start: int | None) -> None:
+    asked = replace(call([1, 2, 3], start), token_ids=(4,), adapter="a")
+    (group,) = pack_calls([asked], ReadKind.of(asked), caching=False)
+    assert group.rows.adapter == "a"
+
+
+def test_calls_that_draw_share_no_request_with_others() -> None:
+    draw = Sampling.one(temperature=1.0, top_p=1.0, min_p=0.0, top_k=4, seed=1, biases={})
+    plain = call([1, 2], None)
+    assert [ReadKind.of(each).draws for each in (plain, replace(plain, sampling=draw))] == [
+        False,
+        True,
+    ]
 
 
 def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:

@@ -74,6 +74,11 @@ def test_what_is_not_returned_is_not_read() -> None:
     assert (call.start, call.num_top, call.token_ids) == (None, 0, None)
 
 
+def test_a_call_is_computed_with_its_adapter() -> None:
+    adapters = [token_call_of(tokenized([1], lora_id=each), ()).adapter for each in (None, "x")]
+    assert adapters == ["", "x"]
+
+
 @pytest.mark.parametrize(
     ("new_tokens", "fields", "num_best"),
     [

@@ -26,6 +26,12 @@ def test_a_request_is_refused_where_any_limit_would_be_passed(
     assert (limits.refusal(waiting, request) == "") == fits
 
 
+def test_what_waits_may_reach_the_limits_and_the_first_may_exceed_them() -> None:
+    limits = QueueLimits(tokens=100, rows=5, bytes=1000)
+    assert limits.refusal(QueueLoad(1, 1, 1), QueueLoad(99, 4, 999)) == ""
+    assert limits.refusal(QueueLoad(), QueueLoad(101, 6, 1001)) == ""
+
+
 def test_a_refusal_names_what_is_full() -> None:
     limits = QueueLimits(tokens=100, rows=5, bytes=1000)
     reason = limits.refusal(QueueLoad(10, 4, 10), QueueLoad(10, 2, 10))

@@ -112,6 +112,15 @@ def test_parts_of_a_prefix_and_rows_without_one_leave_the_cache_alone() -> None:
         assert Boarding([divided], cache).held == [divided.held]
     boarding = Boarding([bare], cache)
     assert boarding.held == boarding.stores == [None]
+    assert boarding.cached(bare.piece) == 0
+    assert cache.begun == []
+
+
+def test_a_forward_that_only_computes_a_prefix_leaves_the_cache_alone() -> None:
+    cache = warm(LONG)
+    divided = job_of(request(LONG, [9] * len(LONG)), budget=len(LONG))
+    boarding = Boarding([divided], cache)
+    assert (boarding.plan.num_tokens, boarding.plan.num_rows) == (4, 0)
     assert cache.begun == []
 
 

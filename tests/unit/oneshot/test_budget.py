@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.oneshot.budget import SAFETY, ForwardBudget, Sample, fit_memory
+from sglang_prefill_ext.oneshot.budget import (
+    SAFETY,
+    ForwardBudget,
+    MemoryModel,
+    Sample,
+    fit_memory,
+)
 
 SMALL = st.integers(0, 5)
 
@@ -63,6 +69,24 @@ def test_what_is_measured_on_the_way_is_expected(
     model = fit_memory(sample(100, 1), sample(4000, 62), sample(4000, 2000))
     rows = tokens // row_tokens
     assert sample(tokens, rows).peak_bytes <= model.num_bytes(tokens, rows)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "model"),
+    [
+        ((400, 400, 400), MemoryModel(500, 0, 0)),
+        ((400, 4000, 4000), MemoryModel(0, 5, 0)),
+        ((400, 4000, 3000), MemoryModel(0, 5, 0)),
+        ((400, 400, 800), MemoryModel(495, 0, 5)),
+    ],
+    ids=["constant", "by tokens", "less for more rows", "by rows"],
+)
+def test_what_costs_no_memory_is_expected_to_cost_none(
+    peaks: tuple[int, int, int], model: MemoryModel
+) -> None:
+    sizes = ((100, 1), (1000, 1), (1000, 101))
+    samples = [Sample(*size, peak) for size, peak in zip(sizes, peaks, strict=True)]
+    assert fit_memory(*samples) == model
 
 
 def test_measured_memory_is_exceeded_by_the_safety_factor_alone() -> None:

@@ -12,6 +12,7 @@ from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.queue import JobQueue
+from sglang_prefill_ext.oneshot.split import split_request
 from tests.unit.oneshot.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -89,6 +90,13 @@ def test_a_shared_prefix_counts_once() -> None:
     assert _chosen(*jobs, budget=10) == [0, 1, 2]
     other = [job_of(request([1, 2, 3, n], [5], [6])) for n in range(4)]
     assert _chosen(*other, budget=12) == [0, 1]
+
+
+def test_a_prefix_that_is_read_counts_for_every_job() -> None:
+    jobs = [job_of(request([1, 2, 3, 4], [5], [6])) for _ in range(3)]
+    for job in jobs:
+        job.pieces = split_request(replace(job.rows, prefix_reads=1), ForwardBudget(100))
+    assert _chosen(*jobs, budget=12) == [0, 1]
 
 
 def test_a_job_joins_while_that_costs_the_others_less_than_a_launch() -> None:

@@ -94,6 +94,17 @@ def test_others_join_as_far_as_the_allowance_goes() -> None:
     assert policy.join_tokens(4, decoding=True) == 15, "idle steps save nothing up"
 
 
+def test_what_was_saved_up_is_lost_once_nothing_waits() -> None:
+    policy = IterationPolicy(DecodeShare(10, 2.0, launch_tokens=0, max_wait_steps=100))
+    assert [policy.join_tokens(tokens, decoding=True) for tokens in (30, 0, 15)] == [None] * 3
+
+
+def test_after_its_longest_wait_a_forward_runs_in_any_case() -> None:
+    policy = IterationPolicy(DecodeShare(1, 2.0, launch_tokens=0, max_wait_steps=3))
+    waits = [policy.join_tokens(100, decoding=True) is None for _ in range(8)]
+    assert waits == [True, True, True, False] * 2
+
+
 def test_without_decode_requests_packed_work_never_waits() -> None:
     policy = IterationPolicy(DecodeShare(1, 1.1, launch_tokens=5, max_wait_steps=100))
     assert policy.join_tokens(10**6, decoding=False) == UNLIMITED

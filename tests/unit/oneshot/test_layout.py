@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
@@ -35,6 +36,28 @@ def test_counts_every_token_once(forward: ForwardLayout) -> None:
     assert forward.read_positions().tolist() == read_positions
     for array in (forward.positions(), forward.row_starts, forward.read_positions()):
         assert array.dtype == np.int64
+
+
+@given(layouts(), st.data())
+def test_reads_are_the_last_tokens_of_prefixes_and_rows(
+    forward: ForwardLayout, data: st.DataObject
+) -> None:
+    groups, wanted, stop = [], list[int](), 0
+    for span in forward.groups:
+        lens = span.suffix_lens.tolist()
+        prefix_reads = data.draw(st.integers(0, span.fresh))
+        rows = data.draw(st.none() | st.tuples(*(st.integers(1, length) for length in lens)))
+        read_lens = None if rows is None else np.array(rows, dtype=np.int32)
+        groups.append(replace(span, prefix_reads=prefix_reads, read_lens=read_lens))
+        reads = [prefix_reads, *([1] * len(lens) if rows is None else rows)]
+        for length, count in zip([span.fresh, *lens], reads, strict=True):
+            stop += length
+            wanted += range(stop - count, stop)
+    found = ForwardLayout(tuple(groups))
+    assert found.read_positions().tolist() == wanted
+    assert found.reads_row_ends == all(
+        not group.prefix_reads and group.read_lens is None for group in groups
+    )
 
 
 def test_tokens_of_whole_prompts_see_them_to_their_ends() -> None:

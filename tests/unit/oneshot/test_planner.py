@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import Piece, split_request
+from sglang_prefill_ext.wire.packed import int_array
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 
@@ -121,3 +122,16 @@ def test_requests_with_one_query_become_one_group() -> None:
     assert [share.group for share in plan.shares] == [0, 1, 0]
     assert [share.values for share in plan.shares] == [slice(0, 2), slice(4, 5), slice(2, 4)]
     assert [share.num_tokens for share in plan.shares] == [4, 2, 2]
+
+
+def test_rows_of_one_prefix_are_read_as_each_request_asks() -> None:
+    ends = PlainRequest([1, 2], [[3], [4, 5]], [[7]] * 2, shared_labels=True).pack()
+    more = PlainRequest([1, 2], [[5, 6, 7]], [[8]], shared_labels=True).pack()
+    both = replace(more, read_lens=int_array([2]))
+    first, second, third = (
+        split_request(rows, ForwardBudget(50))[0] for rows in (ends, more, both)
+    )
+    layout = plan_forward([first, third]).layout
+    assert layout.read_positions().tolist() == [2, 4, 6, 7]
+    assert not layout.reads_row_ends
+    assert plan_forward([first, second]).layout.reads_row_ends

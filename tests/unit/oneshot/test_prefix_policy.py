@@ -82,6 +82,20 @@ def test_a_block_counts_with_all_that_comes_before_it() -> None:
     assert policy.tokens_to_commit(other_end) == 32
 
 
+@pytest.mark.parametrize("place", [0, 15, 16, 31])
+def test_every_token_of_a_block_counts(place: int) -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    policy.tokens_to_commit(tokens(32))
+    other = tokens(32)
+    other[place] = 900
+    assert policy.tokens_to_commit(other) == place // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_a_block_that_lacks_a_token_is_none() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    assert [policy.tokens_to_commit(tokens(31)) for _ in range(2)] == [0, 16]
+
+
 def test_the_longest_unseen_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_policy, "REMEMBERED_BLOCKS", 2)
     policy = PrefixPolicy(PrefixCaching.REPEATED, 1)

@@ -55,6 +55,9 @@ def test_what_changes_while_a_job_is_out_counts_when_it_is_back() -> None:
     assert list(queue) == [other, job]
     assert queue.begun is job
     assert queue.load.tokens == 1 + job.remaining_tokens
+    queue.drop(other)
+    assert queue.begun is job
+    queue.push(other)
     queue.drop(job)
     assert queue.begun is None
     assert queue.load == other.load

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
@@ -407,6 +408,20 @@ def test_a_gpu_computes_one_forward_while_the_next_is_prepared() -> None:
     assert simulation.results[0].status is JobStatus.OK
 
 
+def test_waiting_is_told_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now_s, now_s=1.0)
+    for module in ("forwards", "job", "runtime"):
+        monkeypatch.setattr(f"sglang_prefill_ext.oneshot.{module}.time", clock)
+    simulation = Simulation(StubExecutor(asynchronous=True))
+    simulation.submit(REQUEST)
+    for now_s in (3.0, 4.0, 9.0):  # launches; launches and collects; collects
+        clock.now_s = now_s
+        simulation.step()
+    result, stats = simulation.results[0], simulation.runtime.stats
+    assert (result.queue_ms, result.compute_ms) == (2_000.0, 6_000.0)
+    assert stats.busy_s == 6.0
+
+
 def test_waiting_requests_share_a_forward_and_the_prefix() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
     for _ in range(4):
@@ -520,6 +535,16 @@ def test_an_abort_reaches_all_jobs_whose_id_starts_alike() -> None:
     simulation.finish()
 
 
+def test_a_job_that_flies_and_waits_is_aborted_once() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=True))
+    simulation.submit(REQUEST)
+    simulation.step()
+    assert (simulation.runtime.in_flight, simulation.runtime.waiting_jobs) == (1, 1)
+    simulation.abort(0)
+    assert simulation.answered_together == [1]
+    simulation.finish()
+
+
 def test_waiting_jobs_start_over_on_demand() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
     simulation.submit(REQUEST)
@@ -575,9 +600,13 @@ def test_a_measured_pace_counts_only_while_more_waits_than_a_forward_takes() -> 
 
 
 def test_an_unknown_pace_delays_no_deadline() -> None:
-    runtime = Simulation(StubExecutor(asynchronous=False), POLICY).runtime
-    assert runtime.deadline_pace == math.inf
+    simulation = Simulation(StubExecutor(asynchronous=False), POLICY)
+    runtime = simulation.runtime
     assert not runtime.overdue(1e15)
+    for _ in range(3):  # more than a forward takes
+        simulation.submit(SMALL, deadline_ms=1_000.0)
+    assert runtime.deadline_pace == math.inf
+    assert [runtime.overdue(now_ms) for now_ms in (1_000.0, 1_001.0)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class FailingCompletion:
 
 
 class Setup:
-    """A runtime with a cache, and its answers by request id."""
+    """A runtime with a cache, and its answers by request id, in order."""
 
     def __init__(
         self,
@@ -86,12 +86,14 @@ class Setup:
         self.cache = MemoryCache() if cache is None else cache
         self.executor = executor
         self.answers: dict[str, JobStatus] = {}
+        self.tokens_cached: list[int] = []
         self.runtime = PackedRuntime(executor, self._answer, policy, cache=self.cache)
 
     def _answer(self, ended: Sequence[Ended]) -> None:
         for job, result in ended:
             assert job.rid not in self.answers
             self.answers[job.rid] = JobStatus(result.status)
+            self.tokens_cached.append(result.tokens_cached)
 
     def submit(self, *prefixes: list[int]) -> None:
         for prefix in prefixes:
@@ -121,6 +123,7 @@ def test_a_forward_commits_when_it_has_succeeded(asynchronous: bool) -> None:
     assert [plan.num_tokens for plan in setup.executor.plans] == [21, 1]
     stats = setup.runtime.stats
     assert (stats.tokens_computed, stats.tokens_cached, stats.tokens_saved) == (22, 20, 20)
+    assert setup.tokens_cached == [0, 20]
 
 
 def test_cached_tokens_make_a_request_shorter() -> None:

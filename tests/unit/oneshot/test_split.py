@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.split import Piece, split_request
+from sglang_prefill_ext.oneshot.split import Piece, split_request, unfit_row
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 MAX_SUFFIX = 5
@@ -141,6 +141,13 @@ def test_a_long_prefix_is_computed_in_chunks() -> None:
         (8, 2, [1]),
         (10, 0, [2, 1]),
     ]
+
+
+@pytest.mark.parametrize(("tokens", "unfit"), [(5, None), (6, 6)])
+def test_a_row_may_take_all_of_the_memory(tokens: int, unfit: int | None) -> None:
+    budget = ForwardBudget(40, max_bytes=16, bytes_per_token=2, bytes_per_row=6)
+    request = PlainRequest([1, 2], [[3] * tokens, [4]], [[1]] * 2, shared_labels=True)
+    assert unfit_row(request.pack(), budget) == unfit
 
 
 @given(REQUESTS, st.integers(1, MAX_SUFFIX))

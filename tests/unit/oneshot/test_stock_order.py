@@ -50,6 +50,7 @@ def test_the_head_and_new_requests_are_matched(waiting: int) -> None:
         ([10, 10], 64, 1, 44),
         ([10, 10, 500, 1], 64, 1, 44),  # in order: what is behind a longer one gets nothing
         ([20, 20], 64, 1, 44),  # never more than half
+        ([32], 64, 1, 32),
         ([40], 64, 1, None),
         ([10], 64, 16, 48),  # whole pages on both sides
         ([10], 60, 16, 32),

@@ -59,6 +59,17 @@ def test_a_mismatch_is_shown_in_full_however_narrow_the_terminal(upstream: Modul
     assert "would refuse to start" in text_of(report)
 
 
+def test_what_a_signature_has_in_brackets_is_shown(upstream: ModuleType) -> None:
+    wrong = step_patch(signature="(self, batch=[bold])")
+    assert "expected: (self, batch=[bold])" in text_of(diagnose([wrong]))
+
+
+def test_what_is_installed_is_shown(upstream: ModuleType) -> None:
+    text = text_of(diagnose([]), width=120)
+    assert "sglang 0.5.23" in text
+    assert f"\nsupported SGLang: {SUPPORTED_SGLANG}\n" in text
+
+
 def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
     report = diagnose([], [scheduler_use(), wait_use(signature="()")])
     assert [entry.status for entry in report.uses] == [Status.OK, Status.MISMATCH]

@@ -33,6 +33,7 @@ def test_both_characters_of_a_boundary_lie_in_the_text_that_is_cut() -> None:
     assert boundaries.last("one two ") == len("one two")
     assert boundaries.last("one two") == len("one")
     assert boundaries.first(" one two three") == len(" one")
+    assert (boundaries.last("a b"), boundaries.first("a b ")) == (1, 1)
     assert (boundaries.last("word"), boundaries.first("word")) == (0, len("word"))
     assert (boundaries.last(""), boundaries.first("")) == (0, 0)
     assert (boundaries.last(" word"), boundaries.first("word.")) == (0, len("word"))

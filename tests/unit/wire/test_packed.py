@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,6 +161,64 @@ def test_contradicting_labels_are_refused(damage: Damage, request: PlainRequest)
     rows = two_rows.pack()
     with pytest.raises(PackingError):
         damage(rows)
+
+
+def _many_reads() -> PackedRows:
+    """One read in the prefix, two in the first row, one in the second."""
+    return PackedRows(
+        int_array([1, 2, 3, 4, 5]),
+        2,
+        int_array([2, 1]),
+        int_array([7, 8]),
+        int_array([]),
+        read_lens=int_array([2, 1]),
+        prefix_reads=1,
+    )
+
+
+def test_reads_are_those_of_the_prefix_and_then_those_of_each_row() -> None:
+    rows = _many_reads()
+    assert (rows.num_reads, rows.num_values) == (4, 4 * 2)
+    best = replace(rows, num_best=3)
+    assert (best.values_per_read, best.num_values) == (2 + 6, 4 * 8)
+    assert rows.read_starts().tolist() == [1, 3, 4]
+    ends_and_one = replace(rows, read_lens=int_array([]))
+    assert ends_and_one.read_starts().tolist() == [1, 2, 3]
+    assert [each.reads_row_ends for each in (rows, ends_and_one)] == [False, False]
+    assert replace(ends_and_one, prefix_reads=0).reads_row_ends
+
+
+def test_reads_between_others_may_have_no_labels() -> None:
+    rows = replace(_many_reads(), label_lens=int_array([0, 2, 0, 0]))
+    assert rows.num_values == 2
+    assert rows.labels_of(1, 3)[1].tolist() == [2, 0]
+    with pytest.raises(PackingError, match="packed labels"):  # nothing is asked at all
+        replace(rows, label_lens=int_array([0] * 4), label_ids=int_array([]))
+
+
+def test_rows_whose_most_probable_token_is_read_need_no_labels() -> None:
+    rows = PlainRequest([1], [[2], [3]], [[7], [8]], shared_labels=False).pack()
+    some = replace(rows, label_lens=int_array([2, 0]), num_best=1)
+    assert some.num_values == 2 + 2 * 2
+    with pytest.raises(PackingError, match="packed labels"):
+        replace(some, num_best=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prefix_reads": -1},
+        {"prefix_reads": 3},
+        {"read_lens": int_array([2])},
+        {"read_lens": int_array([3, 1])},
+        {"read_lens": int_array([2, 0])},
+        {"num_best": -1},
+    ],
+    ids=str,
+)
+def test_contradicting_reads_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(PackingError, match="packed reads"):
+        replace(_many_reads(), **change)
 
 
 def test_rows_of_vectors_have_no_labels() -> None:
