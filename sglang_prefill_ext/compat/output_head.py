@@ -18,6 +18,8 @@ from sglang_prefill_ext.oneshot.model import ProductHead
 class OutputHead:
     """Makes logits; tells where they are a plain product, so that some can be had without the rest.
 
+    The weight is looked up each time: an update may put another tensor in its place.
+
     Args:
         model: of a generation server.
         vocab_size: tokens that have a logit.
@@ -36,13 +38,14 @@ class OutputHead:
             processor = copy.copy(processor)
             processor._logits_gatherer = partial(tensor_model_parallel_all_gather, dim=-1)
         self._processor = processor
+        head = self.product()
+        self._is_plain = head is not None and head.is_plain
         self._metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
 
     def product(self) -> ProductHead | None:
         """See `Model.product_head`."""
         if not self._is_product:
             return None
-        # Looked up each time: a weight update may put another tensor in its place.
         head, first, num_tokens = output_module(self._model), 0, self._vocab_size
         if self._is_shard:
             first = head.shard_indices.org_vocab_start_index
@@ -58,10 +61,10 @@ class OutputHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
-        head = self.product()
-        if head is not None and head.is_plain:
+        if self._is_plain:
             # What SGLang's method comes to, which looks at many settings first.
-            return torch.matmul(hidden.to(head.weight.dtype), head.weight.T)
+            weight = output_module(self._model).weight[: self._vocab_size]
+            return torch.matmul(hidden.to(weight.dtype), weight.T)
         logits: Tensor = self._processor._get_logits(
             hidden, output_module(self._model), self._metadata, use_logits_buffer=False
         )

@@ -136,6 +136,12 @@ class ForwardLayout:
     def num_rows(self) -> int:
         return sum(group.num_rows for group in self.groups)
 
+    @property
+    def _is_one_prompt(self) -> bool:
+        """A lone prompt waits for every call of numpy, and needs few."""
+        (first, *others) = self.groups
+        return not others and not first.prefix_len and first.num_rows == 1
+
     @cached_property
     def group_starts(self) -> NDArray[np.int64]:
         """int64 `[groups]`: flat index of the first token of each group."""
@@ -144,6 +150,8 @@ class ForwardLayout:
     @cached_property
     def row_starts(self) -> NDArray[np.int64]:
         """int64 `[rows]`: flat index of each row's first token."""
+        if self._is_one_prompt:
+            return np.zeros(1, np.int64)
         return np.concatenate(
             [
                 start + group.fresh + _starts(group.suffix_lens)
@@ -159,6 +167,8 @@ class ForwardLayout:
     @cached_property
     def row_ends(self) -> NDArray[np.int64]:
         """int64 `[rows]`: flat index of each row's last token."""
+        if self._is_one_prompt:
+            return np.array([self.num_tokens - 1])
         lens = np.concatenate([group.suffix_lens for group in self.groups])
         last: NDArray[np.int64] = self.row_starts + lens - 1
         return last
@@ -186,6 +196,8 @@ class ForwardLayout:
 
     def positions(self) -> NDArray[np.int64]:
         """int64 `[T]`: position of each token in its own prompt (for rotary embeddings)."""
+        if self._is_one_prompt:
+            return np.arange(self.num_tokens)
         first: NDArray[np.int64] = np.concatenate(
             [
                 part
