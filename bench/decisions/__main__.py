@@ -15,7 +15,6 @@ from bench.cores import kept_awake
 from bench.decisions.kinds import KINDS
 from bench.decisions.session import DecisionRun
 from bench.floor import ModelShape
-from bench.plan import PATHS
 from bench.plot import save_plot
 from bench.record import append
 from bench.report import closed_table, compare_paths
@@ -33,7 +32,7 @@ def main(
     longest: Annotated[int | None, typer.Option(min=1, help="Most further tokens.")] = None,
     seconds: Annotated[float, typer.Option(help="Least seconds per measurement.")] = 6.0,
     alternations: Annotated[
-        int, typer.Option(min=1, help="Starts of each server, in turn: A B A B.")
+        int, typer.Option(min=1, help="Starts of each server, or turns: A B A B.")
     ] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Of a forward, in both servers.")] = 1,
     spin: Annotated[
@@ -41,6 +40,9 @@ def main(
     ] = False,
     awake: Annotated[
         bool, typer.Option("--awake", help="No core sleeps meanwhile; needs root.")
+    ] = False,
+    side_by_side: Annotated[
+        bool, typer.Option("--side-by-side", help="Both are started once, and loaded in turn.")
     ] = False,
     by_wrk: Annotated[bool, typer.Option("--by-wrk", help="wrk makes the load.")] = False,
     seed: Annotated[int, typer.Option()] = 0,
@@ -56,10 +58,8 @@ def main(
         requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
         asked = (KINDS[kind], prompts, clients or [1, 8, 32])
         run = DecisionRun(model, *asked, seconds, threads, spin=spin, by_wrk=by_wrk)
-        for repeat in range(alternations):
-            for path in PATHS:
-                status.update(f"{kind} on {preset}: start {repeat + 1} of {path}")
-                run.measure(path, repeat, requests)
+        measure = run.side_by_side if side_by_side else run.in_turn
+        measure(alternations, requests, lambda what: status.update(f"{kind} on {preset}: {what}"))
     comparisons = compare_paths(run.results)
     gate = run.gate
     console.print(closed_table(comparisons))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,12 +15,15 @@ from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.load_generators import wrk
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, SPIN_ARGS, STOCK
+from bench.plan import BEST_STOCK_ARGS, EXTENSION, PATHS, QUIET_ARGS, SPIN_ARGS, STOCK
 from bench.record import Result
 from bench.server import MeasuredServer
 from bench.session import result_of
 from bench.status import packed_requests
 from bench.workloads import ClosedLoop
+
+Requests: TypeAlias = list[list[list[int]]]
+"""Token ids of the prompts of each."""
 
 _ASK_S = 1.0
 """Least length of the loop that only gives answers."""
@@ -91,35 +95,56 @@ class DecisionRun:
     def __post_init__(self) -> None:
         self.gate = AnswerGate(self.kind)
 
-    def measure(self, path: str, repeat: int, requests: list[list[list[int]]]) -> None:
-        """Start a server, run all loops, and hold its answers against stock's.
+    def in_turn(self, starts: int, requests: Requests, tell: Callable[[str], None]) -> None:
+        """Start one server after the other, each so often, and measure it.
 
         Raises:
-            GateError: they disagree; no figure may be shown then.
+            GateError: their answers disagree; no figure may be shown then.
         """
-        bodies = [self._body(prompts) for prompts in requests]
-        pool = [post_bytes(self.kind.path, body) for body in bodies]
+        for repeat in range(starts):
+            for path in PATHS:
+                tell(f"start {repeat + 1} of {path}")
+                with self._server(path) as server:
+                    self._measure(server.port, path, repeat, requests)
+
+    def side_by_side(self, turns: int, requests: Requests, tell: Callable[[str], None]) -> None:
+        """Start both servers once, and measure them in turn; who has none of it sleeps.
+
+        Raises:
+            GateError: likewise.
+        """
+        with self._server(STOCK) as stock, self._server(EXTENSION) as extension:
+            for repeat in range(turns):
+                tell(f"turn {repeat + 1}")
+                for path, server in ((STOCK, stock), (EXTENSION, extension)):
+                    self._measure(server.port, path, repeat, requests)
+
+    def _server(self, path: str) -> MeasuredServer:
         idle = SPIN_ARGS if self.spin else QUIET_ARGS
         flags = ["--dtype", "float32", *self.kind.flags, *BEST_STOCK_ARGS, *idle]
         flags += ["--enable-prefill-only"] if path == EXTENSION else []
         env = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": str(self.threads)}
         log = self.model.parent / f"{path}.log"
-        with MeasuredServer(self.model, flags, env=env, log_path=log) as server:
-            for count in self.clients:
-                packed_before = packed_requests(server.port)
-                window = Window(_ASK_S if self.by_wrk else self.seconds, 2 * count)
-                seen = run_loop(closed_loop(server.port, pool, count, window))
-                if path == STOCK:
-                    self._stock_answers |= seen.answers
-                else:
-                    self.gate.check(self._stock_answers, seen.answers)
-                sent = seen.sent
-                if self.by_wrk:
-                    to = (server.port, self.kind.path)
-                    seen = wrk.closed_loop(*to, bodies, count, self.seconds)
-                    sent += seen.sent
-                packed = packed_requests(server.port) - packed_before
-                self.results.append(self._result(count, path, repeat, packed / sent, seen))
+        return MeasuredServer(self.model, flags, env=env, log_path=log)
+
+    def _measure(self, port: int, path: str, repeat: int, requests: Requests) -> None:
+        """Run all loops on a server, and hold its answers against stock's."""
+        bodies = [self._body(prompts) for prompts in requests]
+        pool = [post_bytes(self.kind.path, body) for body in bodies]
+        for count in self.clients:
+            packed_before = packed_requests(port)
+            window = Window(_ASK_S if self.by_wrk else self.seconds, 2 * count)
+            seen = run_loop(closed_loop(port, pool, count, window))
+            if path == STOCK:
+                self._stock_answers |= seen.answers
+            else:
+                self.gate.check(self._stock_answers, seen.answers)
+            sent = seen.sent
+            if self.by_wrk:
+                seen = wrk.closed_loop(port, self.kind.path, bodies, count, self.seconds)
+                sent += seen.sent
+            packed = packed_requests(port) - packed_before
+            self.results.append(self._result(count, path, repeat, packed / sent, seen))
 
     def _body(self, prompts: list[list[int]]) -> bytes:
         return json.dumps(self.kind.body(prompts, self.prompts.shared)).encode()

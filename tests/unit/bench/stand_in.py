@@ -1,4 +1,4 @@
-"""A stand-in for a server: answers `/v1/score`, streams `/generate`, and has a status page."""
+"""A stand-in for a server: answers scores and embeddings, streams `/generate`, has a status."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ class StandIn:
             answer["token_logprobs"] = [[p - 1, -p] for p in first]
         return json.dumps(answer).encode()
 
+    def embedding(self, body: bytes) -> bytes:
+        self.packed += self.counts_packed
+        vector = [sum(json.loads(body)["input"]) % 997 / 997 + self.shift]
+        return json.dumps({"data": [{"embedding": vector}]}).encode()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
@@ -68,6 +73,8 @@ class StandIn:
     def _body(self, head: bytes, body: bytes) -> bytes:
         if head.startswith(b"POST /v1/score "):
             return self.score(body)
+        if head.startswith(b"POST /v1/embeddings "):
+            return self.embedding(body)
         if head.startswith(b"POST /prefill_only/gc "):
             return self._gc_reports()
         assert head.startswith(b"GET /prefill_only/status ")
