@@ -95,7 +95,7 @@ def test_loads_count_packed_work(client: Client) -> None:
 
 
 def test_aborts_reach_every_replica(client: Client) -> None:
-    bodies = [score_body(seed, **LONG) for seed in range(8)]
+    bodies = [score_body(seed, **LONG) for seed in range(24)]
     before = ended(client)
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = [pool.submit(client.post, "/v1/score", body) for body in bodies]
