@@ -27,9 +27,8 @@ def test_tensors_of_another_device_than_the_current_one_are_refused(
 
 
 def test_a_cpu_is_for_the_interpreter_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert not triton.knobs.runtime.interpret
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(KernelArgumentError, match="q is on cpu: move it to a CUDA device"):
         check_launchable("q", torch.empty(3))
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     check_launchable("q", torch.empty(3))
