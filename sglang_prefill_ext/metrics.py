@@ -98,9 +98,10 @@ class FrontendMetrics:
 
     def _add_totals(self, amounts: Mapping[str, int]) -> None:
         with self._totals_lock:
-            self.totals.update(amounts)
-        for name, amount in amounts.items():
-            if self._exported:
+            for name, amount in amounts.items():
+                self.totals[name] += amount
+        if self._exported:
+            for name, amount in amounts.items():
                 self._exported[name].labels(**self._labels).inc(amount)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from sglang.srt.observability.req_time_stats import APIServerReqTimeStats, Reque
 from sglang_prefill_ext.compat.http_errors import HTTP_ANSWERED
 from sglang_prefill_ext.compat.stock_counters import RequestCounters
 from sglang_prefill_ext.errors import PrefillExtError, RequestAbortedError
+from sglang_prefill_ext.frontend.names import unique_name
 from sglang_prefill_ext.frontend.served import Served
 
 _ATTRIBUTE = "_prefill_only_records"
@@ -60,6 +60,7 @@ class CallRecord:
     def __init__(self, call: PackedCall, *, trace: dict[str, str] | None) -> None:
         self.call = call
         self.times = APIServerReqTimeStats()
+        self._traced = trace is not None
         if trace is not None:
             self.times.init_trace_ctx(call.rid, None, trace)
         self.times.set_created_time()
@@ -72,7 +73,7 @@ class CallRecord:
         """The call is answered, with what it asked for or with an error."""
         self.state.finished = True
         end = time.perf_counter()
-        if self.served is not None:
+        if self.served is not None and self._traced:
             self._trace_stages(self.served, end)
         self.times.set_first_token_time(end)
         self.times.set_finished_time(end)
@@ -134,7 +135,7 @@ class CallRecords:
         """
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")
-        rid = f"prefill-only_{uuid.uuid4().hex}"  # spans have the name that is behind the line
+        rid = unique_name("prefill-only_")  # spans have the name that is behind the line
         call = PackedCall(rid, route, num_prompts, **shown)
         record = CallRecord(call, trace=self._trace_of(request))
         records = self._manager.rid_to_state

@@ -86,6 +86,7 @@ class DirectGenerate:
         self._records = records
         self._vocab_size: int = manager.model_config.vocab_size
         self._embedding_rows = embedding_rows(manager)
+        self._reads_headers: bool = Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()
 
     async def answer(self, body: GenerateBody, request: Any) -> bytes | None:
         """Return the body of the answer; None if SGLang is to serve the request.
@@ -123,7 +124,7 @@ class DirectGenerate:
             or self._records.shows_requests
             or manager.server_args.speculative_algorithm  # answers tell how it went
             or manager.preferred_sampling_params
-            or Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()  # they name requests, too
+            or self._reads_headers  # they name requests, too
         )
 
     def _sampling(self, body: GenerateBody) -> Any:

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 from sglang.srt.managers.io_struct import BatchStrOutput
@@ -119,11 +120,16 @@ def cached_details(cached_tokens: int) -> dict[str, int] | None:
 
 def stop_tokens(manager: Any, sampling: Any) -> set[int]:
     """Tokens after which SGLang's scheduler ends a generation."""
-    tokenizer, model = manager.tokenizer, manager.model_config
+    model = manager.model_config
     named = {
-        tokenizer.eos_token_id,
+        *_tokenizer_stops(manager.tokenizer),
         *(sampling.stop_token_ids or ()),
         *(model.hf_eos_token_id or ()),
-        *(getattr(tokenizer, "additional_stop_token_ids", None) or ()),
     }
     return {each for each in named if each is not None and 0 <= each < model.vocab_size}
+
+
+@lru_cache(maxsize=1)  # it looks them up by their names whenever it is asked
+def _tokenizer_stops(tokenizer: Any) -> tuple[int | None, ...]:
+    more = getattr(tokenizer, "additional_stop_token_ids", None) or ()
+    return (tokenizer.eos_token_id, *more)

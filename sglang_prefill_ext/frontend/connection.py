@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from sglang_prefill_ext.errors import RequestAbortedError
@@ -14,7 +15,7 @@ _DISCONNECT_POLL_S = 1.0
 
 
 async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
-    """Wait for a future, which is never cancelled by this: others may wait for it, too.
+    """Wait for a future that nobody else waits for.
 
     Args:
         request: of the client, with an `is_disconnected`; one without it, as None, cannot leave.
@@ -24,8 +25,29 @@ async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
     """
     is_disconnected = getattr(request, "is_disconnected", None)
     if is_disconnected is None:
-        return await asyncio.shield(future)
-    while not (await asyncio.wait((future,), timeout=_DISCONNECT_POLL_S))[0]:
-        if await is_disconnected():
-            raise RequestAbortedError("The client disconnected before the answer was ready.")
-    return future.result()
+        return await future
+    watches: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+
+    def begin_to_look() -> None:
+        watches.append(loop.create_task(_watch(future, is_disconnected)))
+
+    # Most answers come before the first look, which then has cost a timer and no task.
+    timer = loop.call_later(_DISCONNECT_POLL_S, begin_to_look)
+    try:
+        return await future
+    finally:
+        timer.cancel()
+        for watch in watches:
+            watch.cancel()
+
+
+async def _watch(
+    future: asyncio.Future[Any], is_disconnected: Callable[[], Awaitable[bool]]
+) -> None:
+    """Give a future an error once the client has left."""
+    while not future.done():
+        if await is_disconnected() and not future.done():
+            left = RequestAbortedError("The client disconnected before the answer was ready.")
+            future.set_exception(left)
+        await asyncio.sleep(_DISCONNECT_POLL_S)

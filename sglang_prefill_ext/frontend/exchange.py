@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from sglang_prefill_ext.errors import (
@@ -20,6 +19,7 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.connection import outcome_while_connected
 from sglang_prefill_ext.frontend.link import SchedulerLink
+from sglang_prefill_ext.frontend.names import unique_name
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
@@ -80,16 +80,16 @@ class PackedExchange:
         if future is not None and not future.done():
             future.set_result(answer)
 
-    @asynccontextmanager
-    async def admitted(self, options: RequestOptions) -> AsyncIterator[None]:
+    def admitted(self, options: RequestOptions) -> AbstractAsyncContextManager[object]:
         """Wait while the engine takes no requests; hold off weight updates while inside.
 
         Raises:
-            DeadlineExceededError: the deadline of `options` passed first.
+            DeadlineExceededError: upon entry; the deadline of `options` passed first.
         """
-        async with AsyncExitStack() as admitted:
-            await _by(options.deadline_ms, admitted.enter_async_context(self._link.admission()))
-            yield
+        admission = self._link.admission()
+        if options.deadline_ms is None:
+            return admission
+        return _entered_by(options.deadline_ms, admission)
 
     async def ask(self, rows: PackedRows, options: RequestOptions, request: Any) -> PackedResult:
         """Send one message and await its answer; call it while `admitted`.
@@ -137,32 +137,34 @@ class PackedExchange:
         Raises:
             RequestAbortedError: the client left.
         """
-        rid = f"packed-{uuid.uuid4().hex}"
+        rid = unique_name("packed-")
         future: asyncio.Future[PackedResult] = asyncio.get_running_loop().create_future()
         self._pending[rid] = future
+        answer = None
         try:
             self._link.send(rid, rows, options)
-            if request is None:  # and nobody else waits for this future
-                return await future
-            return await outcome_while_connected(future, request)
+            answer = await outcome_while_connected(future, request)
+            return answer
         finally:
             del self._pending[rid]
-            if future.cancelled() or not future.done():
+            if answer is None:
                 self._link.abort(rid)
 
 
-async def _by(deadline_ms: float | None, admission: Awaitable[object]) -> None:
-    """Wait for an admission; what has been admitted is ended by the scheduler."""
-    if deadline_ms is None:
-        await admission
-        return
-    try:
-        async with asyncio.timeout(deadline_ms / 1e3 - time.time()):
-            await admission
-    except TimeoutError as error:
-        raise DeadlineExceededError(
-            "The deadline of the request passed while the engine took no requests."
-        ) from error
+@asynccontextmanager
+async def _entered_by(
+    deadline_ms: float, admission: AbstractAsyncContextManager[object]
+) -> AsyncIterator[None]:
+    """Wait for an admission so long; what has been admitted is ended by the scheduler."""
+    async with AsyncExitStack() as admitted:
+        try:
+            async with asyncio.timeout(deadline_ms / 1e3 - time.time()):
+                await admitted.enter_async_context(admission)
+        except TimeoutError as error:
+            raise DeadlineExceededError(
+                "The deadline of the request passed while the engine took no requests."
+            ) from error
+        yield
 
 
 def _longest_row(rows: PackedRows) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,29 +15,74 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True, eq=False)
+class _Call(Generic[Answer]):
+    """What one call has in a batch.
+
+    Attributes:
+        mine: which of the batch's items, and of their answers.
+    """
+
+    mine: slice
+    answers: asyncio.Future[Sequence[Answer | Exception]]
+
+
+@dataclass(slots=True, eq=False)
 class _Batch(Generic[Item, Answer]):
     """Items of several calls.
 
     Attributes:
-        answers: one an item, in order; its own failure where it has one.
-        callers: calls that still wait for the batch.
+        calls: those that have joined it, in order.
+        waiting: how many of them still wait.
         start: when the batch is started at the latest; None where it does not gather.
         work: serves the batch; None before it has started.
     """
 
-    answers: asyncio.Future[Sequence[Answer | Exception]]
     items: list[Item] = field(default_factory=list)
-    callers: int = 0
+    calls: list[_Call[Answer]] = field(default_factory=list)
+    waiting: int = 0
     start: asyncio.TimerHandle | None = None
-    work: asyncio.Task[Sequence[Answer | Exception]] | None = None
+    work: asyncio.Task[None] | None = None
+
+    def join(self, items: list[Item]) -> _Call[Answer]:
+        first = len(self.items)
+        self.items += items
+        self.waiting += 1
+        loop = asyncio.get_running_loop()
+        call: _Call[Answer] = _Call(slice(first, first + len(items)), loop.create_future())
+        self.calls.append(call)
+        return call
+
+    def answer(self, answers: Sequence[Answer | Exception]) -> None:
+        """Give every call that still waits what is its own.
+
+        Args:
+            answers: one an item, in order; its own failure where it has one.
+        """
+        for call in self.calls:
+            if not call.answers.done():
+                call.answers.set_result(answers[call.mine])
+
+
+@dataclass(slots=True, eq=False)
+class _Lane(Generic[Item, Answer]):
+    """The batches of one kind.
+
+    Attributes:
+        gathering: the batch that calls may still join; its work may be about to begin.
+        serving: how many are being served.
+    """
+
+    kind: Hashable
+    gathering: _Batch[Item, Answer] | None = None
+    serving: int = 0
 
 
 class Gatherer(Generic[Item, Answer]):
     """Gathers the items of concurrent calls into batches.
 
-    A batch starts at once where none of its kind is being served, so a lone call never waits.
-    Otherwise it gathers until the one before it is answered, it is large enough, or its first
-    call has waited for long enough.
+    A batch starts at once where none of its kind is being served, so a lone call never waits; what
+    comes in the same turn of the event loop still joins it. Otherwise it gathers until the one
+    before it is answered, it is large enough, or its first call has waited for long enough.
 
     Args:
         serve: given a kind and the items of a batch, answers every item, with an exception in
@@ -57,8 +101,7 @@ class Gatherer(Generic[Item, Answer]):
         self._serve = serve
         self._max_items = max_items
         self._max_wait_s = max_wait_s
-        self._gathering: dict[Hashable, _Batch[Item, Answer]] = {}
-        self._serving: Counter[Hashable] = Counter()
+        self._lanes: dict[Hashable, _Lane[Item, Answer]] = {}
 
     async def ask(self, kind: Hashable, items: list[Item], request: Any = None) -> list[Answer]:
         """Return one answer an item.
@@ -71,74 +114,77 @@ class Gatherer(Generic[Item, Answer]):
             RequestAbortedError: the client left. The batch ends with its last call.
             Exception: whatever an item failed with, or the whole batch.
         """
-        batch = self._batch_for(kind, len(items))
-        first = len(batch.items)
-        batch.items += items
-        batch.callers += 1
+        lane = self._lanes.get(kind)
+        if lane is None:
+            lane = self._lanes[kind] = _Lane(kind)
+        batch = self._batch_for(lane, len(items))
+        call = batch.join(items)
         if len(batch.items) >= self._max_items:
-            self._start(kind, batch)
+            self._start(lane, batch)
+            _stop_gathering(lane, batch)
         try:
-            answers = await outcome_while_connected(batch.answers, request)
+            answers = await outcome_while_connected(call.answers, request)
         finally:
-            batch.callers -= 1
-            if not batch.callers:
-                self._leave(kind, batch)
-        mine: list[Any] = list(answers[first : first + len(items)])
+            batch.waiting -= 1
+            if not batch.waiting:
+                self._leave(lane, batch)
+        mine: list[Any] = list(answers)
         for answer in mine:
             if isinstance(answer, Exception):
                 raise answer
         return mine
 
-    def _batch_for(self, kind: Hashable, size: int) -> _Batch[Item, Answer]:
-        loop = asyncio.get_running_loop()
+    def _batch_for(self, lane: _Lane[Item, Answer], size: int) -> _Batch[Item, Answer]:
         if size >= self._max_items:
-            return _Batch(loop.create_future())
-        batch = self._gathering.get(kind)
-        if batch is None:
-            batch = self._gathering[kind] = _Batch(loop.create_future())
-            wait_s = self._max_wait_s if self._serving[kind] else 0.0
-            batch.start = loop.call_later(wait_s, self._start, kind, batch)
-        return batch
+            return _Batch()
+        if lane.gathering is None:
+            batch: _Batch[Item, Answer] = _Batch()
+            lane.gathering = batch
+            if lane.serving:
+                loop = asyncio.get_running_loop()
+                batch.start = loop.call_later(self._max_wait_s, self._start, lane, batch)
+            else:
+                self._start(lane, batch)
+        return lane.gathering
 
-    def _start(self, kind: Hashable, batch: _Batch[Item, Answer]) -> None:
-        self._stop_gathering(kind, batch)
-        self._serving[kind] += 1
-        batch.work = asyncio.get_running_loop().create_task(self._work(kind, batch))
+    def _start(self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
+        if batch.work is not None:
+            return
+        lane.serving += 1
+        batch.work = asyncio.get_running_loop().create_task(self._work(lane, batch))
         # Not within it: a task that is cancelled before its first step runs nothing at all.
-        batch.work.add_done_callback(partial(self._end, kind, batch))
+        batch.work.add_done_callback(partial(self._end, lane))
 
-    async def _work(
-        self, kind: Hashable, batch: _Batch[Item, Answer]
-    ) -> Sequence[Answer | Exception]:
+    async def _work(self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
+        _stop_gathering(lane, batch)
+        answers: Sequence[Answer | Exception]
         try:
-            return await self._serve(kind, batch.items)
+            answers = await self._serve(lane.kind, batch.items)
         except Exception as error:
-            return [error] * len(batch.items)
+            answers = [error] * len(batch.items)
+        batch.answer(answers)
 
-    def _end(
-        self,
-        kind: Hashable,
-        batch: _Batch[Item, Answer],
-        work: asyncio.Task[Sequence[Answer | Exception]],
-    ) -> None:
-        self._serving[kind] -= 1
-        if not self._serving[kind]:
-            del self._serving[kind]
-        waiting = self._gathering.get(kind)
-        if waiting is not None:
-            self._start(kind, waiting)
-        if not work.cancelled():
-            batch.answers.set_result(work.result())
+    def _end(self, lane: _Lane[Item, Answer], _work: asyncio.Task[None]) -> None:
+        lane.serving -= 1
+        if lane.gathering is not None:
+            self._start(lane, lane.gathering)
+        self._close_idle(lane)
 
-    def _leave(self, kind: Hashable, batch: _Batch[Item, Answer]) -> None:
+    def _leave(self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
         """Drop a batch for which nobody waits."""
+        _stop_gathering(lane, batch)
         if batch.work is None:
-            self._stop_gathering(kind, batch)
+            self._close_idle(lane)
         else:
             batch.work.cancel()  # without effect on one that has ended
 
-    def _stop_gathering(self, kind: Hashable, batch: _Batch[Item, Answer]) -> None:
-        if batch.start is not None:
-            batch.start.cancel()
-        if self._gathering.get(kind) is batch:
-            del self._gathering[kind]
+    def _close_idle(self, lane: _Lane[Item, Answer]) -> None:
+        if lane.gathering is None and not lane.serving:
+            self._lanes.pop(lane.kind, None)
+
+
+def _stop_gathering(lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
+    if batch.start is not None:
+        batch.start.cancel()
+    if lane.gathering is batch:
+        lane.gathering = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from sglang_prefill_ext.frontend.names import unique_name
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class RollCall(Generic[T]):
             send: sends the question under the id that it is given.
             answers: how many to wait for.
         """
-        rid = f"roll-call-{uuid.uuid4().hex}"
+        rid = unique_name("roll-call-")
         replies: asyncio.Queue[T] = asyncio.Queue()
         self._open[rid] = replies
         found: list[T] = []

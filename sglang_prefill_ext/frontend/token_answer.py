@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,14 @@ def first_text(
 
     A token's text may depend on what precedes it, so it is decoded with and without.
     """
-    before = list(prompt[-_CONTEXT_TOKENS:])
+    before = tuple(prompt[-_CONTEXT_TOKENS:])
+    return _added_text(tokenizer, before, token, skip_special=skip_special, spaces=spaces)
+
+
+@lru_cache(maxsize=1024)  # templates end alike, and decisions are few
+def _added_text(
+    tokenizer: Any, before: tuple[int, ...], token: int, *, skip_special: bool, spaces: bool
+) -> str:
     how = {"skip_special_tokens": skip_special, "spaces_between_special_tokens": spaces}
-    known = tokenizer.decode(before, **how)
+    known = tokenizer.decode(list(before), **how)
     return str(tokenizer.decode([*before, token], **how)[len(known) :])

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.oneshot.admission import QueueLoad, load_of
+from sglang_prefill_ext.oneshot.admission import QueueLoad
 from sglang_prefill_ext.oneshot.split import Piece
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
 from sglang_prefill_ext.wire.result import PackedResult
+
+_NOTHING = QueueLoad()
 
 
 class JobStatus(StrEnum):
@@ -43,6 +45,7 @@ class Job:
         keep_prefix: the client says that the prefix will come again.
         arrival_s: monotonic time of arrival, for reporting only, never for a decision.
         reply_to: opaque return route of the transport.
+        arrived: the load of the rows.
         pieces: what the forwards of the job compute; `next_piece` of them were launched.
         cached_tokens: tokens of the prefix that the prefix cache had when the job came.
         value_places: where the answer's values lie in those computed; None if they are the same.
@@ -63,6 +66,7 @@ class Job:
     keep_prefix: bool = False
     arrival_s: float = 0.0
     reply_to: Any = None
+    arrived: QueueLoad = _NOTHING
     pieces: Sequence[Piece] = ()
     cached_tokens: int = 0
     value_places: NDArray[np.int64] | None = None
@@ -116,8 +120,7 @@ class Job:
 
         Cached tokens count: they may have left the cache by the time the job runs.
         """
-        arrived = load_of(self.rows)
-        return QueueLoad(self._tokens_left, arrived.rows, arrived.bytes)
+        return QueueLoad(self._tokens_left, self.arrived.rows, self.arrived.bytes)
 
     @property
     def _tokens_left(self) -> int:

@@ -206,7 +206,8 @@ class PackedRuntime:
         unfit = unfit_row(job.rows, budget)
         if unfit is not None:
             return JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward."
-        refusal = self.policy.limits.refusal(self._queue.load, load_of(job.rows))
+        job.arrived = load_of(job.rows)
+        refusal = self.policy.limits.refusal(self._queue.load, job.arrived)
         if refusal:
             return JobStatus.REJECTED, refusal
         kept, job.value_places = distinct_rows(job.rows)

@@ -130,9 +130,6 @@ def split_request(rows: PackedRows, budget: ForwardBudget) -> list[Piece]:
     Raises:
         PackingError: there is an `unfit_row`; such a request must not come here.
     """
-    unfit = unfit_row(rows, budget)
-    if unfit is not None:
-        raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
     starts = _Starts.of(rows)
     if budget.fits(len(rows.tokens), rows.num_reads):
         cuts = [(0, rows.prefix_len, 0, rows.num_rows)]
@@ -145,6 +142,9 @@ def split_request(rows: PackedRows, budget: ForwardBudget) -> list[Piece]:
 
 
 def _balanced_cuts(rows: PackedRows, starts: _Starts, budget: ForwardBudget) -> list[_Cut]:
+    unfit = unfit_row(rows, budget)
+    if unfit is not None:
+        raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
     # Filling one piece after the other gives the fewest for any limit on their tokens, and
     # fewer the higher the limit: the lowest limit that needs no more pieces is found by bisection.
     fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget))

@@ -48,6 +48,9 @@ _FLOAT = np.dtype("<f4")
 
 NO_INTS: Int32Array = np.empty(0, dtype=_INT)
 
+# Of short arrays in half the time of the methods, which look at many more arguments.
+_least, _sum = np.minimum.reduce, np.add.reduce
+
 
 def int_array(values: Sequence[int]) -> Int32Array:
     return np.array(values, dtype=_INT)
@@ -108,11 +111,11 @@ class PackedRows:
     adapter: str = ""
 
     def __post_init__(self) -> None:
-        if not len(self.suffix_lens) or int(self.suffix_lens.min()) < 1 or self.prefix_len < 0:
+        if not len(self.suffix_lens) or _least(self.suffix_lens) < 1 or self.prefix_len < 0:
             raise PackingError("packed rows need at least one row, each with a suffix token")
-        if len(self.tokens) != self.prefix_len + int(self.suffix_lens.sum()):
+        if len(self.tokens) != self.prefix_len + _sum(self.suffix_lens, dtype=np.int64):
             raise PackingError("packed tokens do not add up to the prefix and the suffixes")
-        if int(self.tokens.min()) < -len(self.overrides):
+        if _least(self.tokens) < -len(self.overrides):
             raise PackingError("packed tokens name embeddings that there are not")
         if not self._reads_exist:
             raise PackingError("packed reads do not fit the rows")
@@ -168,7 +171,7 @@ class PackedRows:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the rows have as separate prompts, which is what users are billed for."""
-        return self.num_rows * self.prefix_len + int(self.suffix_lens.sum())
+        return len(self.tokens) + (self.num_rows - 1) * self.prefix_len
 
     def read_starts(self) -> NDArray[np.int64]:
         """int64 ``[rows + 1]``: number of each row's first read, and of all reads."""

@@ -49,7 +49,7 @@ class RowBytes(msgspec.Struct, frozen=True, array_like=True):
             draws=rows.sampling.draws.tobytes(),
             biases=rows.sampling.biases.tobytes(),
             overrides=rows.overrides.tobytes(),
-            overrides_dtype=rows.overrides.dtype.name,
+            overrides_dtype=rows.overrides.dtype.name if len(rows.overrides) else "",
             overrides_width=rows.overrides.shape[1],
             adapter=rows.adapter,
         )

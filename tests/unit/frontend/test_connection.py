@@ -22,11 +22,22 @@ async def test_an_outcome_is_waited_for(request_: object) -> None:
     assert await outcome_while_connected(future, request_) == 5
 
 
-async def test_a_client_that_leaves_ends_the_wait_and_not_the_future() -> None:
+async def test_a_client_that_leaves_ends_the_wait() -> None:
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with pytest.raises(RequestAbortedError, match="disconnected"):
         await outcome_while_connected(future, StubRequest(patience=3))
-    assert not future.done()
+
+
+async def test_nobody_looks_any_more_once_the_wait_is_over() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.02, future.set_result, 5)
+    tasks_before = asyncio.all_tasks()
+    request = StubRequest(patience=1_000)
+    assert await outcome_while_connected(future, request) == 5
+    left = request.patience
+    assert left < 1_000, "it was looked for the client"
+    await asyncio.sleep(0.01)
+    assert (request.patience, asyncio.all_tasks()) == (left, tasks_before)
 
 
 async def test_an_error_is_the_outcome() -> None:

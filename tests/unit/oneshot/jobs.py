@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sglang_prefill_ext.oneshot.admission import load_of
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
@@ -28,7 +29,8 @@ def job_of(plain: PlainRequest, budget: int = 100, **options: Any) -> Job:
     """A job that came after all jobs that were made before."""
     rows, number = plain.pack(), next(_numbers)
     pieces = split_request(rows, ForwardBudget(budget))
-    return Job(f"job-{number}", rows, number=number, pieces=pieces, **options)
+    arrived = load_of(rows)
+    return Job(f"job-{number}", rows, number=number, arrived=arrived, pieces=pieces, **options)
 
 
 class IdleExecutor:
