@@ -86,18 +86,15 @@ class SglangModel:
             with (
                 get_model().override(shared_experts=self._model.shared_experts_config),
                 forward_context(self._context, forward_batch=batch),
-                self._overridden(overrides),
+                nullcontext() if overrides is None else self._overridden(overrides),
             ):
                 return self._run(batch, read_at)
 
         return run
 
     @contextmanager
-    def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
+    def _overridden(self, overrides: Overrides) -> Iterator[None]:
         """Have the tokens' embeddings replaced; not all models take embeddings as an argument."""
-        if overrides is None:
-            yield
-            return
 
         def replace(_module: object, _inputs: object, embeds: Tensor) -> None:
             embeds[overrides.at] = overrides.embeds.to(embeds.dtype)

@@ -138,10 +138,14 @@ class PackedExecutor:
         ends_only = layout.reads_row_ends
         reads = layout.last_layer_queries() if ends_only else layout.read_positions()
         arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
-        arrays += [layout.positions(), reads, plan.override_at, plan.overrides]
-        arrays += attention.host_arrays()
-        tokens, positions, read_at, at, embeds, *rest = upload(arrays, model.device)
-        attention.bind(rest)
+        arrays += [layout.positions(), reads]
+        planned = attention.host_arrays()
+        arrays += planned
+        if len(plan.override_at):
+            arrays += [plan.override_at, plan.overrides]
+        tokens, positions, read_at, *rest = upload(arrays, model.device)
+        attention.bind(rest[: len(planned)])
+        overrides = rest[len(planned) :]
         last_layer = model.last_layer if ends_only else None
         attend = LayerAttention(plan, attention, held, stores, last_layer)
         run = model.prepare(
@@ -150,7 +154,7 @@ class PackedExecutor:
             read_at,
             _row_lens(layout),
             attend,
-            Overrides(at, embeds) if len(at) else None,
+            Overrides(*overrides) if overrides else None,
             plan.adapter,
             shortened=ends_only,
         )

@@ -51,18 +51,24 @@ class LayerAttention:
         self._held = held
         self._stores = stores
         self._shortened = shortened
-        spans = zip(plan.layout.group_starts.tolist(), plan.layout.groups, strict=True)
-        self._fresh = [slice(start, start + span.fresh) for start, span in spans]
+        self._layout = plan.layout
+        self._leaves_any = any(plan.hold) or any(store is not None for store in stores)
 
     def __call__(self, layer: int, inputs: LayerInputs) -> Tensor:
         before = [None if source is None else source.load(layer) for source in self._held]
-        for old, kept, store, fresh in zip(
-            before, self.kept, self._stores, self._fresh, strict=True
-        ):
-            if kept is not None:
-                kept.keep(layer, old, inputs.k[fresh], inputs.v[fresh])
-            if store is not None:
-                some = slice(fresh.start, fresh.start + store.stored)
-                store.store(layer, inputs.k[some], inputs.v[some])
+        if self._leaves_any:
+            self._leave(layer, inputs, before)
         attend = self._attention.read if layer == self._shortened else self._attention.forward
         return attend(inputs, before)
+
+    def _leave(self, layer: int, inputs: LayerInputs, before: Held) -> None:
+        spans = zip(self._layout.group_starts.tolist(), self._layout.groups, strict=True)
+        for (start, span), old, kept, store in zip(
+            spans, before, self.kept, self._stores, strict=True
+        ):
+            if kept is not None:
+                fresh = slice(start, start + span.fresh)
+                kept.keep(layer, old, inputs.k[fresh], inputs.v[fresh])
+            if store is not None:
+                some = slice(start, start + store.stored)
+                store.store(layer, inputs.k[some], inputs.v[some])
