@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sglang.srt.environ import Envs
@@ -28,7 +29,12 @@ from sglang_prefill_ext.compat.token_output import (
 )
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
-from sglang_prefill_ext.frontend.generate_api import GenerateBody, answer_body, logprob_fields
+from sglang_prefill_ext.frontend.generate_api import (
+    GenerateBody,
+    answer_body,
+    logprob_fields,
+    sampling_arguments,
+)
 from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.served import served_prompts
 from sglang_prefill_ext.frontend.token_answer import answer_of
@@ -86,6 +92,8 @@ class DirectGenerate:
         self._records = records
         self._vocab_size: int = manager.model_config.vocab_size
         self._embedding_rows = embedding_rows(manager)
+        # Clients ask for the same over and over, and what SGLang makes of it is only read here.
+        self._checked_sampling = lru_cache(maxsize=64)(self._check_sampling)
         self._reads_headers: bool = Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()
 
     async def answer(self, body: GenerateBody, request: Any) -> bytes | None:
@@ -98,8 +106,7 @@ class DirectGenerate:
             return None
         try:
             options = options_of(headers_unless_opted_out(request), now_ms=time.time() * 1e3)
-            sampling = self._sampling(body)
-            stops = stop_tokens(self._manager, sampling)
+            sampling, stops = self._sampling(body)
             keeping = self._records.keeping(request, len(body.prompts), dict)
             with counted(self._frontend.metrics, request), keeping as record:
                 calls = await self._calls(body, sampling, stops, request)
@@ -127,8 +134,8 @@ class DirectGenerate:
             or self._reads_headers  # they name requests, too
         )
 
-    def _sampling(self, body: GenerateBody) -> Any:
-        """SGLang's parameters.
+    def _sampling(self, body: GenerateBody) -> tuple[Any, Collection[int]]:
+        """SGLang's parameters, and the tokens that stop a generation.
 
         Raises:
             ValueError: they are wrong.
@@ -136,10 +143,14 @@ class DirectGenerate:
         top_k = body.sampling_params.top_k or 0
         asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
         asked.check(self._vocab_size)
-        sampling = self._manager.sampling_params_class(**body.sampling_arguments())
+        return self._checked_sampling(body.sampling_key)
+
+    def _check_sampling(self, key: bytes) -> tuple[Any, Collection[int]]:
+        """Likewise, of a `GenerateBody.sampling_key`."""
+        sampling = self._manager.sampling_params_class(**sampling_arguments(key))
         sampling.normalize(self._manager.tokenizer)
         sampling.verify(self._vocab_size)
-        return sampling
+        return sampling, stop_tokens(self._manager, sampling)
 
     async def _calls(
         self, body: GenerateBody, sampling: Any, stops: Collection[int], request: Any
@@ -160,7 +171,7 @@ class DirectGenerate:
     def _answer(
         self, body: GenerateBody, ended: _Ended, call: TokenCall, read_out: ReadOut
     ) -> dict[str, Any]:
-        manager, ids, cached = self._manager, call.ids.tolist(), read_out.cached_tokens
+        manager, ids, cached = self._manager, call.ids, read_out.cached_tokens
         answer = answer_of(call, read_out.table, vocab_size=self._vocab_size)
         reason, text = ending(manager, ended.sampling, ended.stops, ids, answer.token)
         output_ids = [] if answer.token is None else [answer.token]

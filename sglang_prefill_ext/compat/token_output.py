@@ -15,6 +15,7 @@ from sglang.srt.utils.weight_versions import WeightVersionSpan
 
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.token_answer import TokenAnswer, first_text
+from sglang_prefill_ext.wire.packed import Int32Array
 
 _LISTS = tuple(field.name for field in fields(TokenAnswer) if field.name != "token")
 
@@ -45,7 +46,7 @@ def ending(
     manager: Any,
     sampling: Any,
     stops: Collection[int],
-    prompt: Sequence[int],
+    prompt: Sequence[int] | Int32Array,
     token: int | None,
 ) -> tuple[dict[str, Any], str]:
     """Why a prompt with that token behind it ends, and the text that the token adds.

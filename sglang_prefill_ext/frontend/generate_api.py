@@ -49,10 +49,10 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
-    def sampling_arguments(self) -> dict[str, Any]:
-        """Of SGLang's `SamplingParams`."""
-        fields: dict[str, Any] = msgspec.to_builtins(self.sampling_params)
-        return fields
+    @property
+    def sampling_key(self) -> bytes:
+        """Equal for bodies with equal sampling parameters; see `sampling_arguments`."""
+        return msgspec.msgpack.encode(self.sampling_params)  # JSON has no infinite numbers
 
     @property
     def is_single(self) -> bool:
@@ -97,6 +97,12 @@ def read_request(body: bytes) -> GenerateBody | None:
     if isinstance(read.input_ids, list) and len(set(map(type, read.input_ids))) != 1:
         return None
     return read
+
+
+def sampling_arguments(key: bytes) -> dict[str, Any]:
+    """Of SGLang's `SamplingParams`, for a `GenerateBody.sampling_key`."""
+    fields: dict[str, Any] = msgspec.msgpack.decode(key)
+    return fields
 
 
 def answer_body(answers: list[dict[str, Any]], *, is_single: bool) -> bytes:

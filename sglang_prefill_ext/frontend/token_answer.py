@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.token_batch import ReadKind
 from sglang_prefill_ext.frontend.token_call import TokenCall
-from sglang_prefill_ext.wire.packed import Float32Array
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array
 
 _CONTEXT_TOKENS = 5
 """Tokens of the prompt that SGLang's detokenizer decodes together with the first new one."""
@@ -77,13 +77,18 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
 
 
 def first_text(
-    tokenizer: Any, prompt: Sequence[int], token: int, *, skip_special: bool, spaces: bool
+    tokenizer: Any,
+    prompt: Sequence[int] | Int32Array,
+    token: int,
+    *,
+    skip_special: bool,
+    spaces: bool,
 ) -> str:
     """Return the text that a token adds to a prompt, as SGLang's detokenizer finds it.
 
     A token's text may depend on what precedes it, so it is decoded with and without.
     """
-    before = tuple(prompt[-_CONTEXT_TOKENS:])
+    before = tuple(map(int, prompt[-_CONTEXT_TOKENS:]))
     return _added_text(tokenizer, before, token, skip_special=skip_special, spaces=spaces)
 
 

@@ -53,7 +53,7 @@ class GroupSpan:
             raise PackingError(
                 f"held={self.held} and fresh={self.fresh} are token counts and must be >= 0"
             )
-        if lens.size and lens.min() < 1:
+        if lens.size and np.minimum.reduce(lens) < 1:
             raise PackingError(
                 f"suffix_lens[{lens.argmin()}] is {lens.min()}: every row needs at least one token "
                 "after the prefix; shorten the prefix by one"
@@ -231,4 +231,5 @@ class ForwardLayout:
 
 def _starts(lens: NDArray[np.integer]) -> NDArray[np.int64]:
     """Exclusive cumulative sum: where each of consecutive segments begins."""
-    return np.cumsum(lens, dtype=np.int64) - lens
+    starts: NDArray[np.int64] = lens.cumsum(dtype=np.int64) - lens
+    return starts

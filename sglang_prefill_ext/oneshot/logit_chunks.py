@@ -54,7 +54,7 @@ def logit_chunks(
         chunk_reads: most reads of a chunk.
     """
     reads = len(label_lens)
-    ends = np.concatenate(([0], np.cumsum(label_lens, dtype=np.int64)))
+    ends = np.concatenate(([0], label_lens.cumsum(dtype=np.int64)))
     for first in range(0, reads, chunk_reads):
         last = min(first + chunk_reads, reads)
         labels = slice(int(ends[first]), int(ends[last]))

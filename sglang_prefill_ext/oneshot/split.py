@@ -106,7 +106,7 @@ class _Starts:
 
     @classmethod
     def of(cls, rows: PackedRows) -> _Starts:
-        before = np.concatenate(([0], np.cumsum(rows.suffix_lens, dtype=np.int64)))
+        before = np.concatenate(([0], rows.suffix_lens.cumsum(dtype=np.int64)))
         return cls(rows.prefix_len + before, rows.read_starts())
 
 

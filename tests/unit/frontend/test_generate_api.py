@@ -10,6 +10,7 @@ from sglang_prefill_ext.frontend.generate_api import (
     answer_body,
     logprob_fields,
     read_request,
+    sampling_arguments,
 )
 from sglang_prefill_ext.frontend.token_answer import TokenAnswer
 
@@ -47,6 +48,29 @@ def test_plain_requests_are_read(fields: dict[str, Any]) -> None:
     found = read(**fields)
     assert found is not None
     assert found.arguments() == fields
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"max_new_tokens": 0},
+        ONE_TOKEN | {"temperature": 0.1, "top_p": 1 / 3, "min_p": 0.25, "top_k": 2**40},
+        ONE_TOKEN | {"sampling_seed": -(2**63), "ignore_eos": False, "no_stop_trim": True},
+        ONE_TOKEN | {"skip_special_tokens": True, "spaces_between_special_tokens": False},
+    ],
+    ids=str,
+)
+def test_sampling_parameters_are_told_apart_by_their_key(sampling: dict[str, Any]) -> None:
+    found, other = (
+        read(text="a", sampling_params=sampling),
+        read(text="b", sampling_params=sampling),
+    )
+    plain = read(text="a", sampling_params=ONE_TOKEN)
+    assert found is not None
+    assert other is not None
+    assert plain is not None
+    assert sampling_arguments(found.sampling_key) == sampling
+    assert found.sampling_key == other.sampling_key != plain.sampling_key
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,23 @@ def test_the_text_of_a_token_is_what_it_adds(prompt: list[int], expected: str) -
             assert how == {"skip_special_tokens": True, "spaces_between_special_tokens": False}
             return "-".join("ABCDEFGH"[each] for each in ids)
 
-    assert first_text(Tokenizer(), prompt, 1, skip_special=True, spaces=False) == expected
+    for ids in (prompt, int_array(prompt)):
+        assert first_text(Tokenizer(), ids, 1, skip_special=True, spaces=False) == expected
+
+
+def test_the_text_of_a_token_hangs_on_the_tokenizer_and_on_what_is_shown() -> None:
+    class Tokenizer:
+        def __init__(self, text: str) -> None:
+            self._text = text
+
+        def decode(self, ids: list[int], **how: bool) -> str:
+            return self._text * (len(ids) + sum(how.values()))
+
+    first, second = Tokenizer("a"), Tokenizer("bc")
+    for _ in range(2):
+        assert first_text(first, [5], 1, skip_special=True, spaces=True) == "a"
+        assert first_text(second, [5], 1, skip_special=True, spaces=True) == "bc"
+        assert first_text(second, [5], 1, skip_special=False, spaces=True) == "bc"
 
 
 def test_what_a_cache_may_know_of_a_lone_prompt_is_not_read() -> None:
