@@ -41,6 +41,9 @@ def main(
     awake: Annotated[
         bool, typer.Option("--awake", help="No core sleeps meanwhile; needs root.")
     ] = False,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Schedulers have the first core to themselves.")
+    ] = False,
     side_by_side: Annotated[
         bool, typer.Option("--side-by-side", help="Both are started once, and loaded in turn.")
     ] = False,
@@ -57,7 +60,7 @@ def main(
     with measured_model(console, preset) as (model, status), cores:
         requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
         asked = (KINDS[kind], prompts, clients or [1, 8, 32])
-        run = DecisionRun(model, *asked, seconds, threads, spin=spin, by_wrk=by_wrk)
+        run = DecisionRun(model, *asked, seconds, threads, spin=spin, apart=apart, by_wrk=by_wrk)
         measure = run.side_by_side if side_by_side else run.in_turn
         measure(alternations, requests, lambda what: status.update(f"{kind} on {preset}: {what}"))
     comparisons = compare_paths(run.results)

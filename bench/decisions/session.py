@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from bench.cores import scheduler_apart
 from bench.decisions.kinds import Kind, Prompts, numbers_of
 from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
@@ -76,6 +78,7 @@ class DecisionRun:
         threads: of one forward on a CPU.
         spin: idle schedulers look for work all the time: a lone request is answered sooner, many
             clients have a core less.
+        apart: schedulers have a core of their own, as beside a GPU; one server at a time is busy.
         by_wrk: wrk makes the load that counts, which takes nothing from Python; a short loop
             before it gives the answers that are compared.
     """
@@ -87,6 +90,7 @@ class DecisionRun:
     seconds: float
     threads: int
     spin: bool
+    apart: bool
     by_wrk: bool
     gate: AnswerGate = field(init=False)
     results: list[Result] = field(default_factory=list)
@@ -104,7 +108,7 @@ class DecisionRun:
         for repeat in range(starts):
             for path in PATHS:
                 tell(f"start {repeat + 1} of {path}")
-                with self._server(path) as server:
+                with self._server(path) as server, self._placed(server):
                     self._measure(server.port, path, repeat, requests)
 
     def side_by_side(self, turns: int, requests: Requests, tell: Callable[[str], None]) -> None:
@@ -113,7 +117,11 @@ class DecisionRun:
         Raises:
             GateError: likewise.
         """
-        with self._server(STOCK) as stock, self._server(EXTENSION) as extension:
+        with (
+            self._server(STOCK) as stock,
+            self._server(EXTENSION) as extension,
+            self._placed(stock, extension),
+        ):
             for repeat in range(turns):
                 tell(f"turn {repeat + 1}")
                 for path, server in ((STOCK, stock), (EXTENSION, extension)):
@@ -126,6 +134,10 @@ class DecisionRun:
         env = {**KEEP_ALIVE_ENV, "OMP_NUM_THREADS": str(self.threads)}
         log = self.model.parent / f"{path}.log"
         return MeasuredServer(self.model, flags, env=env, log_path=log)
+
+    def _placed(self, *servers: MeasuredServer) -> AbstractContextManager[None]:
+        pids = [pid for server in servers for pid in server.pids]
+        return scheduler_apart(pids) if self.apart else nullcontext()
 
     def _measure(self, port: int, path: str, repeat: int, requests: Requests) -> None:
         """Run all loops on a server, and hold its answers against stock's."""
