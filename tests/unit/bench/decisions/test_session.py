@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from bench.decisions.kinds import KINDS, Prompts
 from bench.decisions.session import AnswerGate, DecisionRun
 from bench.gate import GateError
 from bench.plan import EXTENSION, STOCK
-from tests.unit.bench.servers import Servers
+from tests.unit.bench.servers import Running, Servers
 from tests.unit.bench.stand_in import StandIn
 
 KIND = KINDS["embedding"]
@@ -51,9 +53,11 @@ def servers(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Servers:
     return servers
 
 
-def measured(directory: Path, how: str) -> DecisionRun:
-    prompts = Prompts(1, 0, 2, 3)
-    run = DecisionRun(directory, KIND, prompts, [1, 2], 0.05, threads=1, spin=False, by_wrk=False)
+def measured(directory: Path, how: str, *, apart: bool = False) -> DecisionRun:
+    prompts, clients, seconds = Prompts(1, 0, 2, 3), [1, 2], 0.05
+    run = DecisionRun(
+        directory, KIND, prompts, clients, seconds, threads=1, spin=False, apart=apart, by_wrk=False
+    )
     getattr(run, how)(2, prompts.draw(50, seed=0), lambda _: None)
     return run
 
@@ -72,6 +76,29 @@ def test_loads_alternate_between_the_servers(
         for load in ("1 client", "2 clients")
     ]
     assert run.gate.compared > 0
+
+
+@pytest.mark.parametrize(("how", "placed"), [("in_turn", [[7]] * 4), ("side_by_side", [[7, 7]])])
+@pytest.mark.parametrize("apart", [True, False])
+def test_schedulers_are_kept_apart_if_that_is_asked_for(
+    servers: Servers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    placed: list[list[int]],
+    apart: bool,
+) -> None:
+    seen: list[list[int]] = []
+
+    @contextmanager
+    def keep_apart(pids: list[int]) -> Iterator[None]:
+        seen.append(pids)
+        yield
+
+    monkeypatch.setattr(Running, "pids", [7])
+    monkeypatch.setattr(decision_session, "scheduler_apart", keep_apart)
+    measured(tmp_path, how, apart=apart)
+    assert seen == (placed if apart else [])
 
 
 def test_servers_that_disagree_have_no_figures(
