@@ -162,13 +162,18 @@ class Gatherer(Generic[Item, Answer]):
             answers = await self._serve(lane.kind, batch.items)
         except Exception as error:
             answers = [error] * len(batch.items)
+        # First, as the scheduler idles meanwhile: what calls make of their answers takes long.
+        self._start_gathered(lane)
         batch.answer(answers)
 
     def _end(self, lane: _Lane[Item, Answer], _work: asyncio.Task[None]) -> None:
         lane.serving -= 1
+        self._start_gathered(lane)
+        self._close_idle(lane)
+
+    def _start_gathered(self, lane: _Lane[Item, Answer]) -> None:
         if lane.gathering is not None:
             self._start(lane, lane.gathering)
-        self._close_idle(lane)
 
     def _leave(self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
         """Drop a batch for which nobody waits."""

@@ -89,6 +89,30 @@ async def test_calls_gather_while_a_batch_is_served() -> None:
     assert server.batches[1:] == [("a", [1, 2, 3])]
 
 
+async def test_the_next_batch_is_served_before_calls_are_told_their_answers() -> None:
+    happened: list[object] = []
+    door = asyncio.Event()
+
+    async def serve(_: object, items: list[int]) -> list[int]:
+        happened.append(list(items))
+        await door.wait()
+        return items
+
+    gatherer = Gatherer(serve, max_items=8, max_wait_s=LONG_S)
+
+    async def ask(item: int) -> None:
+        await gatherer.ask("a", [item])
+        happened.append(f"told {item}")
+
+    first = asyncio.create_task(ask(1))
+    await until(lambda: happened == [[1]])
+    second = asyncio.create_task(ask(2))
+    await _settle()
+    door.set()
+    await asyncio.gather(first, second)
+    assert happened == [[1], [2], "told 1", "told 2"]
+
+
 async def test_a_batch_starts_once_it_is_large_enough() -> None:
     server = Server(open_at_once=False)
     gatherer = server.gatherer(max_items=2)
@@ -212,8 +236,7 @@ async def test_who_leaves_at_the_moment_of_the_start_delays_nobody_behind() -> N
     async def serve(_: object, items: list[int]) -> list[int]:
         served.append(list(items))
         await door.wait()
-        # In the turn of the loop in which the batch behind this one is started.
-        asyncio.get_running_loop().call_soon(leaving.cancel)
+        leaving.cancel()  # in the turn of the loop in which the batch behind this one is started
         return items
 
     gatherer = Gatherer(serve, max_items=8, max_wait_s=LONG_S)
