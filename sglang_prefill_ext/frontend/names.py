@@ -10,5 +10,8 @@ _numbers = count()
 
 
 def unique_name(kind: str) -> str:
-    """Return a name that begins with `kind`; at a tenth of the price of a new UUID."""
-    return f"{kind}{_PROCESS}-{next(_numbers)}"
+    """Return a name that begins with `kind`; at a tenth of the price of a new UUID.
+
+    No name begins with another one: requests are aborted by how their names begin.
+    """
+    return f"{kind}{next(_numbers)}-{_PROCESS}"

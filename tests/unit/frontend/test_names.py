@@ -14,3 +14,8 @@ def test_no_name_is_given_twice_in_any_process() -> None:
         found += subprocess.check_output([sys.executable, "-c", _PRINT], text=True).split()
     assert len(set(found)) == len(found) == 6
     assert all(name.startswith("a-") for name in found)
+
+
+def test_no_name_begins_with_another() -> None:
+    found = [unique_name("a-") for _ in range(120)]
+    assert [name for name in found if any(o.startswith(name) for o in found if o != name)] == []
