@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,10 @@ class Window:
 
     seconds: float
     min_requests: int
+
+    def is_over(self, seen: Measurement) -> bool:
+        """Whether a loop that has seen so much may end."""
+        return len(seen.latencies_s) >= self.min_requests and seen.seconds >= self.seconds
 
 
 @dataclass(slots=True)
@@ -85,8 +89,15 @@ def run_loop(loop: Coroutine[Any, Any, T]) -> T:
     raise error
 
 
+class Ending(Protocol):
+    """What decides when a closed loop ends: a `Window`, or something that runs beside it."""
+
+    def is_over(self, seen: Measurement) -> bool:
+        """Whether the loop may end; asked after every answer that counts."""
+
+
 async def closed_loop(
-    port: int, pool: Sequence[bytes], clients: int, window: Window
+    port: int, pool: Sequence[bytes], clients: int, window: Ending
 ) -> Measurement:
     """Let `clients` connections each send its next request once it has the last answer.
 
@@ -126,7 +137,7 @@ async def closed_loop(
 class _Counting:
     """Counts the answers of a closed loop between its warm-up and the end of its window."""
 
-    def __init__(self, window: Window, warm_up: int) -> None:
+    def __init__(self, window: Ending, warm_up: int) -> None:
         self.measurement = Measurement()
         self.done = False
         self._window = window
@@ -145,8 +156,7 @@ class _Counting:
         seen = self.measurement
         seen.add(number, latency_s, now, answer)
         seen.seconds = now - self._begin
-        enough = len(seen.latencies_s) >= self._window.min_requests
-        if enough and seen.seconds >= self._window.seconds:
+        if self._window.is_over(seen):
             seen.generator_cpu_s = time.process_time() - self._cpu_begin
             self.done = True
 

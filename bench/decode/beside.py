@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,28 @@ from bench.status import PackedCounters, packed_counters
 
 WARM_UP_S = 2.0
 SCORING_MARGIN_S = 1.0
-"""How much longer than warm-up and window a scoring loop must last, as clocks are read late."""
+"""How much longer than warm-up and window the arrivals of an open loop beside it go on."""
+
+
+@dataclass(slots=True)
+class Throughout:
+    """Lets a closed loop of scoring go on for as long as the generations beside it are measured.
+
+    Attributes:
+        measuring: the clock of the phase runs.
+        over: it has stopped.
+        scored: a request was answered in between.
+    """
+
+    measuring: bool = False
+    over: bool = False
+    scored: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def is_over(self, _seen: Measurement) -> bool:
+        """See `Ending`."""
+        if self.measuring:
+            self.scored.set()
+        return self.over
 
 
 @dataclass(slots=True)
@@ -72,29 +94,42 @@ async def run_phase(
     seconds: float,
     *,
     scoring: Coroutine[Any, Any, Measurement] | None = None,
+    throughout: Throughout | None = None,
     is_extension: bool,
 ) -> Phase:
     """Let clients generate, each its next prompt once the last one is done.
+
+    What is measured lasts until a client has begun and ended a generation in it, however slow the
+    machine is, and until a closed loop beside it has had an answer.
 
     Args:
         port: of the server.
         prompts: prepared requests, sent in turn and again from the start.
         clients: generations under way at any time.
-        seconds: length of what is measured, after `WARM_UP_S`.
-        scoring: a loop to run beside it, for `SCORING_MARGIN_S` longer.
+        seconds: least length of what is measured, after `WARM_UP_S`.
+        scoring: a loop to run beside it.
+        throughout: what ends that loop; None for an open one.
         is_extension: whether the server counts packed forwards.
 
     Raises:
         ExceptionGroup: of `LoadError`, where answers were not 200.
     """
     phase = Phase()
+    if throughout is None:
+        throughout = Throughout()
+        throughout.scored.set()  # nothing to wait for
+    missing, generated = math.inf, asyncio.Event()
     numbers = itertools.cycle(range(len(prompts)))
     connections = [await connect_streaming(port) for _ in range(clients)]
 
     async def generate(connection: StreamConnection) -> None:
+        nonlocal missing
         while not phase.end_s:
             number = next(numbers)
             phase.answers.append((number, await connection.stream(prompts[number])))
+            missing -= 1
+            if missing <= 0:
+                generated.set()
 
     async def read_counters() -> PackedCounters | None:
         return await packed_counters(port) if is_extension else None
@@ -107,10 +142,15 @@ async def run_phase(
             await asyncio.sleep(WARM_UP_S)
             before = await read_counters()
             phase.begin_s, cpu_begin_s = time.perf_counter(), time.process_time()
+            missing = clients + 1  # one of the clients ends two of these, and so begins one
+            throughout.measuring = True
             await asyncio.sleep(seconds)
+            await generated.wait()
+            await throughout.scored.wait()
             after = await read_counters()
             phase.generator_cpu_s = time.process_time() - cpu_begin_s
             phase.end_s = time.perf_counter()
+            throughout.over = True
     finally:
         for connection in connections:
             connection.close()

@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.cores import SINGLE_THREADED, scheduler_apart
-from bench.decode.beside import SCORING_MARGIN_S, WARM_UP_S, Phase, generate_each, run_phase
+from bench.decode.beside import (
+    SCORING_MARGIN_S,
+    WARM_UP_S,
+    Phase,
+    Throughout,
+    generate_each,
+    run_phase,
+)
 from bench.decode.plan import OPEN, SATURATED, DecodePlan, DecodeResult
 from bench.decode.stream import Generation, decode_figures
 from bench.floor import ModelShape
@@ -114,12 +121,13 @@ class DecodeRun:
         self._stock_rate = seen.requests_per_s
 
     def _measure(self, path: str, repeat: int, port: int, case: DecodeCase, name: str) -> None:
-        window = Window(WARM_UP_S + self.plan.seconds + SCORING_MARGIN_S, 1)
         rate = self.plan.share * self._stock_rate if name == OPEN else None
-        scoring = None
+        scoring, throughout = None, None
         if name == SATURATED:
-            scoring = closed_loop(port, case.pool, self.plan.score_clients, window)
+            throughout = Throughout()
+            scoring = closed_loop(port, case.pool, self.plan.score_clients, throughout)
         elif rate is not None:
+            window = Window(WARM_UP_S + self.plan.seconds + SCORING_MARGIN_S, 1)
             arrivals = poisson_arrivals(rate, window, self.plan.seed)
             scoring = open_loop(port, case.pool, arrivals)
         phase = run_loop(
@@ -129,6 +137,7 @@ class DecodeRun:
                 self.plan.clients,
                 self.plan.seconds,
                 scoring=scoring,
+                throughout=throughout,
                 is_extension=path == EXTENSION,
             )
         )

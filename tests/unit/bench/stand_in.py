@@ -1,12 +1,10 @@
-"""A stand-in for a server: answers scores and embeddings, streams `/generate`, has a status."""
+"""A stand-in for a server: answers scores, streams `/generate`, has a status page."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,49 +16,28 @@ _LENGTH = re.compile(rb"Content-Length: (\d+)")
 class StandIn:
     """Answers are a function of the tokens; the knobs below make it misbehave.
 
-    The status page tells that every packed request had a forward of its own, and that packed
-    forwards kept the device busy for a quarter of the time.
+    Attributes:
+        answers_together: the first answers wait until so many requests are there.
+        packed: what the status page counts of requests and of forwards.
+        seen: bodies of scoring requests.
     """
 
     port: int = 0
-    delay_s: float = 0.0
     status: int = 200
     keep_length: bool = True
     chunk_bytes: int = 1 << 20
-    shift: float = 0.0
-    extension_shift: float = 0.0
-    counts_packed: bool = False
+    answers_together: int = 0
     packed: int = 0
-    token_delay_s: float = 0.001
-    id_shift: int = 0
-    extension_id_shift: int = 0
-    declines: bool = False
-    shift_per_request: float = 0.0
     seen: list[dict[str, object]] = field(default_factory=list)
-
-    def score(self, body: bytes) -> bytes:
-        request = json.loads(body)
-        self.seen.append(request)
-        self.packed += self.counts_packed
-        self.shift += self.shift_per_request
-        query = sum(request["query"])
-        first = [(query + sum(item)) % 997 / 997 + self.shift for item in request["items"]]
-        answer = {"scores": [[p, 1 - p] for p in first]}
-        if request["return_token_logprobs"]:
-            answer["token_logprobs"] = [[p - 1, -p] for p in first]
-        return json.dumps(answer).encode()
-
-    def embedding(self, body: bytes) -> bytes:
-        self.packed += self.counts_packed
-        vector = [sum(json.loads(body)["input"]) % 997 / 997 + self.shift]
-        return json.dumps({"data": [{"embedding": vector}]}).encode()
+    _together: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = _LENGTH.search(head)
                 body = await reader.readexactly(int(length[1]) if length else 0)
-                await asyncio.sleep(self.delay_s)
+                await self._wait_for_others()
                 if head.startswith(b"POST /generate "):
                     await self._stream(writer, json.loads(body))
                 else:
@@ -70,36 +47,41 @@ class StandIn:
         finally:
             writer.close()
 
+    async def _wait_for_others(self) -> None:
+        self._waiting += 1
+        if self._waiting >= self.answers_together:
+            self._together.set()
+        await self._together.wait()
+
     def _body(self, head: bytes, body: bytes) -> bytes:
         if head.startswith(b"POST /v1/score "):
-            return self.score(body)
-        if head.startswith(b"POST /v1/embeddings "):
-            return self.embedding(body)
-        if head.startswith(b"POST /prefill_only/gc "):
-            return self._gc_reports()
+            return self._score(body)
         assert head.startswith(b"GET /prefill_only/status ")
-        counters = {"forwards": self.packed, "requests": {"ok": self.packed}}
-        scheduler = {"counters": counters, "busy_s": time.perf_counter() / 4}
         status = {
             "frontend": {"counters": {"requests": {"packed": self.packed}}},
-            "schedulers": [scheduler],
+            "schedulers": [
+                {
+                    "counters": {"forwards": self.packed, "requests": {"ok": self.packed}},
+                    "busy_s": 0.25,
+                }
+            ],
         }
         return json.dumps(status).encode()
 
-    def _gc_reports(self) -> bytes:
-        """Of one process, this one, with a short pause for every packed request."""
-        within = {"20": self.packed}
-        pauses = {"count": self.packed, "within_ms": within, "cpu_within_ms": within}
-        report = {"pid": os.getpid(), "role": "scheduler", "pauses": pauses}
-        return json.dumps({"complete": not self.declines, "processes": [report]}).encode()
+    def _score(self, body: bytes) -> bytes:
+        request = json.loads(body)
+        self.seen.append(request)
+        query = sum(request["query"])
+        first = [(query + sum(item)) % 997 / 997 for item in request["items"]]
+        return json.dumps({"scores": [[p, 1 - p] for p in first]}).encode()
 
     async def _stream(self, writer: asyncio.StreamWriter, request: dict[str, Any]) -> None:
         """Each event repeats all tokens so far, as SGLang's do."""
         await self._send(writer, f"HTTP/1.1 {self.status} Some Reason\r\n".encode() + _CHUNKED)
-        first = sum(request["input_ids"]) + self.id_shift
+        first = sum(request["input_ids"])
         ids = [first + n for n in range(request["sampling_params"]["max_new_tokens"])]
         for end in range(1, len(ids) + 1):
-            await asyncio.sleep(self.token_delay_s)
+            await asyncio.sleep(0.001)
             await self._send(writer, _chunk(json.dumps({"output_ids": ids[:end]}).encode()))
         await self._send(writer, _chunk(b"[DONE]") + b"0\r\n\r\n")
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from bench.decode import beside
-from bench.decode.beside import Phase, generate_each, run_phase
-from bench.decode.stream import Generation
+from bench.decode.beside import Phase, Throughout, generate_each, run_phase
+from bench.decode.stream import Generation, decode_figures
 from bench.http_client import LoadError, post_bytes
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.status import PackedCounters
@@ -20,8 +20,8 @@ POOL = [post_bytes("/v1/score", json.dumps(SCORE).encode())]
 
 
 @pytest.fixture(autouse=True)
-def _short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "WARM_UP_S", 0.05)
+def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "WARM_UP_S", 0.0)
 
 
 def test_every_prompt_is_generated_once_in_order(stand_in: StandIn) -> None:
@@ -33,28 +33,31 @@ def test_every_prompt_is_generated_once_in_order(stand_in: StandIn) -> None:
         assert each.event_tokens == [1] * NEW_TOKENS
 
 
-def test_clients_generate_throughout_the_window(stand_in: StandIn) -> None:
-    phase = run_loop(run_phase(stand_in.port, PROMPTS, 2, 0.2, is_extension=False))
-    assert 0.19 <= phase.seconds < 5.0
+def test_a_phase_lasts_until_a_whole_generation_was_seen_in_it(stand_in: StandIn) -> None:
+    phase = run_loop(run_phase(stand_in.port, PROMPTS, 2, 0.0, is_extension=False))
     assert phase.scoring is None
     assert phase.packed is None
     assert phase.packed_share is None
     assert phase.scored_per_s == 0.0
-    assert phase.generator_cpu_s > 0.0
     seen = [Generation.from_pieces(*answer) for answer in phase.answers]
-    assert {each.number for each in seen} == {0, 1, 2}
     assert all(len(each.output_ids) == NEW_TOKENS for each in seen)  # also the last ones
-    assert min(each.event_s[0] for each in seen) < phase.begin_s
-    assert max(each.event_s[-1] for each in seen) >= phase.end_s
+    assert decode_figures(seen, phase.begin_s, phase.end_s).tokens_per_s > 0.0
 
 
-def test_scoring_runs_beside_and_packed_time_is_read(stand_in: StandIn) -> None:
-    scoring = closed_loop(stand_in.port, POOL, 1, Window(0.5, 1))
-    phase = run_loop(run_phase(stand_in.port, PROMPTS, 1, 0.2, scoring=scoring, is_extension=True))
+def test_a_phase_lasts_until_a_closed_loop_beside_it_has_had_an_answer(stand_in: StandIn) -> None:
+    throughout = Throughout()
+    scoring = closed_loop(stand_in.port, POOL, 1, throughout)
+    phase = run_loop(
+        run_phase(
+            *(stand_in.port, PROMPTS, 1, 0.0),
+            scoring=scoring,
+            throughout=throughout,
+            is_extension=True,
+        )
+    )
     assert phase.scoring is not None
-    assert phase.scoring.seconds >= 0.5
-    assert phase.scored_per_s > 5.0
-    assert phase.packed_share == pytest.approx(0.25, abs=0.1)  # what the stand-in claims
+    assert phase.scored_per_s > 0.0
+    assert phase.packed is not None
 
 
 def test_only_scores_within_the_window_count() -> None:
