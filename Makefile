@@ -2,6 +2,7 @@
 VENV   := .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q
 # Byte code once at install: a server imports some 5,000 modules in each of its processes.
 UV     := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 STAMP  := $(VENV)/.installed
@@ -29,15 +30,18 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/contract
+	$(PYTEST) tests/contract
 
+# Both parts run and tell what failed, whatever becomes of the first one.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations 20 $(SHARE) tests --ignore tests/kernels
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest -q $(SHARE) tests/kernels
+	@status=0; export OMP_NUM_THREADS=1; \
+	$(PYTEST) --durations 20 $(SHARE) tests --ignore tests/kernels || status=$$?; \
+	TRITON_INTERPRET=1 $(PYTEST) $(SHARE) tests/kernels || status=$$?; \
+	exit $$status
 
 # On a machine with a Hopper GPU: the kernels compiled, then their speed. Without `setup`: docs/gpu.md.
 test-gpu: setup
-	$(BIN)/python -m pytest -q -n $(COMPILERS) tests/kernels
+	$(PYTEST) -n $(COMPILERS) tests/kernels
 
 bench-gpu: setup
 	for kernel in merge_state label_readout shared_prefix_attention; do \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_prefill_ext.demo.client import PATHS, Path
-from sglang_prefill_ext.demo.measure import Ranking
+from sglang_prefill_ext.demo.measure import Ranking, Throughput
 
 _SHOWN = 10
 _NUMBERS_WIDTH = 32  # characters that the columns of numbers take
@@ -64,21 +65,27 @@ def show_costs(
     console.print(f"Largest difference in score: [bold]{largest:.1e}[/]; {same}.\n")
 
 
-def show_throughput(console: Console, throughput: Mapping[int, Mapping[Path, float]]) -> None:
+def show_throughput(console: Console, throughput: Mapping[int, Throughput]) -> None:
     """Print items per second by number of clients, ratio first."""
-    table = Table(title="Items per second", title_justify="left")
+    title = "Items per second: median (range) of windows in turn"
+    table = Table(title=title, title_justify="left")
     for column in ("clients", "ratio", *PATHS):
         table.add_column(column, justify="right")
-    for clients, rates in throughput.items():
-        ratio = rates["packed"] / rates["stock"]
-        table.add_row(str(clients), f"{ratio:.1f}x", *(f"{rates[path]:,.0f}" for path in PATHS))
+    for clients, seen in throughput.items():
+        rates = [_with_range(seen.per_s[path], ",.0f") for path in PATHS]
+        table.add_row(str(clients), _with_range(seen.ratios, ".1f", "x"), *rates)
     console.print(table)
+
+
+def _with_range(values: Sequence[float], form: str, unit: str = "") -> str:
+    median, low, high = statistics.median(values), min(values), max(values)
+    return f"{median:{form}}{unit} ({low:{form}}-{high:{form}})"
 
 
 def plot(
     file: FilePath,
     rankings: Mapping[Path, Ranking],
-    throughput: Mapping[int, Mapping[Path, float]],
+    throughput: Mapping[int, Throughput],
 ) -> None:
     """Write a PNG: scores of both paths against each other, and items per second."""
     import matplotlib as mpl
@@ -93,7 +100,7 @@ def plot(
     width = 0.4
     for shift, path in enumerate(PATHS):
         places = [place + (shift - 0.5) * width for place in range(len(throughput))]
-        rates = [rates[path] for rates in throughput.values()]
+        rates = [statistics.median(seen.per_s[path]) for seen in throughput.values()]
         right.bar_label(right.bar(places, rates, width, label=path), fmt="{:,.0f}")
     right.set_xticks(range(len(throughput)), [str(n) for n in throughput])
     right.set(xlabel="clients", ylabel="items per second", title="More of them")

@@ -10,7 +10,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from sglang_prefill_ext.demo.client import PATHS, ScoringClient
-from sglang_prefill_ext.demo.measure import Request, items_per_second, rank
+from sglang_prefill_ext.demo.measure import Request, measure_throughput, rank_by_both
 from sglang_prefill_ext.demo.report import plot, show_costs, show_rankings, show_throughput
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.local_server import LocalServer
@@ -27,7 +27,7 @@ _SERVER_FLAGS = (
     "warning",
 )
 _CLIENTS = (1, 4)
-_SECONDS = 4.0
+_TURNS, _SECONDS = 5, 0.8
 _WARM_UP = 3
 
 
@@ -76,13 +76,13 @@ def _demonstrate(
         for path in PATHS:
             for request in requests[-_WARM_UP:]:
                 client.score(path, *request)
-        rankings = {p: rank(client, p, _request(query, items), requests) for p in PATHS}
+        rankings = rank_by_both(client, _request(query, items), requests)
     quality = {p: ndcg([relevance[i] for i in rankings[p].order], 10) for p in PATHS}
     show_rankings(console, query, items, relevance, rankings)
     show_costs(console, rankings, quality)
     with console.status("Measuring items per second ..."):
         throughput = {
-            clients: {p: items_per_second(connect, p, requests, clients, _SECONDS) for p in PATHS}
+            clients: measure_throughput(connect, requests, clients, _TURNS, _SECONDS)
             for clients in _CLIENTS
         }
     show_throughput(console, throughput)

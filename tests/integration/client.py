@@ -32,6 +32,12 @@ def score_body(seed: int, prefix: int, suffixes: list[int], **fields: Any) -> Js
     return body | {"return_token_logprobs": True} | fields
 
 
+def generate_body(ids: list[int], new_tokens: int) -> Json:
+    """A greedy generation of exactly `new_tokens` tokens."""
+    sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+    return {"input_ids": ids, "sampling_params": sampling}
+
+
 class Client:
     """Talks to one server; may be shared by threads."""
 
@@ -53,9 +59,7 @@ class Client:
 
     def generate(self, ids: list[int], new_tokens: int, *, stock: bool = False) -> list[int]:
         """Generate greedily exactly `new_tokens` tokens; return them."""
-        sampling = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
-        body = {"input_ids": ids, "sampling_params": sampling}
-        response = self.post("/generate", body, stock=stock)
+        response = self.post("/generate", generate_body(ids, new_tokens), stock=stock)
         assert response.status_code == 200, response.text
         output: list[int] = response.json()["output_ids"]
         return output

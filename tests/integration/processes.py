@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,7 +91,11 @@ def held_back(
 
 
 def sent(
-    client: Client, pool: Executor, bodies: list[Json], path: str
+    client: Client,
+    pool: Executor,
+    bodies: list[Json],
+    path: str,
+    headers: Mapping[str, str] | None = None,
 ) -> list[Future[httpx.Response]]:
     """Send requests, and return when the front end has had the time to pass them on."""
     written = Semaphore(0)
@@ -101,7 +105,7 @@ def sent(
             written.release()
 
     def send(body: Json) -> httpx.Response:
-        return client.http.post(path, json=body, extensions={"trace": note})
+        return client.http.post(path, json=body, headers=headers, extensions={"trace": note})
 
     replies = [pool.submit(send, body) for body in bodies]
     for _ in bodies:

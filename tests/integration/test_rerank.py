@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -182,21 +182,24 @@ def test_instruction_and_query_are_computed_once(client: Client, decoder: Refere
 
 
 @pytest.mark.patch("P25")
-def test_prompts_cost_little_beside_their_scores(client: Client, decoder: Reference) -> None:
+def test_prompts_cost_little_beside_their_scores(
+    reranker: Serving, client: Client, decoder: Reference
+) -> None:
     """Compiling the template for every document takes several times as long as scoring it."""
     body = {"query": QUERY, "documents": [f"{n} {DOCUMENTS[n % 40]}" for n in range(200)]}
     labels = [decoder.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
     score = {"query": "", "items": prompts_of(decoder, body), "label_token_ids": labels}
 
-    def best_s(path: str, sent: Json) -> float:
-        times = []
-        for _ in range(7):
-            begin = time.perf_counter()
+    def processor_s(path: str, sent: Json) -> float:
+        """Of the front end, whatever else the machine does."""
+        front_end = psutil.Process(reranker.server.pid)
+        before = front_end.cpu_times().user
+        for _ in range(10):
             assert client.post(path, sent).status_code == 200
-            times.append(time.perf_counter() - begin)
-        return min(times)
+        return front_end.cpu_times().user - before
 
-    assert best_s(PATH, body) < 2 * best_s("/v1/score", score)
+    processor_s(PATH, body)  # compiled now
+    assert processor_s(PATH, body) < 2 * processor_s("/v1/score", score)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,15 +11,23 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from sglang_prefill_ext.local_server import LocalServer
-from tests.integration.client import Client, random_ids, score_body, wait_until
+from tests.integration.client import (
+    OPT_OUT,
+    Client,
+    generate_body,
+    random_ids,
+    score_body,
+    wait_until,
+)
 from tests.integration.own_server import Serving, run_python, run_script, serving
 from tests.integration.parity import assert_same_answer
-from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.processes import scheduler_pid, sent, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -56,20 +63,17 @@ class Race:
         self.finished: list[str] = []
         self._client = client
         self._pool = pool
-        self._futures: list[Future[None]] = []
+        self._replies: list[Future[httpx.Response]] = []
 
-    def send(self, name: str, prompt: list[int]) -> Future[None]:
-        def run() -> None:
-            self._client.generate(prompt, 1, stock=True)
-            self.finished.append(name)
-
-        self._futures.append(self._pool.submit(run))
-        return self._futures[-1]
+    def send(self, name: str, prompt: list[int]) -> None:
+        """Send a request, and return when it is on its way to the scheduler."""
+        (reply,) = sent(self._client, self._pool, [generate_body(prompt, 1)], "/generate", OPT_OUT)
+        reply.add_done_callback(lambda _: self.finished.append(name))
+        self._replies.append(reply)
 
     def results(self) -> list[str]:
         """Wait for all."""
-        for future in self._futures:
-            future.result()
+        assert [reply.result().status_code for reply in self._replies] == [200] * len(self._replies)
         return self.finished
 
 
@@ -92,7 +96,6 @@ def gathered(server: LocalServer) -> Iterator[None]:
     """What is sent within the block is in the queue before any of it runs."""
     with stopped(scheduler_pid(server)):
         yield
-        time.sleep(1)
 
 
 @pytest.mark.patch("P16")
@@ -103,7 +106,6 @@ def test_short_prompts_overtake_a_long_one_that_came_first(
     with slowed(client, 0.2):
         with gathered(server):
             race.send("long", prompt_of(8 * CHUNK, seed=1))
-            time.sleep(0.5)
             for seed, length in enumerate((40, 20, 30), start=2):
                 race.send(f"short {length}", prompt_of(length, seed))
         assert race.results()[-1] == "long"
@@ -119,7 +121,6 @@ def test_cached_tokens_do_not_count(
     with slowed(client, 0.2):
         with gathered(server):
             race.send("new", prompt_of(3 * CHUNK, seed=12))
-            time.sleep(0.5)
             race.send("known", known)
         assert race.results() == ["known", "new"]
 
