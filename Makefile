@@ -13,8 +13,9 @@ SHARE   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Processes that share the GPU: what takes time there is the compiler, which has one core in each.
 COMPILERS ?= 8
 JUDGES := .judges
+WHEELS ?= dist
 
-.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor proto clean
+.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor wheel proto clean
 
 setup: $(STAMP)
 
@@ -61,6 +62,10 @@ $(JUDGES)/.installed: pyproject.toml | $(BIN)/uv
 
 judges: setup $(JUDGES)/.installed
 	for judge in lm-eval rerank openai; do $(BIN)/python -m bench.judges $$judge || exit 1; done
+
+# What `pip install` takes, until there is a release on an index.
+wheel: $(BIN)/uv
+	$(BIN)/uv build --quiet --wheel --out-dir $(WHEELS)
 
 doctor: setup
 	$(BIN)/sglang-prefill doctor

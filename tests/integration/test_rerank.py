@@ -185,7 +185,7 @@ def test_instruction_and_query_are_computed_once(client: Client, decoder: Refere
 def test_prompts_cost_little_beside_their_scores(
     reranker: Serving, client: Client, decoder: Reference
 ) -> None:
-    """Compiling the template for every document takes several times as long as scoring it."""
+    """Compiling the template for every document takes many times as long as scoring it."""
     body = {"query": QUERY, "documents": [f"{n} {DOCUMENTS[n % 40]}" for n in range(200)]}
     labels = [decoder.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
     score = {"query": "", "items": prompts_of(decoder, body), "label_token_ids": labels}
@@ -194,12 +194,12 @@ def test_prompts_cost_little_beside_their_scores(
         """Of the front end, whatever else the machine does."""
         front_end = psutil.Process(reranker.server.pid)
         before = front_end.cpu_times().user
-        for _ in range(10):
+        for _ in range(30):
             assert client.post(path, sent).status_code == 200
         return front_end.cpu_times().user - before
 
     processor_s(PATH, body)  # compiled now
-    assert processor_s(PATH, body) < 2 * processor_s("/v1/score", score)
+    assert processor_s(PATH, body) < 10 * processor_s("/v1/score", score)
 
 
 @pytest.mark.parametrize(
