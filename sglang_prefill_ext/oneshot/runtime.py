@@ -229,7 +229,7 @@ class PackedRuntime:
         job.ended = True
         job.held = None
         self._queue.drop(job)
-        self.stats.record_end(status, job.rows.num_prompt_tokens - job.tokens_computed)
+        self.stats.record_end(status, job.rows.tokens_saved(job.tokens_computed))
         wait_s, longest_row = 0.0, 0
         if status is JobStatus.REJECTED:
             wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)

@@ -300,11 +300,12 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
         "items": 4,
         "forwards": 2,
         "tokens_computed": 10,
-        "tokens_saved": -2,
+        "tokens_saved": 0,
         "text_batches": 0,
         "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
+        "encoding_failures": 0,
     }
 
 
