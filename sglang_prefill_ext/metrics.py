@@ -84,7 +84,7 @@ class FrontendMetrics:
         return dict(requests), dict(totals)
 
     def add(self, requests: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """Add what another process has counted; names that are not known, and less than 0, is not."""
+        """Add what another process has counted; unknown names and less than 0 do not count."""
         for path in _PATHS & requests.keys():
             self._add_requests(path, max(0, requests[path]))
         self._add_totals({name: max(0, totals[name]) for name in _TOTALS.keys() & totals.keys()})

@@ -24,11 +24,19 @@ class Mailbox:
     Args:
         socket: bound or connected by the caller; it belongs to the mailbox from now on.
         take: called with the parts of each message.
+        lose: called with the address of a receiver that has gone, if the socket says so
+            (`ROUTER_MANDATORY`); what it was sent is lost.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        take: Callable[[list[bytes]], None],
+        lose: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         self._socket = socket
         self._take = take
+        self._lose = lose
         self._unsent: dict[tuple[bytes, ...], list[bytes]] = {}
         self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
@@ -67,6 +75,10 @@ class Mailbox:
                 self._socket.send_multipart([*address, *parts], zmq.NOBLOCK)
             except zmq.Again:
                 return
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self._lose(*address)
             del self._unsent[address]
 
     def _take_some(self) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_prefill_ext.attach.address import checked_path
+from sglang_prefill_ext.attach.address import checked_path, require_private
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
@@ -60,6 +60,7 @@ def serve_grpc(
         if file is not None and not file.is_file():
             raise ConfigError(f"{file} is not a file. Give the path of one.")
     engine = checked_path(str(attach), flag="--attach")
+    require_private(engine.parent, flag="--attach")
     with reserved(host, port) as taken:
         settings = Settings(
             attach=engine,

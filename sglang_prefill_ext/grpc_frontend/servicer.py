@@ -60,9 +60,15 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """
     metrics, health_of_engine = FrontendMetrics(), Health()
     collector = Collector("grpc_front_end")
-    engine = EngineConnection(settings.attach, metrics, collector, health_of_engine.show)
+
+    def on_change(session: Session | None) -> None:
+        service.forget()
+        health_of_engine.show(session)
+
+    engine = EngineConnection(settings.attach, metrics, collector, on_change)
+    service = PrefillService(engine, metrics)
     async with engine.running():
-        server = _server(settings, PrefillService(engine, metrics), health_of_engine)
+        server = _server(settings, service, health_of_engine)
         # One that takes the place of another must not refuse what the other's neighbours can serve.
         await engine.wait_attached(_ATTACH_S)
         await server.start()
