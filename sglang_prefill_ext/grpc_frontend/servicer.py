@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from typing import Any
 
 import grpc
 import uvloop
@@ -32,11 +33,33 @@ _ATTACH_S = 2.0
 """For how long a new front end waits for the engine before it listens all the same."""
 
 
+_MOST_WATCHES = 128
+"""`Watch` calls at a time; each lasts for as long as its client likes."""
+
+
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches = 0
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
+        if self._watches >= _MOST_WATCHES:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_MOST_WATCHES} clients watch already. Use Check, or try again later.",
+            )
+        self._watches += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._watches -= 1
+
+
 class Health:
     """The standard health service: serving while the engine is there."""
 
     def __init__(self) -> None:
-        self.servicer = health.aio.HealthServicer()
+        self.servicer = _HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         self.show(None)
 
@@ -84,6 +107,7 @@ def _server(
     server = grpc.aio.server(
         interceptors=[BearerAuth(tokens)] if tokens else [],
         options=transport.server_options(settings),
+        maximum_concurrent_rpcs=settings.max_calls,
         compression=transport.compression(settings),
     )
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)  # type: ignore[no-untyped-call]
@@ -91,7 +115,7 @@ def _server(
     if settings.reflection:
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    address, credentials = f"{settings.host}:{settings.port}", transport.credentials(settings)
+    address, credentials = transport.address_of(settings), transport.credentials(settings)
     try:
         if credentials is None:
             server.add_insecure_port(address)
