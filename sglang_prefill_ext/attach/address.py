@@ -113,5 +113,5 @@ def stranger_at(path: Path) -> str:
     if owner != os.geteuid():
         return f"{path} belongs to user {owner}. Run engine and front ends as one user."
     if directory.st_mode & _WRITTEN_BY_OTHERS:
-        return f"Other users may write to {path.parent}. Put the socket into one of its own."
+        return f"Other users may write to {path.parent}. Give the socket a directory of its own."
     return ""

@@ -18,7 +18,7 @@ import zmq
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import listening
-from sglang_prefill_ext.attach.mailbox import Mailbox
+from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.messages import (
     Abort,
     Answer,
@@ -52,10 +52,6 @@ logger = logging.getLogger(__name__)
 
 _LINGER_MS = 200
 """What the last messages to front ends may take, in ms."""
-
-# A front end whose process stands still answers no ZMTP ping, and loses its connection; a busy
-# one does, from its I/O thread.
-_PING_MS, _PING_TIMEOUT_MS = 1000, 4000
 
 
 class Engine(Protocol):
@@ -271,15 +267,9 @@ class Broker:
 
 
 def _router(descriptor: int) -> zmq.Socket[bytes]:
-    # The context of the process is never ended, which could wait for ever.
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(zmq.SocketType.ROUTER)
+    socket = socket_of(zmq.SocketType.ROUTER)
     socket.setsockopt(zmq.SocketOption.USE_FD, descriptor)
-    socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
-    socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
     socket.setsockopt(zmq.SocketOption.ROUTER_MANDATORY, 1)  # it says who has gone
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _PING_MS)
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, _PING_TIMEOUT_MS)
     return socket
 
 

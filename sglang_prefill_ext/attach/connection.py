@@ -16,7 +16,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import stranger_at
-from sglang_prefill_ext.attach.mailbox import Mailbox
+from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.messages import (
     Beat,
     Facts,
@@ -40,10 +40,7 @@ logger = logging.getLogger(__name__)
 
 _RECONNECT_MS = (50, 1000)  # first and longest wait
 _LONGEST_WAIT_S = 60.0
-"""Between two hellos to an engine that this front end cannot serve; at first it is a second."""
-
-# An engine whose process stands still answers no ZMTP ping; a busy one does, from its I/O thread.
-_PING_MS, _PING_TIMEOUT_MS = 1000, 4000
+"""Between two hellos to an engine that this front end cannot serve; it doubles every time."""
 
 
 class EngineConnection:
@@ -97,8 +94,7 @@ class EngineConnection:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Stay attached, in the event loop of the caller."""
-        # The context of the process is never ended, which could wait for ever.
-        socket = _dealer(zmq.Context.instance())
+        socket = _dealer()
         events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
         monitor = Mailbox(socket.get_monitor_socket(events), self._watch)
         self._mailbox = Mailbox(socket, self._receive)
@@ -138,10 +134,11 @@ class EngineConnection:
 
     def _end_unread(self, heading: Heading, error: Exception) -> None:
         """End the call of an answer that cannot be read, or all if it is no answer."""
-        unread = isinstance(error, msgspec.DecodeError)
         why = f"The engine sends what cannot be read ({error}). Install one version."
+        if not isinstance(error, msgspec.DecodeError):
+            logger.error("A message of the engine could not be taken", exc_info=error)
         if heading.rid and self._session is not None:
-            logger.warning("%s", why, exc_info=None if unread else error)
+            logger.warning("%s", why)
             self._session.fail(heading.rid, why)
         else:
             self._give_up(why)
@@ -216,14 +213,10 @@ class EngineConnection:
             self._on_change(None)
 
 
-def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.SocketType.DEALER)
+def _dealer() -> zmq.Socket[bytes]:
+    socket = socket_of(zmq.SocketType.DEALER)
     # Nothing waits for an engine that is not there.
     socket.setsockopt(zmq.SocketOption.IMMEDIATE, 1)
-    socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
-    socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
     socket.setsockopt(zmq.SocketOption.RECONNECT_IVL, _RECONNECT_MS[0])
     socket.setsockopt(zmq.SocketOption.RECONNECT_IVL_MAX, _RECONNECT_MS[1])
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _PING_MS)
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, _PING_TIMEOUT_MS)
     return socket

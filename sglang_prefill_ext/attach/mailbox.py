@@ -15,6 +15,23 @@ _AT_ONCE = 64
 """Messages that are taken before the event loop has its turn."""
 
 
+# A process that stands still answers no ZMTP ping, and loses its connections; one that is only busy
+# does, from libzmq's own thread.
+_PING_MS, _PING_TIMEOUT_MS = 1000, 4000
+
+
+def socket_of(kind: zmq.SocketType) -> zmq.Socket[bytes]:
+    """Make a socket that holds back nothing, and finds out whether the other end still lives."""
+    # The context of the process is never ended, which could wait for ever.
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
+    socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
+    socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _PING_MS)
+    socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, _PING_TIMEOUT_MS)
+    return socket
+
+
 class Mailbox:
     """Sends and takes messages until closed; made in the event loop that it lives in.
 

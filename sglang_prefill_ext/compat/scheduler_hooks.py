@@ -51,7 +51,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         try:
             rows = message.rows(*widths)
         except Exception as error:  # nothing is around the dispatcher: the scheduler would end
-            logger.exception("Packed request %s cannot be read", message.rid)
+            logger.error("Packed request %s cannot be read: %s", message.rid, error)
             runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
             return
         runtime.submit(
