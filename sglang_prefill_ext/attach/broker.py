@@ -224,6 +224,7 @@ class Broker:
         except DeadlineExceededError as error:
             result = PackedResult("expired", str(error))
         except PackingError as error:
+            logger.warning("Rows of a front end cannot be served: %s", error)
             result = PackedResult("failed", str(error))
         except Exception as error:
             logger.exception("A packed request of a front end failed")

@@ -33,20 +33,21 @@ _ATTACH_S = 2.0
 """For how long a new front end waits for the engine before it listens all the same."""
 
 
-_MOST_WATCHES = 128
-"""`Watch` calls at a time; each lasts for as long as its client likes."""
+_WATCHING = 1 / 8
+"""Share of the calls under way that may watch the health, for as long as their clients like."""
 
 
 class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
-    def __init__(self) -> None:
+    def __init__(self, most_watches: int) -> None:
         super().__init__()
+        self._most_watches = most_watches
         self._watches = 0
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
-        if self._watches >= _MOST_WATCHES:
+        if self._watches >= self._most_watches:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{_MOST_WATCHES} clients watch already. Use Check, or try again later.",
+                f"{self._watches} clients watch already. Use Check, or try again later.",
             )
         self._watches += 1
         try:
@@ -58,8 +59,8 @@ class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it ha
 class Health:
     """The standard health service: serving while the engine is there."""
 
-    def __init__(self) -> None:
-        self.servicer = _HealthServicer()
+    def __init__(self, max_calls: int) -> None:
+        self.servicer = _HealthServicer(max(1, int(max_calls * _WATCHING)))
         self._tasks: set[asyncio.Task[None]] = set()
         self.show(None)
 
@@ -81,7 +82,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     Raises:
         ConfigError: a file of the settings cannot be used, or the port.
     """
-    metrics, health_of_engine = FrontendMetrics(), Health()
+    metrics, health_of_engine = FrontendMetrics(), Health(settings.max_calls)
     collector = Collector("grpc_front_end")
 
     def on_change(session: Session | None) -> None:

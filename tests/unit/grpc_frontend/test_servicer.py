@@ -13,6 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.client.grpc_calls import error_of
+from sglang_prefill_ext.errors import ServerBusyError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2_grpc, servicer
 from sglang_prefill_ext.grpc_frontend.settings import Settings
 from sglang_prefill_ext.local_server import free_port
@@ -68,6 +70,7 @@ async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(pat
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await asyncio.wait_for(stubs[1].Score(REQUEST), 10)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert isinstance(error_of("Score", refused.value), ServerBusyError)  # so clients repeat it
         for rid, rows in engine.link.sent:
             engine.exchange.deliver(rid, engine.answer(rows))
         for call in waiting:
@@ -77,10 +80,9 @@ async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(pat
         again.cancel()
 
 
-async def test_so_many_may_watch_the_health(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servicer, "_MOST_WATCHES", 1)
+async def test_so_many_may_watch_the_health(path: Path) -> None:
     async with (
-        serving(StubEngine(), path) as address,
+        serving(StubEngine(), path, max_calls=8) as address,
         grpc.aio.insecure_channel(address, OWN) as channel,
     ):
         watch = watching(channel)
