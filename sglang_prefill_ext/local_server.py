@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from sglang_prefill_ext.errors import ServerStartError
+from sglang_prefill_ext.runtime.children import module_command
 
 CPU_ARGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "131072")
 """What a CPU needs: bf16 is slow there, and the default KV pool takes all memory."""
@@ -96,7 +96,7 @@ class LocalServer:
         """
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
-        self.command = [sys.executable, "-m", "sglang.launch_server"]
+        self.command = module_command("sglang.launch_server")
         self.command += ["--model-path", str(model_path)]
         self.command += ["--host", "127.0.0.1", "--port", str(self.port)]
         self.command += [*(() if has_accelerator() else CPU_ARGS), *args]

@@ -19,7 +19,12 @@ _TOTALS = {
     "chats": "Chats encoded by a library faster than Hugging Face's.",
     "spliced": "Requests whose shared text was encoded once.",
     "encoding_mismatches": "Ways of encoding that differed from SGLang's, given up.",
+    "encoding_failures": "Calls of a fast encoder that raised; the plain way took over.",
 }
+
+
+_PATHS = frozenset(("packed", "stock", "refused", "rejected", "aborted", "failed", "expired"))
+"""How requests are counted; what another process says beyond these is no label here."""
 
 
 class FrontendMetrics:
@@ -52,7 +57,7 @@ class FrontendMetrics:
                 "items": rows.num_rows,
                 "forwards": forwards,
                 "tokens_computed": tokens_computed,
-                "tokens_saved": rows.num_prompt_tokens - tokens_computed,
+                "tokens_saved": rows.tokens_saved(tokens_computed),
             }
         )
 
@@ -79,10 +84,10 @@ class FrontendMetrics:
         return dict(requests), dict(totals)
 
     def add(self, requests: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """Add what another process has counted."""
-        for path, amount in requests.items():
-            self._add_requests(path, amount)
-        self._add_totals({name: totals[name] for name in _TOTALS.keys() & totals.keys()})
+        """Add what another process has counted; unknown names and less than 0 do not count."""
+        for path in _PATHS & requests.keys():
+            self._add_requests(path, max(0, requests[path]))
+        self._add_totals({name: max(0, totals[name]) for name in _TOTALS.keys() & totals.keys()})
 
     def as_dict(self) -> dict[str, Any]:
         return {

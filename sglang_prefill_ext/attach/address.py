@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sglang_prefill_ext.errors import ConfigError
 
 _LONGEST = 107  # bytes of a path in a Unix socket's address
+_BACKLOG = 128
+_WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def checked_path(path: str, *, flag: str) -> Path:
@@ -25,39 +28,90 @@ def checked_path(path: str, *, flag: str) -> Path:
     return absolute
 
 
-def claim(path: Path, *, flag: str) -> None:
-    """Make the directory of a socket, for its owner alone; a dead engine's socket may be there.
+def require_private(directory: Path, *, flag: str) -> None:
+    """Have a directory in which only this user, or root, can put a socket; make a missing one.
 
     Raises:
-        ConfigError: another engine listens there, or there is something else; or nothing can be
-            made there.
+        ConfigError: it belongs to somebody else, others may write to it, or it cannot be made.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
     except OSError as error:
         raise ConfigError(
-            f"{flag}: {path.parent} cannot be made ({error.strerror}). Choose another path."
+            f"{flag}: {directory} cannot be made ({error.strerror}). Choose another path."
         ) from error
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            f"{flag}: {directory} belongs to user {found.st_uid}, who could put another socket "
+            "there. Choose a directory of the user that runs this."
+        )
+    if found.st_mode & _WRITTEN_BY_OTHERS:
+        raise ConfigError(
+            f"{flag}: other users may write to {directory} (mode {stat.S_IMODE(found.st_mode):o}). "
+            "Choose a directory of its own inside, which is made, or chmod go-w."
+        )
+
+
+def claim(path: Path, *, flag: str) -> None:
+    """See that an engine can listen at a path; a dead engine's socket is taken away.
+
+    Raises:
+        ConfigError: another engine listens there, or there is something else; or the directory
+            is of no use (see `require_private`).
+    """
+    require_private(path.parent, flag=flag)
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(
             f"{flag}: nothing can be made in {path.parent}. Choose a directory that you may write."
         )
-    if not path.exists():
+    if not os.path.lexists(path):
         return
-    if not path.is_socket():
+    if not stat.S_ISSOCK(path.lstat().st_mode):
         raise ConfigError(f"{flag}: {path} is not a socket. Choose another path.")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(os.fspath(path)) == 0:
             raise ConfigError(
                 f"{flag}: another engine listens at {path}. Stop it, or choose another path."
             )
+    path.unlink(missing_ok=True)
 
 
 @contextmanager
-def owner_only() -> Iterator[None]:
-    """What is made inside is accessible for its owner only."""
-    before = os.umask(0o177)
+def listening(path: Path, *, flag: str) -> Iterator[int]:
+    """Listen at a path that nobody but this user may connect to.
+
+    Yields:
+        The descriptor of the socket, which whoever takes it closes. The file goes in the end,
+        unless another engine has taken its place.
+
+    Raises:
+        ConfigError: see `claim`.
+    """
+    claim(path, flag=flag)
+    with socket.socket(socket.AF_UNIX) as made:
+        # The file gets the mode of its socket; the umask is the whole process's.
+        os.fchmod(made.fileno(), 0o600)
+        made.bind(os.fspath(path))
+        made.listen(_BACKLOG)
+        ours = path.lstat()
+        descriptor = made.detach()
     try:
-        yield
+        yield descriptor
     finally:
-        os.umask(before)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.lstat(), ours):
+                path.unlink()
+
+
+def stranger_at(path: Path) -> str:
+    """Say why what listens at a path may be somebody else's; empty if it is this user's."""
+    try:
+        owner, directory = path.lstat().st_uid, path.parent.stat()
+    except OSError as error:
+        return f"{path} cannot be looked at ({error.strerror}). Start the engine again."
+    if owner != os.geteuid():
+        return f"{path} belongs to user {owner}. Run engine and front ends as one user."
+    if directory.st_mode & _WRITTEN_BY_OTHERS:
+        return f"Other users may write to {path.parent}. Give the socket a directory of its own."
+    return ""

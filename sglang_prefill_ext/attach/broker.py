@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,10 +17,11 @@ import zmq
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach import messages
-from sglang_prefill_ext.attach.address import claim, owner_only
-from sglang_prefill_ext.attach.mailbox import Mailbox
+from sglang_prefill_ext.attach.address import listening
+from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.messages import (
     Abort,
+    Answer,
     Beat,
     Call,
     Facts,
@@ -28,7 +30,9 @@ from sglang_prefill_ext.attach.messages import (
     FromFrontend,
     GcAnswer,
     GcCall,
+    Heading,
     Hello,
+    Knock,
     Refusal,
     Rows,
     RowsAnswer,
@@ -124,34 +128,42 @@ class Broker:
         Raises:
             ConfigError: see `address.claim`.
         """
-        claim(self._path, flag=self._flag)
-        # The context of the process is never ended, which could wait for ever.
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        socket = context.socket(zmq.SocketType.ROUTER)
-        socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
-        socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
-        with owner_only():
+        with listening(self._path, flag=self._flag) as descriptor:
+            socket = _router(descriptor)
             socket.bind(f"ipc://{self._path}")
-        self._mailbox = Mailbox(socket, self._receive)
-        forgetting = asyncio.ensure_future(self._forget_silent())
-        try:
-            yield
-        finally:
-            forgetting.cancel()
-            for name in list(self._peers):
-                self._send(name, Farewell())
-                self._forget(name)
-            self._mailbox.close(_LINGER_MS)
-            self._path.unlink(missing_ok=True)
+            self._mailbox = Mailbox(socket, self._receive, self._forget)
+            knocking = asyncio.ensure_future(self._knock_at_silent())
+            try:
+                yield
+            finally:
+                knocking.cancel()
+                for name in list(self._peers):
+                    self._send(name, Farewell())
+                    self._forget(name)
+                self._mailbox.close(_LINGER_MS)
 
     def _receive(self, parts: list[bytes]) -> None:
         name, *bodies = parts
         for body in bodies:
             try:
                 self._take(name, messages.decode_from_frontend(body))
-            except msgspec.DecodeError as error:
-                logger.warning("A front end sent what cannot be read: %s", error)
-                self._send(name, Refusal("The engine cannot read what this front end sends."))
+            except Exception as error:
+                self._end_unread(name, messages.heading_of(body), error)
+
+    def _end_unread(self, name: bytes, heading: Heading, error: Exception) -> None:
+        """End the call of a message that cannot be read or served, and no other."""
+        unread = isinstance(error, msgspec.DecodeError)
+        what = heading.type if heading.is_known else "message"
+        logger.warning(
+            "A %s of a front end cannot be served: %s",
+            *(what, error),
+            exc_info=None if unread else error,
+        )
+        if heading.is_call:
+            why = f"The engine cannot serve this call ({type(error).__name__}: {error})."
+            self._send(name, messages.failure_of(heading, why))
+        elif not heading.is_known:
+            self._send(name, Refusal("The engine cannot read what this front end sends."))
 
     def _take(self, name: bytes, message: FromFrontend) -> None:
         if isinstance(message, Hello):
@@ -173,6 +185,9 @@ class Broker:
             case Abort():
                 if (task := peer.tasks.get(message.rid)) is not None:
                     task.cancel()
+            case _ if message.rid in peer.tasks:
+                # Both calls end with the answer to the first one, as they have one name.
+                logger.error("A front end named two calls %r", message.rid)
             case Rows():
                 self._start(peer, message.rid, self._serve_rows(name, message))
             case _:
@@ -185,7 +200,7 @@ class Broker:
     def _welcome(self, name: bytes, hello: Hello) -> None:
         if (hello.protocol, hello.version) != (messages.PROTOCOL, __version__):
             message = (
-                f"This front end is version {hello.version} (protocol {hello.protocol}), the "
+                f"This front end is version {hello.version!r:.40} (protocol {hello.protocol}), the "
                 f"engine is version {__version__} (protocol {messages.PROTOCOL}). Install the same."
             )
             logger.warning("Front end %d was refused: %s", hello.pid, message)
@@ -198,6 +213,7 @@ class Broker:
 
     async def _serve_rows(self, name: bytes, message: Rows) -> None:
         try:
+            _require_finite(message.options)
             rows = message.row_bytes.rows()
             async with self._engine.adapter(rows.adapter) as adapter:
                 if adapter:
@@ -208,26 +224,57 @@ class Broker:
         except DeadlineExceededError as error:
             result = PackedResult("expired", str(error))
         except PackingError as error:
+            logger.warning("Rows of a front end cannot be served: %s", error)
             result = PackedResult("failed", str(error))
         except Exception as error:
             logger.exception("A packed request of a front end failed")
             result = PackedResult("failed", f"{type(error).__name__}: {error}")
-        self._send(name, RowsAnswer(message.rid, result))
+        self._answer(name, message, RowsAnswer(message.rid, result))
 
     async def _serve_stock(self, name: bytes, call: Stock) -> None:
-        self._send(name, await self._engine.serve_stock(call))
+        answer: StockAnswer | StockError
+        try:
+            answer = await self._engine.serve_stock(call)
+        except Exception as error:
+            logger.exception("A call of a front end failed")
+            answer = StockError(call.rid, 500, f"{type(error).__name__}: {error}")
+        self._answer(name, call, answer)
+
+    def _answer(self, name: bytes, call: Call, answer: Answer) -> None:
+        """Send an answer; one that cannot be sent ends its call all the same."""
+        try:
+            self._mailbox.send(messages.encode(answer), name)
+        except Exception as error:
+            logger.exception("An answer to a front end cannot be sent")
+            why = f"The engine's answer cannot be sent ({type(error).__name__}: {error})."
+            self._send(name, messages.failure_of(Heading(type(call).__name__, call.rid), why))
 
     def _send(self, name: bytes, message: FromEngine) -> None:
         self._mailbox.send(messages.encode(message), name)
 
-    async def _forget_silent(self) -> None:
+    async def _knock_at_silent(self) -> None:
+        """Have the socket forget those that are not there any more (see `Knock`)."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
             oldest_s = time.monotonic() - messages.SILENCE_S
             for name in [n for n, peer in self._peers.items() if peer.heard_s < oldest_s]:
-                self._forget(name)
+                self._send(name, Knock())
 
     def _forget(self, name: bytes) -> None:
         """End whatever a front end has under way; nobody waits for it."""
-        for task in list(self._peers.pop(name).tasks.values()):
-            task.cancel()
+        if (peer := self._peers.pop(name, None)) is not None:
+            for task in list(peer.tasks.values()):
+                task.cancel()
+
+
+def _router(descriptor: int) -> zmq.Socket[bytes]:
+    socket = socket_of(zmq.SocketType.ROUTER)
+    socket.setsockopt(zmq.SocketOption.USE_FD, descriptor)
+    socket.setsockopt(zmq.SocketOption.ROUTER_MANDATORY, 1)  # it says who has gone
+    return socket
+
+
+def _require_finite(options: RequestOptions) -> None:
+    """Raises: PackingError: no queue could be sorted by such a deadline."""
+    if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
+        raise PackingError(f"a deadline cannot be {options.deadline_ms}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from sglang_prefill_ext.attach import messages
-from sglang_prefill_ext.attach.mailbox import Mailbox
+from sglang_prefill_ext.attach.address import stranger_at
+from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.messages import (
     Beat,
     Facts,
@@ -23,19 +25,22 @@ from sglang_prefill_ext.attach.messages import (
     FromFrontend,
     GcAnswer,
     GcCall,
+    Heading,
     Hello,
+    Knock,
     Refusal,
 )
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.frontend.names import unique_name
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
 
 logger = logging.getLogger(__name__)
 
 _RECONNECT_MS = (50, 1000)  # first and longest wait
-# An engine whose process stands still answers no ZMTP ping; a busy one does, from its I/O thread.
-_PING_MS, _PING_TIMEOUT_MS = 1000, 4000
+_LONGEST_WAIT_S = 60.0
+"""Between two hellos to an engine that this front end cannot serve; it doubles every time."""
 
 
 class EngineConnection:
@@ -60,6 +65,8 @@ class EngineConnection:
         self._collector = collector
         self._on_change = on_change
         self._connected = False
+        self._failures = 0
+        self._hello_s = 0.0
         self._session: Session | None = None
         self._attached = asyncio.Event()
         self._why = f"No engine answers at {path}. Start it, or wait until it is ready."
@@ -87,8 +94,7 @@ class EngineConnection:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Stay attached, in the event loop of the caller."""
-        # The context of the process is never ended, which could wait for ever.
-        socket = _dealer(zmq.Context.instance())
+        socket = _dealer()
         events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
         monitor = Mailbox(socket.get_monitor_socket(events), self._watch)
         self._mailbox = Mailbox(socket, self._receive)
@@ -106,17 +112,36 @@ class EngineConnection:
     def _watch(self, parts: list[bytes]) -> None:
         event = parse_monitor_message(parts)["event"]
         self._connected = event == zmq.Event.HANDSHAKE_SUCCEEDED
-        if self._connected:
-            self._send(Hello(pid=os.getpid()))
-        else:
+        self._failures, self._hello_s = 0, 0.0
+        if not self._connected:
             self._close("The engine has gone. Try again when it is back.")
+        else:
+            self._say_hello()
+
+    def _say_hello(self) -> None:
+        """Begin a session, unless somebody else may be listening."""
+        if stranger := stranger_at(self._path):
+            self._close(stranger)
+        else:
+            self._send(Hello(pid=os.getpid()))
 
     def _receive(self, parts: list[bytes]) -> None:
         for part in parts:
             try:
                 self._take(messages.decode_from_engine(part))
-            except msgspec.DecodeError as error:
-                self._close(f"The engine sends what cannot be read ({error}). Install one version.")
+            except Exception as error:
+                self._end_unread(messages.heading_of(part), error)
+
+    def _end_unread(self, heading: Heading, error: Exception) -> None:
+        """End the call of an answer that cannot be read, or all if it is no answer."""
+        why = f"The engine sends what cannot be read ({error}). Install one version."
+        if not isinstance(error, msgspec.DecodeError):
+            logger.error("A message of the engine could not be taken", exc_info=error)
+        if heading.rid and self._session is not None:
+            logger.warning("%s", why)
+            self._session.fail(heading.rid, why)
+        else:
+            self._give_up(why)
 
     def _take(self, message: FromEngine) -> None:
         match message:
@@ -128,6 +153,8 @@ class EngineConnection:
                 self._close("The engine is going down. Try again when it is back.")
             case GcCall():
                 self._send(GcAnswer(message.rid, self._collect_garbage(message)))
+            case Knock():
+                pass
             case _ if self._session is not None:
                 self._session.deliver(message)
 
@@ -137,8 +164,8 @@ class EngineConnection:
             await asyncio.sleep(messages.BEAT_S)
             if (session := self._session) is not None:
                 self._send(Beat(session.in_flight, *self._metrics.take(), session.encoder))
-            elif self._connected:
-                self._send(Hello(pid=os.getpid()))
+            elif self._connected and time.monotonic() >= self._hello_s:
+                self._say_hello()
 
     def _send(self, message: FromFrontend) -> None:
         self._mailbox.send(messages.encode(message))
@@ -148,12 +175,32 @@ class EngineConnection:
         return self._collector.perform(call.action, call.rid, thresholds=call.thresholds, busy=busy)
 
     def _open(self, facts: Facts) -> None:
-        self._session = Session(facts, self._send, self._metrics)
-        freeze = GcCall("attached", GcAction.FREEZE, facts.gc_thresholds)
-        self._collect_garbage(freeze)
+        if self._session is not None:
+            if self._session.facts == facts:
+                return  # the answer to a hello that was sent before the session's first call
+            self._close("The engine is another one now. Try again.")
+        try:
+            self._session = Session(facts, self._send, self._metrics)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also a panic in Rust
+            why = f"{type(error).__name__}: {error}"
+            self._give_up(f"This front end cannot serve the engine of {facts.model} ({why}).")
+            return
+        self._failures = 0
+        # What is frozen is never freed, so that the session before would stay.
+        for action in (GcAction.UNFREEZE, GcAction.FREEZE):
+            self._collect_garbage(GcCall(unique_name("attached-"), action, facts.gc_thresholds))
         self._attached.set()
         logger.info("Attached to the engine of %s.", facts.model)
         self._on_change(self._session)
+
+    def _give_up(self, why: str) -> None:
+        """Close, and try again later and later: what an engine is does not change by itself."""
+        self._failures += 1
+        wait_s = min(messages.BEAT_S * 2 ** min(self._failures, 30), _LONGEST_WAIT_S)
+        self._hello_s = time.monotonic() + wait_s
+        self._close(why)
 
     def _close(self, why: str) -> None:
         if why != self._why:
@@ -166,14 +213,10 @@ class EngineConnection:
             self._on_change(None)
 
 
-def _dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.SocketType.DEALER)
+def _dealer() -> zmq.Socket[bytes]:
+    socket = socket_of(zmq.SocketType.DEALER)
     # Nothing waits for an engine that is not there.
     socket.setsockopt(zmq.SocketOption.IMMEDIATE, 1)
-    socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
-    socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
     socket.setsockopt(zmq.SocketOption.RECONNECT_IVL, _RECONNECT_MS[0])
     socket.setsockopt(zmq.SocketOption.RECONNECT_IVL_MAX, _RECONNECT_MS[1])
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _PING_MS)
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, _PING_TIMEOUT_MS)
     return socket

@@ -15,6 +15,23 @@ _AT_ONCE = 64
 """Messages that are taken before the event loop has its turn."""
 
 
+# A process that stands still answers no ZMTP ping, and loses its connections; one that is only busy
+# does, from libzmq's own thread.
+_PING_MS, _PING_TIMEOUT_MS = 1000, 4000
+
+
+def socket_of(kind: zmq.SocketType) -> zmq.Socket[bytes]:
+    """Make a socket that holds back nothing, and finds out whether the other end still lives."""
+    # The context of the process is never ended, which could wait for ever.
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
+    socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
+    socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _PING_MS)
+    socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, _PING_TIMEOUT_MS)
+    return socket
+
+
 class Mailbox:
     """Sends and takes messages until closed; made in the event loop that it lives in.
 
@@ -24,11 +41,19 @@ class Mailbox:
     Args:
         socket: bound or connected by the caller; it belongs to the mailbox from now on.
         take: called with the parts of each message.
+        lose: called with the address of a receiver that has gone, if the socket says so
+            (`ROUTER_MANDATORY`); what it was sent is lost.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        take: Callable[[list[bytes]], None],
+        lose: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         self._socket = socket
         self._take = take
+        self._lose = lose
         self._unsent: dict[tuple[bytes, ...], list[bytes]] = {}
         self._loop = asyncio.get_running_loop()
         self._soon: asyncio.Handle | None = None
@@ -67,6 +92,10 @@ class Mailbox:
                 self._socket.send_multipart([*address, *parts], zmq.NOBLOCK)
             except zmq.Again:
                 return
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self._lose(*address)
             del self._unsent[address]
 
     def _take_some(self) -> None:

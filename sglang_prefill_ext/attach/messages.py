@@ -12,6 +12,7 @@
     Beat         ──────────────────────►    every `BEAT_S`
                  ◄──────────────────────    GcCall
     GcAnswer     ──────────────────────►
+                 ◄──────────────────────    Knock, where no beat has come for `SILENCE_S`
                  ◄──────────────────────    Farewell, when the engine goes
 
 Those that leave at the same time are the parts of one ZMQ message (see `Mailbox`).
@@ -22,7 +23,7 @@ release; only `Hello` and `Refusal` may not.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -37,7 +38,7 @@ PROTOCOL = 1
 BEAT_S = 1.0
 """How often a front end shows that it lives."""
 SILENCE_S = 5.0
-"""After which the engine ends what a silent front end has under way."""
+"""After which the engine asks whether the connection of a silent front end is still there."""
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -168,6 +169,10 @@ class GcAnswer(msgspec.Struct, tag=True, frozen=True):
     report: GcReport
 
 
+class Knock(msgspec.Struct, tag=True, frozen=True):
+    """Asks for nothing: that it can be sent shows that the front end's process lives."""
+
+
 class Farewell(msgspec.Struct, tag=True, frozen=True):
     pass
 
@@ -175,8 +180,45 @@ class Farewell(msgspec.Struct, tag=True, frozen=True):
 Stock: TypeAlias = StockScore | StockVectors
 Call: TypeAlias = Rows | Stock
 FromFrontend: TypeAlias = Hello | Call | Abort | Beat | GcAnswer
-FromEngine: TypeAlias = Facts | Refusal | RowsAnswer | StockAnswer | StockError | GcCall | Farewell
+Answer: TypeAlias = RowsAnswer | StockAnswer | StockError
+FromEngine: TypeAlias = Facts | Refusal | Answer | GcCall | Knock | Farewell
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_frontend = msgspec.msgpack.Decoder(FromFrontend).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+
+
+class Heading(msgspec.Struct, frozen=True):
+    """What can be read of any message: what it is, and the name of its call; else empty."""
+
+    type: str = ""
+    rid: str = ""
+
+    @property
+    def is_call(self) -> bool:
+        return self.type in _CALLS
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is from a front end that was welcome, whatever else is wrong with it."""
+        return self.is_call or self.type in _TIDINGS
+
+
+_CALLS = frozenset(kind.__name__ for kind in get_args(Call))
+_TIDINGS = frozenset(kind.__name__ for kind in (Abort, Beat, GcAnswer))
+_decode_heading = msgspec.msgpack.Decoder(Heading).decode
+
+
+def heading_of(body: bytes) -> Heading:
+    """Read what a message is that cannot be read as a whole, or that cannot be served."""
+    try:
+        return _decode_heading(body)
+    except (msgspec.DecodeError, RecursionError):
+        return Heading()
+
+
+def failure_of(call: Heading, why: str) -> RowsAnswer | StockError:
+    """The answer that ends a call badly."""
+    if call.type == Rows.__name__:
+        return RowsAnswer(call.rid, PackedResult("failed", why))
+    return StockError(call.rid, 500, why)

@@ -105,6 +105,11 @@ class Session:
         else:
             _fail(future, _error(answer))
 
+    def fail(self, rid: str, why: str) -> None:
+        """End a call whose answer is of no use; one that is not known is fine."""
+        self.deliver(RowsAnswer(rid, PackedResult("failed", why)))
+        self.deliver(StockError(rid, 500, why))
+
     # The `SchedulerLink`.
 
     @asynccontextmanager

@@ -37,6 +37,9 @@ _HTTP_STATUS = {
 }
 """Of what the server refuses; 500 for all other codes."""
 
+_FULL = "Concurrent RPC limit exceeded!"
+"""What gRPC itself says of a call over the server's `--max-calls`."""
+
 
 @dataclass(frozen=True, slots=True)
 class GrpcCall:
@@ -67,9 +70,10 @@ def error_of(asked: str, error: Any) -> PrefillExtError:
     code, wait_s = error.code(), _retry_after_s(error)
     said = f"{asked}: {code.name}: {error.details()}"
     found: PrefillExtError
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and wait_s is not None:
+    full = wait_s is not None or error.details() == _FULL
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and full:
         found = ServerBusyError(with_remedy(said, TRY_LATER))
-        found.retry_after_s = wait_s
+        found.retry_after_s = wait_s or 0.0
     elif code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED):
         nobody = wait_s is None and code is grpc.StatusCode.UNAVAILABLE
         found = ServerUnavailableError(with_remedy(said, _START) if nobody else said)

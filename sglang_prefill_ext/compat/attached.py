@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
+import msgspec
 import numpy as np
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
@@ -30,7 +31,7 @@ from sglang_prefill_ext.compat.call_records import records_of
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.config import flag_name
-from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.flat import unpacked, wrong
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
@@ -75,6 +76,7 @@ class AttachableEngine:
         self._link = link
         self._frontend = frontend
         self._calls: set[asyncio.Task[StockAnswer]] = set()
+        self._vocab_size = embedding_rows(manager)
         self._probes: dict[str, list[int]] = {}
         # SGLang takes ids as they are, so a text of EmbeddingGemma that a front end has encoded
         # would lack the token with which SGLang ends it.
@@ -89,7 +91,7 @@ class AttachableEngine:
         return Facts(
             model=str(manager.model_config.model_path),
             sglang_version=version("sglang"),
-            vocab_size=embedding_rows(manager),
+            vocab_size=self._vocab_size,
             hidden_size=manager.model_config.hidden_size,
             label_vocab_size=frontend.label_vocab_size,
             longest_prompt=self._link.longest_prompt(),
@@ -105,6 +107,7 @@ class AttachableEngine:
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
         """See `broker.Engine`."""
+        self._require_known(rows)
         exchange = self._frontend.exchange
         keeping = records_of(self._manager).keeping(None, rows.num_rows, partial(_contents, rows))
         with keeping as record:
@@ -113,6 +116,15 @@ class AttachableEngine:
             if result.status == "ok":
                 record.served = served_rows(rows, result)
         return result
+
+    def _require_known(self, rows: PackedRows) -> None:
+        """Raises: PackingError: on a GPU such an id would end the scheduler."""
+        known = self._frontend.label_vocab_size
+        if int(rows.tokens.max()) >= self._vocab_size:
+            raise PackingError(f"packed tokens lie outside the vocabulary of {self._vocab_size}")
+        for ids in (rows.label_ids, rows.sampling.biases["token"]):
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+                raise PackingError(f"packed labels lie outside the vocabulary of {known}")
 
     def count(self, beat: Beat) -> None:
         self._frontend.metrics.add(beat.requests, beat.totals)
@@ -157,7 +169,7 @@ class AttachableEngine:
     async def _score(self, call: StockScore, caller: _Caller) -> StockAnswer:
         arguments = _with_arrays(call.arguments)
         result = await self._manager.score_request(**arguments, request=caller)
-        rows, tokens = result.scores, result.prompt_tokens
+        rows, tokens = _rows_of(result.scores), result.prompt_tokens
         return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
 
     async def _vectors(self, call: StockVectors, caller: _Caller) -> StockAnswer:
@@ -169,7 +181,22 @@ class AttachableEngine:
         )
         answers = await anext(aiter(self._manager.generate_request(request, caller)))
         tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
-        return StockAnswer(call.rid, [answer["embedding"] for answer in answers], tokens)
+        return StockAnswer(call.rid, _rows_of([each["embedding"] for each in answers]), tokens)
+
+
+def _rows_of(values: list[Any]) -> list[list[float]]:
+    """Scores or vectors as they travel; a head with one class gives numbers instead.
+
+    Raises:
+        RequestError: they are of another form, as sparse vectors are.
+    """
+    try:
+        rows = [[each] if isinstance(each, int | float) else each for each in values]
+        return msgspec.convert(rows, list[list[float]])
+    except msgspec.ValidationError as error:
+        raise RequestError(
+            f"What this model answers does not travel over gRPC ({error}). Ask over HTTP."
+        ) from error
 
 
 def _contents(rows: PackedRows) -> dict[str, Any]:

@@ -8,6 +8,7 @@ code, and all fields of its answer.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Collection, Sequence
@@ -27,6 +28,7 @@ from sglang_prefill_ext.compat.token_output import (
     scheduler_times,
     stop_tokens,
 )
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
 from sglang_prefill_ext.frontend.generate_api import (
@@ -41,6 +43,8 @@ from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
 from sglang_prefill_ext.frontend.token_limits import TokenNumbers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +118,11 @@ class DirectGenerate:
                 read_outs = await self._frontend.read_all(calls, options, request)
                 lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
                 record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
-        except (StockPathTaken, ValueError):
+        except (StockPathTaken, RequestError):
             return None  # SGLang takes it from the start, and finds the same
+        except ValueError:
+            logger.exception("A prompt could not be answered directly; SGLang serves it")
+            return None
         ended = _Ended(sampling, stops, record.times, self._manager.enable_metrics)
         answers = [
             self._answer(body, ended, call, read_out)
@@ -138,12 +145,15 @@ class DirectGenerate:
         """SGLang's parameters, and the tokens that stop a generation.
 
         Raises:
-            ValueError: they are wrong.
+            StockPathTaken: they are wrong.
         """
         top_k = body.sampling_params.top_k or 0
         asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
-        asked.check(self._vocab_size)
-        return self._checked_sampling(body.sampling_key)
+        try:
+            asked.check(self._vocab_size)
+            return self._checked_sampling(body.sampling_key)
+        except ValueError as error:
+            raise StockPathTaken("unusual_input") from error
 
     def _check_sampling(self, key: bytes) -> tuple[Any, Collection[int]]:
         """Likewise, of a `GenerateBody.sampling_key`."""
@@ -158,7 +168,10 @@ class DirectGenerate:
         """Raises: StockPathTaken: not all prompts are plainly right."""
         prompts = body.prompts
         if isinstance(prompts[0], str):
-            prompts = await text_hooks.encoded(self._manager, prompts, request)
+            try:
+                prompts = await text_hooks.encoded(self._manager, prompts, request)
+            except ValueError as error:  # a text that is no Unicode
+                raise StockPathTaken("unusual_input") from error
         calls = []
         for ids in prompts:
             _require_within(ids, self._embedding_rows)

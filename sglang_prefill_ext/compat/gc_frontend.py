@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import cached_property
@@ -24,6 +25,8 @@ from sglang_prefill_ext.runtime.collector import (
 )
 from sglang_prefill_ext.runtime.idle import IdleWatch
 from sglang_prefill_ext.runtime.startup import STARTUP
+
+logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_prefill_only_gc"
 _TIMEOUT_S = 8.0
@@ -98,10 +101,16 @@ class FrontendGc:
         watch = IdleWatch(self._frontend.config.gc_idle_s, _collections())
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._collector.show_pauses()
-            if watch.is_due(time.monotonic(), _collections(), busy=self._busy):
-                await self.act(GcAction.SETTLE)
-                watch.note_settled(_collections())
+            try:
+                await self._look(watch)
+            except Exception:
+                logger.exception("Looking after the garbage collection of an idle server failed")
+
+    async def _look(self, watch: IdleWatch) -> None:
+        self._collector.show_pauses()
+        if watch.is_due(time.monotonic(), _collections(), busy=self._busy):
+            await self.act(GcAction.SETTLE)
+            watch.note_settled(_collections())
 
     @property
     def _busy(self) -> bool:

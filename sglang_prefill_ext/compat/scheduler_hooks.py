@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,8 @@ from sglang_prefill_ext.compat.runtime_setup import set_up_runtime
 from sglang_prefill_ext.compat.scheduler_status import status_of
 from sglang_prefill_ext.runtime.startup import STARTUP
 
+logger = logging.getLogger(__name__)
+
 _ATTRIBUTE = "_prefill_only"
 
 # A process runs one scheduler; some of its parts have no other way to reach it.
@@ -45,9 +48,15 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     STARTUP.log("scheduler")
 
     def on_request(message: PackedRowsReq) -> None:
+        try:
+            rows = message.rows(*widths)
+        except Exception as error:  # nothing is around the dispatcher: the scheduler would end
+            logger.error("Packed request %s cannot be read: %s", message.rid, error)
+            runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
+            return
         runtime.submit(
             message.rid,
-            message.rows(*widths),
+            rows,
             message,
             priority=message.priority,
             deadline_ms=message.deadline_ms,

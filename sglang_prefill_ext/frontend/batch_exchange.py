@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from sglang_prefill_ext.errors import PackedForwardError
-from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
+from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
+T = TypeVar("T")
 
 
 class PackedGroup(Protocol):
@@ -90,7 +94,7 @@ class BatchExchange:
         groups = pack(items)
         asked = [self._ask_one(group, items, options, pack) for group in groups]
         # A lone call has one group, which needs no task of its own.
-        found = await asyncio.gather(*asked) if len(asked) > 1 else [await asked[0]]
+        found = await _all_ended(asked) if len(asked) > 1 else [await asked[0]]
         answers: dict[int, ReadOut | Exception] = {}
         for group, read_outs in zip(groups, found, strict=True):
             answers.update(zip(group.members, read_outs, strict=True))
@@ -106,12 +110,27 @@ class BatchExchange:
         members, rows = group.members, group.rows
         try:
             answer = await self._exchange.ask(rows, options, None)
+            self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+            return read_outs(group.tables(answer.row_values()), rows, answer)
         except PackedForwardError as error:
             if len(members) == 1 or len(items) > self._most_retried:
                 return [error] * len(members)
-            alone = [await self.ask([items[each]], options, pack) for each in members]
-            return [outcome for (outcome,) in alone]
-        except Exception as error:
+        except (PrefillExtError, StockPathTaken) as error:
             return [error] * len(members)
-        self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
-        return read_outs(group.tables(answer.row_values()), rows, answer)
+        except Exception as error:  # not the callers' fault, whatever its type says
+            logger.exception("A packed request could not be answered")
+            failed = PackedForwardError(f"Packed request: {type(error).__name__}: {error}")
+            return [failed] * len(members)
+        alone = await _all_ended([self.ask([items[each]], options, pack) for each in members])
+        return [outcome for (outcome,) in alone]
+
+
+async def _all_ended(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do works at the same time; none goes on after an error of another one."""
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    found: list[T] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found.append(outcome)
+    return found

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from sglang_prefill_ext.errors import RequestAbortedError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -47,7 +50,12 @@ async def _watch(
 ) -> None:
     """Give a future an error once the client has left."""
     while not future.done():
-        if await is_disconnected() and not future.done():
+        try:
+            has_left = await is_disconnected()
+        except Exception:
+            logger.exception("A client cannot be watched any more; its request goes on")
+            return
+        if has_left and not future.done():
             left = RequestAbortedError("The client disconnected before the answer was ready.")
             future.set_exception(left)
         await asyncio.sleep(_DISCONNECT_POLL_S)

@@ -28,7 +28,7 @@ def explain_packed(scored: Scored) -> dict[str, Any]:
         "prefix_tokens_cached": answer.tokens_cached,
         "forwards": answer.forwards,
         "tokens_computed": answer.tokens_computed,
-        "tokens_saved": rows.num_prompt_tokens - answer.tokens_computed,
+        "tokens_saved": rows.tokens_saved(answer.tokens_computed),
         "queue_ms": answer.queue_ms,
         "compute_ms": answer.compute_ms,
     }

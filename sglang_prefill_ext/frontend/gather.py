@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
 from sglang_prefill_ext.frontend.connection import outcome_while_connected
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -131,7 +137,7 @@ class Gatherer(Generic[Item, Answer]):
         mine: list[Any] = list(answers)
         for answer in mine:
             if isinstance(answer, Exception):
-                raise answer
+                raise answer if len(batch.calls) == 1 else _of_its_own(answer)
         return mine
 
     def _batch_for(self, lane: _Lane[Item, Answer], size: int) -> _Batch[Item, Answer]:
@@ -153,7 +159,7 @@ class Gatherer(Generic[Item, Answer]):
         lane.serving += 1
         batch.work = asyncio.get_running_loop().create_task(self._work(lane, batch))
         # Not within it: a task that is cancelled before its first step runs nothing at all.
-        batch.work.add_done_callback(partial(self._end, lane))
+        batch.work.add_done_callback(partial(self._end, lane, batch))
 
     async def _work(self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
         _stop_gathering(lane, batch)
@@ -161,12 +167,22 @@ class Gatherer(Generic[Item, Answer]):
         try:
             answers = await self._serve(lane.kind, batch.items)
         except Exception as error:
+            if not isinstance(error, PrefillExtError | StockPathTaken):
+                logger.exception("A batch failed")
             answers = [error] * len(batch.items)
         # First, as the scheduler idles meanwhile: what calls make of their answers takes long.
         self._start_gathered(lane)
         batch.answer(answers)
 
-    def _end(self, lane: _Lane[Item, Answer], _work: asyncio.Task[None]) -> None:
+    def _end(
+        self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer], work: asyncio.Task[None]
+    ) -> None:
+        if batch.waiting and not all(call.answers.done() for call in batch.calls):
+            # Cancelled from within, or a panic in Rust: neither is an `Exception`.
+            why = "it was cancelled" if work.cancelled() else repr(work.exception())
+            logger.error("A batch ended without an answer: %s", why)
+            failed = PackedForwardError(f"The batch of this request ended: {why}.")
+            batch.answer([failed] * len(batch.items))
         lane.serving -= 1
         self._start_gathered(lane)
         self._close_idle(lane)
@@ -186,6 +202,16 @@ class Gatherer(Generic[Item, Answer]):
     def _close_idle(self, lane: _Lane[Item, Answer]) -> None:
         if lane.gathering is None and not lane.serving:
             self._lanes.pop(lane.kind, None)
+
+
+def _of_its_own(error: Exception) -> Exception:
+    """A copy for one of several callers: what is raised holds the frames of who raised it."""
+    try:
+        own = copy.copy(error)
+    except Exception:  # it takes other arguments than it shows
+        return error
+    own.__cause__ = error
+    return own
 
 
 def _stop_gathering(lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:

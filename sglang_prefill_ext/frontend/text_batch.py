@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -60,11 +61,31 @@ class TextBatches(Generic[Prompt]):
         except BaseException as error:  # a tokenizer's panic in Rust is no `Exception`
             if len(texts) == 1:
                 return [error if isinstance(error, Exception) else RuntimeError(repr(error))]
-            return [outcome for text in texts for outcome in self._encode_now([text])]
+            return self._encode_apart(texts)
         return [self._finished(ids) for ids in encoded]
+
+    def _encode_apart(self, texts: list[Any]) -> list[Prompt | Exception]:
+        """Encode texts that cannot be encoded together: those to blame alone, if they show."""
+        good = [_is_unicode(text) for text in texts]
+        if all(good) or not any(good):
+            return [outcome for text in texts for outcome in self._encode_now([text])]
+        together = iter(self._encode_now(list(compress(texts, good))))
+        return [
+            next(together) if fine else self._encode_now([text])[0]
+            for text, fine in zip(texts, good, strict=True)
+        ]
 
     def _finished(self, ids: list[int]) -> Prompt | Exception:
         try:
             return self._finish(ids)
         except Exception as error:  # of this text alone
             return error
+
+
+def _is_unicode(text: str | tuple[str, str]) -> bool:
+    """Whether there are no lone surrogates, which JSON can name and no tokenizer encodes."""
+    try:
+        "".join(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Bearer tokens: who shows none of them is let into nothing but the health checks."""
+"""Bearer tokens: who shows none of them may check the health, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 
-_HEALTH = "/grpc.health.v1.Health/"
+_OPEN = "/grpc.health.v1.Health/Check"
+"""For load balancers. `Watch` lasts for as long as a client likes."""
 
 
 class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -20,7 +21,7 @@ class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
-        if details.method.startswith(_HEALTH) or self._knows(details.invocation_metadata):
+        if details.method == _OPEN or self._knows(details.invocation_metadata):
             return await continuation(details)
         return _REFUSED
 

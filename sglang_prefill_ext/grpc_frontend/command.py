@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sglang_prefill_ext.attach.address import checked_path
+from sglang_prefill_ext.attach.address import checked_path, require_private
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
 from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
+from sglang_prefill_ext.runtime.children import module_command
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,12 @@ def serve_grpc(
     keepalive_s: Annotated[
         int, typer.Option(min=0, help="Idle seconds after which a connection is tried; 0: never.")
     ] = _DEFAULTS.keepalive_s,
+    max_calls: Annotated[
+        int, typer.Option(min=1, help="Calls under way in a front end; more are refused.")
+    ] = _DEFAULTS.max_calls,
+    max_connection_age_s: Annotated[
+        int, typer.Option(min=0, help="Seconds after which clients connect anew; 0: never.")
+    ] = _DEFAULTS.max_connection_age_s,
     compression: Annotated[Compression, typer.Option(help="Of answers.")] = _DEFAULTS.compression,
     reflection: Annotated[
         bool, typer.Option(help="Tell clients which methods there are.")
@@ -60,6 +66,7 @@ def serve_grpc(
         if file is not None and not file.is_file():
             raise ConfigError(f"{file} is not a file. Give the path of one.")
     engine = checked_path(str(attach), flag="--attach")
+    require_private(engine.parent, flag="--attach")
     with reserved(host, port) as taken:
         settings = Settings(
             attach=engine,
@@ -71,6 +78,8 @@ def serve_grpc(
             tokens=tokens,
             max_message_mib=max_message_mib,
             keepalive_s=keepalive_s,
+            max_calls=max_calls,
+            max_connection_age_s=max_connection_age_s,
             compression=compression,
             reflection=reflection,
             grace_s=grace_s,
@@ -86,5 +95,5 @@ async def _supervise(settings: Settings, processes: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     servicer = "sglang_prefill_ext.grpc_frontend.servicer"
-    command = [sys.executable, "-m", servicer, settings.to_json()]
+    command = module_command(servicer, settings.to_json())
     await Supervisor(command, processes, grace_s=settings.grace_s + _SLACK_S).run(stop)

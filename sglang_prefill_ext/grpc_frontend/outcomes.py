@@ -32,6 +32,9 @@ _ENDS: dict[type[PrefillExtError], tuple[grpc.StatusCode, str]] = {
 }
 """Status of each error, and the name under which it is counted."""
 
+_DEFECT = (grpc.StatusCode.INTERNAL, "failed")
+"""Of every other one, as of rows that contradict each other."""
+
 _RETRY_S = 1.0  # the engine's return cannot be foreseen
 
 
@@ -63,7 +66,7 @@ def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
 
 
 def _end_of(error: PrefillExtError) -> tuple[grpc.StatusCode, str]:
-    return next(end for kind, end in _ENDS.items() if isinstance(error, kind))
+    return next((end for kind, end in _ENDS.items() if isinstance(error, kind)), _DEFECT)
 
 
 def _wait_s(error: ServerBusyError | EngineUnavailableError) -> float:

@@ -93,6 +93,10 @@ class PrefillService:
             usage=usage,
         )
 
+    def forget(self) -> None:
+        """Keep nothing of a session that has ended; it has a tokenizer of its own."""
+        self._last = None
+
     def _served(self) -> _Served:
         """What serves the session of now.
 

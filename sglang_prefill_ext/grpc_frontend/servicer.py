@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from typing import Any
 
 import grpc
 import uvloop
@@ -32,11 +33,34 @@ _ATTACH_S = 2.0
 """For how long a new front end waits for the engine before it listens all the same."""
 
 
+_WATCHING = 1 / 8
+"""Share of the calls under way that may watch the health, for as long as their clients like."""
+
+
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
+    def __init__(self, most_watches: int) -> None:
+        super().__init__()
+        self._most_watches = most_watches
+        self._watches = 0
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
+        if self._watches >= self._most_watches:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._watches} clients watch already. Use Check, or try again later.",
+            )
+        self._watches += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._watches -= 1
+
+
 class Health:
     """The standard health service: serving while the engine is there."""
 
-    def __init__(self) -> None:
-        self.servicer = health.aio.HealthServicer()
+    def __init__(self, max_calls: int) -> None:
+        self.servicer = _HealthServicer(max(1, int(max_calls * _WATCHING)))
         self._tasks: set[asyncio.Task[None]] = set()
         self.show(None)
 
@@ -58,11 +82,17 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     Raises:
         ConfigError: a file of the settings cannot be used, or the port.
     """
-    metrics, health_of_engine = FrontendMetrics(), Health()
+    metrics, health_of_engine = FrontendMetrics(), Health(settings.max_calls)
     collector = Collector("grpc_front_end")
-    engine = EngineConnection(settings.attach, metrics, collector, health_of_engine.show)
+
+    def on_change(session: Session | None) -> None:
+        service.forget()
+        health_of_engine.show(session)
+
+    engine = EngineConnection(settings.attach, metrics, collector, on_change)
+    service = PrefillService(engine, metrics)
     async with engine.running():
-        server = _server(settings, PrefillService(engine, metrics), health_of_engine)
+        server = _server(settings, service, health_of_engine)
         # One that takes the place of another must not refuse what the other's neighbours can serve.
         await engine.wait_attached(_ATTACH_S)
         await server.start()
@@ -78,6 +108,7 @@ def _server(
     server = grpc.aio.server(
         interceptors=[BearerAuth(tokens)] if tokens else [],
         options=transport.server_options(settings),
+        maximum_concurrent_rpcs=settings.max_calls,
         compression=transport.compression(settings),
     )
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)  # type: ignore[no-untyped-call]
@@ -85,7 +116,7 @@ def _server(
     if settings.reflection:
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    address, credentials = f"{settings.host}:{settings.port}", transport.credentials(settings)
+    address, credentials = transport.address_of(settings), transport.credentials(settings)
     try:
         if credentials is None:
             server.add_insecure_port(address)

@@ -30,6 +30,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tokens: file with bearer tokens, one a line; a client shows one of them.
         max_message_mib: of a request or an answer.
         keepalive_s: after so many idle seconds a connection is tried; 0: never.
+        max_calls: under way in one front end, health checks included; more are refused.
+        max_connection_age_s: after so many seconds clients are asked to connect anew, with 10%
+            more or less; 0: never. Calls under way are let finish.
         grace_s: seconds for calls under way when a front end goes down.
     """
 
@@ -42,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Path | None = None
     max_message_mib: int = 64
     keepalive_s: int = 60
+    max_calls: int = 1024
+    max_connection_age_s: int = 3600
     compression: Compression = Compression.NONE
     reflection: bool = True
     grace_s: float = 10.0

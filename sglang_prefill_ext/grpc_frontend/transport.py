@@ -29,13 +29,23 @@ def server_options(settings: Settings) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", most),
         ("grpc.http2.min_ping_interval_without_data_ms", _MOST_PINGS_MS),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Clients let more wait at their end of the connection.
+        ("grpc.max_concurrent_streams", settings.max_calls),
     ]
+    if settings.max_connection_age_s:
+        options.append(("grpc.max_connection_age_ms", settings.max_connection_age_s * 1000))
     if settings.keepalive_s:
         options += [
             ("grpc.keepalive_time_ms", settings.keepalive_s * 1000),
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
         ]
     return options
+
+
+def address_of(settings: Settings) -> str:
+    """Return where to listen; addresses with colons are put into brackets."""
+    host = settings.host
+    return f"{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def compression(settings: Settings) -> grpc.Compression:

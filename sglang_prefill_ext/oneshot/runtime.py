@@ -25,10 +25,13 @@ from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.split import Piece, split_request, unfit_row
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
 from sglang_prefill_ext.oneshot.whole_rows import whole_rows
-from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
 
 logger = logging.getLogger(__name__)
+
+# In the place of rows that contradict themselves.
+_UNREAD = PackedRows(int_array([0]), 0, int_array([1]), int_array([0]), NO_INTS)
 
 Ended: TypeAlias = tuple[Job, PackedResult]
 
@@ -146,6 +149,10 @@ class PackedRuntime:
         else:
             self._end([job], *refusal)
 
+    def refuse(self, rid: str, reply_to: Any, why: str) -> None:
+        """Answer a request whose rows cannot even be read."""
+        self._end([Job(rid, _UNREAD, reply_to=reply_to)], JobStatus.FAILED, why)
+
     def step(self, *, launch: bool = True, join_tokens: int = UNLIMITED) -> bool:
         """Launch the next forward and answer what the forwards before it completed.
 
@@ -229,7 +236,7 @@ class PackedRuntime:
         job.ended = True
         job.held = None
         self._queue.drop(job)
-        self.stats.record_end(status, job.rows.num_prompt_tokens - job.tokens_computed)
+        self.stats.record_end(status, job.rows.tokens_saved(job.tokens_computed))
         wait_s, longest_row = 0.0, 0
         if status is JobStatus.REJECTED:
             wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)

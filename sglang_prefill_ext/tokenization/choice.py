@@ -12,7 +12,7 @@ from sglang_prefill_ext.tokenization import libraries, texts
 from sglang_prefill_ext.tokenization.encoder import Encoder
 from sglang_prefill_ext.tokenization.gate import Verdict, us_per_text
 from sglang_prefill_ext.tokenization.judging import NotJudgedError, judge_in_child
-from sglang_prefill_ext.tokenization.verdicts import key_of, remembered
+from sglang_prefill_ext.tokenization.verdicts import key_of, processor, remembered
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Choice:
 
     def _verdict_on(self, library: TokenizerChoice) -> Verdict:
         versions = (library, libraries.version_of(library), version("tokenizers"))
-        key = key_of(self._json, *versions, str(texts.EDITION), str(self._count))
+        key = key_of(self._json, *versions, str(texts.EDITION), str(self._count), processor())
         try:
             return remembered(
                 self._directory, key, lambda: self._judge(library, self._json, self._count)

@@ -12,17 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from tempfile import TemporaryFile
 
 import msgspec
 
 from sglang_prefill_ext.config import TokenizerChoice
+from sglang_prefill_ext.runtime.children import module_command
 from sglang_prefill_ext.tokenization import libraries, texts
 from sglang_prefill_ext.tokenization.gate import Verdict, judge
 from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
 
 _LOOK_S = 0.2
 """How often each of the two processes looks whether the other is still wanted."""
+
+LONGEST_S = 600.0
+"""For a verdict, which takes seconds; a library may hang."""
 
 _NICENESS = 10
 """Of the child: where cores are few, requests come first."""
@@ -54,31 +58,44 @@ def judge_in_child(library: TokenizerChoice, json: str, count: int) -> Verdict:
         NotJudgedError: it could not be started, was killed, or has crashed.
         SystemExit: this process is about to end.
     """
-    command = (sys.executable, "-m", __name__, library, str(count), str(os.getpid()))
-    try:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    except OSError as error:
-        raise NotJudgedError(str(error)) from error
-    with child:
-        answer = _answer_of(child, json.encode())
+    command = module_command(__name__, library, str(count), str(os.getpid()))
+    with TemporaryFile() as question:  # a pipe would have to be read, which a child may not do
+        question.write(json.encode())
+        question.seek(0)
+        try:
+            child = subprocess.Popen(command, stdin=question, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise NotJudgedError(str(error)) from error
+        with child:
+            answer = _answer_of(child)
     try:
         return msgspec.json.decode(answer, type=Verdict)
     except msgspec.DecodeError as error:
         raise NotJudgedError(f"its process ended with status {child.returncode}") from error
 
 
-def _answer_of(child: subprocess.Popen[bytes], question: bytes) -> bytes:
-    assert child.stdin is not None, "it is a pipe"
-    assert child.stdout is not None, "it is one, too"
-    with suppress(BrokenPipeError), child.stdin:
-        child.stdin.write(question)
-    while child.poll() is None:
-        # The thread that waits here would keep its process from ending.
-        if not threading.main_thread().is_alive():
-            child.kill()
-            raise SystemExit
-        time.sleep(_LOOK_S)
+def _answer_of(child: subprocess.Popen[bytes]) -> bytes:
+    assert child.stdout is not None, "it is a pipe"
+    latest_s = time.monotonic() + LONGEST_S
+    try:
+        while child.poll() is None:
+            if time.monotonic() > latest_s:
+                raise NotJudgedError(f"it took longer than {LONGEST_S:g} s")
+            wait_a_little()
+    finally:
+        child.kill()  # without effect on one that has ended
     return child.stdout.read()  # a verdict fits into the pipe
+
+
+def wait_a_little() -> None:
+    """Sleep, in a thread that would keep its process from ending as long as it waits.
+
+    Raises:
+        SystemExit: the process is about to end.
+    """
+    if not threading.main_thread().is_alive():
+        raise SystemExit
+    time.sleep(_LOOK_S)
 
 
 def main() -> None:

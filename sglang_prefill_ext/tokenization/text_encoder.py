@@ -76,6 +76,7 @@ class TextEncoder:
         self._why_no_splice = self._why_plain
         self._choice: Choice | None = None
         self._encoder: Encoder | None = None
+        self._choosing = threading.Lock()
         args = (json, config, directory or cache_directory())
         # No daemon: killed inside of a library, a thread may take the process with it.
         self._preparing = threading.Thread(
@@ -123,8 +124,8 @@ class TextEncoder:
         if encoder is not None and splice is not None:
             try:
                 spliced = splice.encode(encoder, shared, items, item_first=item_first)
-            except BaseException:  # as in `encode`
-                spliced = None
+            except BaseException:  # as in `_encoded`
+                self._metrics.count("encoding_failures")
         if spliced is not None and not self._is_sampled():
             self._metrics.count("spliced")
             return spliced.shared, spliced.rest
@@ -158,6 +159,7 @@ class TextEncoder:
         try:
             rows = encoder.rows(single)
         except BaseException:  # also a panic in Rust; the plain way has the error that users know
+            self._metrics.count("encoding_failures")
             return None
         ids = lists(rows if continued else self._frame.around(rows))
         if self._is_sampled() and (expected := self._plain(texts, continued=continued)) != ids:
@@ -175,8 +177,9 @@ class TextEncoder:
                 return
             self._splice = self._checked_splice(settings, config, copy, added)
             self._choice = Choice(config.tokenizer, json, copy, directory)
-            if self._encoder is copy:  # else it was found to differ in the meantime
-                self._encoder = self._choice.best
+            with self._choosing:
+                if self._encoder is copy:  # else it was found to differ in the meantime
+                    self._encoder = self._choice.best
         except Exception:
             logger.exception("Looking for a faster way to encode texts failed")
 
@@ -218,7 +221,8 @@ class TextEncoder:
         return next(self._calls) % SAMPLED == 0
 
     def _distrust_encoder(self, encoder: Encoder) -> None:
-        self._encoder = None
+        with self._choosing:
+            self._encoder = None
         self._why_plain = self._why_no_splice = f"{encoder.name} differed while serving"
         self._splice = None
         self._mismatch("Texts are encoded the plain way from now on: %s", self._why_plain)

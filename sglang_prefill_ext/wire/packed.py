@@ -173,6 +173,10 @@ class PackedRows:
         """Tokens that the rows have as separate prompts, which is what users are billed for."""
         return len(self.tokens) + (self.num_rows - 1) * self.prefix_len
 
+    def tokens_saved(self, computed: int) -> int:
+        """Tokens that separate prompts would have added; 0 where starting over took them."""
+        return max(0, self.num_prompt_tokens - computed)
+
     def read_starts(self) -> NDArray[np.int64]:
         """int64 ``[rows + 1]``: number of each row's first read, and of all reads."""
         if not len(self.read_lens):

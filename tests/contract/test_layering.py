@@ -110,6 +110,7 @@ ZONES = {
             "schedulers",
             "schedulers.*",
             "runtime",
+            "runtime.children",
             "runtime.idle",
             "runtime.pauses",
         ),

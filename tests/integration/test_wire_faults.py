@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -229,6 +231,19 @@ def _serialised(message: pb.ScoreRequest | pb.EmbedRequest | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
+def test_a_message_that_grows_when_it_is_decompressed_is_cut_off(
+    client: Client, front_end: FrontEnds
+) -> None:
+    (child,) = psutil.Process(front_end.process.pid).children()
+    large = pb.ScoreRequest(query_ids=bytes(256 << 20))  # 256 kB on the wire; 1 MiB is allowed
+    with connected(front_end.address) as stub, unharmed(client, front_end):
+        before = child.memory_info().rss
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Score(large, compression=grpc.Compression.Gzip)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert child.memory_info().rss - before < 64 << 20
+
+
 def test_connections_that_dribble_hold_up_no_other_call(
     client: Client, front_end: FrontEnds
 ) -> None:
@@ -304,6 +319,40 @@ def test_a_front_end_that_asks_and_never_reads_does_the_engine_no_harm(
             wait_until(lambda: answered() - before >= asked)
         assert moved["scheduler.requests.ok"] >= asked
         assert isinstance(messages.decode_from_engine(deaf.recv()), messages.Facts)
+
+
+VALID = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), int_array([8, 9]), NO_INTS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (replace(VALID, tokens=int_array([5, 6, 1 << 20])), RequestOptions()),
+        (replace(VALID, label_ids=int_array([8, 1 << 20])), RequestOptions()),
+        (replace(VALID, label_ids=int_array([]), vector_width=-1), RequestOptions()),
+        (VALID, RequestOptions(deadline_ms=math.nan)),
+    ],
+    ids=["token", "label", "vector", "deadline"],
+)
+def test_rows_that_no_scheduler_can_serve_fail_alone(
+    client: Client, front_end: FrontEnds, attach: Path, rows: PackedRows, options: RequestOptions
+) -> None:
+    with zmq.Context() as context, context.socket(zmq.SocketType.DEALER) as odd:
+        odd.setsockopt(zmq.SocketOption.LINGER, 0)
+        odd.setsockopt(zmq.SocketOption.RCVTIMEO, 60_000)
+        odd.connect(f"ipc://{attach}")
+        with unharmed(client, front_end):
+            odd.send(messages.encode(Hello(pid=os.getpid())))
+            assert isinstance(messages.decode_from_engine(odd.recv()), messages.Facts)
+            odd.send(messages.encode(Rows("bad", RowBytes.of(rows), options)))
+            odd.send(messages.encode(Rows("good", RowBytes.of(VALID), RequestOptions())))
+            found: dict[str, str] = {}
+            while len(found) < 2:
+                for body in odd.recv_multipart():
+                    answer = messages.decode_from_engine(body)
+                    assert isinstance(answer, messages.RowsAnswer)
+                    found[answer.rid] = answer.result.status
+        assert found == {"bad": "failed", "good": "ok"}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from sglang_prefill_ext import local_server
 from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer, server_env
+from sglang_prefill_ext.runtime.children import module_command
 
 # Answers 503 twice and 200 from then on, beside a child that ignores SIGTERM.
 STAND_IN = """
@@ -177,7 +178,7 @@ def test_command_has_cpu_defaults_only_without_an_accelerator(
     monkeypatch.setattr(local_server, "has_accelerator", lambda: accelerator)
     server = LocalServer("dir/model", ["--dtype", "bfloat16"], log_path=tmp_path / "log")
     assert server.command == [
-        *(sys.executable, "-m", "sglang.launch_server", "--model-path", "dir/model"),
+        *module_command("sglang.launch_server", "--model-path", "dir/model"),
         *("--host", "127.0.0.1", "--port", str(server.port)),
         *defaults,
         *("--dtype", "bfloat16"),  # last, so that the caller's flag wins

@@ -8,6 +8,7 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sglang_prefill_ext.grpc_frontend.outcomes import _ENDS
 from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics, SchedulerMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 
@@ -38,6 +39,7 @@ def test_what_was_counted_in_one_process_can_be_added_in_another() -> None:
         "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
+        "encoding_failures": 0,
     }
     assert far.as_dict() == FrontendMetrics().as_dict()
     assert far.take() == FrontendMetrics().take()
@@ -82,6 +84,7 @@ def test_nothing_is_counted_at_first() -> None:
         "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
+        "encoding_failures": 0,
     }
 
 
@@ -99,6 +102,7 @@ def test_requests_are_counted_by_path_and_fallbacks_by_reason() -> None:
         "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
+        "encoding_failures": 0,
     }
 
 
@@ -118,6 +122,31 @@ def test_prometheus_shows_the_same_numbers(registry: CollectorRegistry) -> None:
         assert exported("requests", path=path) == count
     for reason, count in counted["fallbacks"].items():
         assert exported("fallbacks", reason=reason) == count
+
+
+def test_tokens_computed_twice_save_nothing_and_can_be_counted(registry: CollectorRegistry) -> None:
+    metrics = FrontendMetrics(LABELS)
+    metrics.record_work(_rows(), 2, tokens_computed=18)
+    assert metrics.totals["tokens_saved"] == 0
+    assert registry.get_sample_value("sglang:prefill_only_tokens_computed_total", LABELS) == 18
+
+
+def test_what_another_process_counts_neither_raises_nor_makes_labels(
+    registry: CollectorRegistry,
+) -> None:
+    metrics = FrontendMetrics(LABELS)
+    metrics.add({"packed": 2, "failed": -1, "made up": 1}, {"items": -3, "forwards": 1, "else": 1})
+    assert metrics.requests == {"packed": 2, "failed": 0}
+    assert (metrics.totals["items"], metrics.totals["forwards"]) == (0, 1)
+    name = "sglang:prefill_only_requests_total"
+    assert registry.get_sample_value(name, LABELS | {"path": "made up"}) is None
+
+
+def test_every_way_in_which_a_request_is_counted_can_be_added() -> None:
+    kinds = {counted for _, counted in _ENDS.values()} | {"packed", "stock"}
+    metrics = FrontendMetrics()
+    metrics.add(dict.fromkeys(kinds, 1), {})
+    assert set(metrics.requests) == kinds
 
 
 def test_without_labels_prometheus_is_left_out(registry: CollectorRegistry) -> None:

@@ -93,6 +93,7 @@ class StubEngine:
         self.acquired: list[str] = []
         self.released: list[str] = []
         self.width = 3
+        self.told = 0
         answer_at_once(self.link, self.exchange, self.answer)
 
     def answer(self, rows: PackedRows) -> PackedResult:
@@ -105,6 +106,7 @@ class StubEngine:
         self.link.on_send = lambda rid, rows: None
 
     def facts(self) -> Facts:
+        self.told += 1
         return self.known
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:

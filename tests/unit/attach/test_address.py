@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.attach.address import checked_path, claim, owner_only
+from sglang_prefill_ext.attach.address import (
+    checked_path,
+    claim,
+    listening,
+    require_private,
+    stranger_at,
+)
 from sglang_prefill_ext.errors import ConfigError
 
 FLAG = "--attach"
@@ -44,12 +50,67 @@ def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
         claim(path, flag=FLAG)
 
 
-def test_what_is_made_for_the_owner_only_is_closed_to_others(tmp_path: Path) -> None:
-    with owner_only():
-        (tmp_path / "inside").touch()
-    (tmp_path / "after").touch()
-    assert stat.S_IMODE((tmp_path / "inside").stat().st_mode) == 0o600
-    assert stat.S_IMODE((tmp_path / "after").stat().st_mode) != 0o600
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        claim(path, flag=FLAG)
+
+
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for mode in (0o777, 0o1777, 0o770):
+        shared.chmod(mode)
+        with pytest.raises(ConfigError, match=f"--attach: other users may write .*{mode:o}"):
+            claim(shared / "engine.sock", flag=FLAG)
+        claim(shared / "own" / "engine.sock", flag=FLAG)
+        assert "Other users may write" in stranger_at(shared / "own")
+    shared.chmod(0o755)
+    require_private(shared, flag=FLAG)
+
+
+def test_a_directory_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list(tmp_path.stat())
+    found[stat.ST_UID] = 12345
+    monkeypatch.setattr(Path, "stat", lambda _: os.stat_result(found))
+    with pytest.raises(ConfigError, match=r"--attach: .* belongs to user"):
+        require_private(tmp_path, flag=FLAG)
+
+
+def test_only_the_owner_may_connect_whatever_the_umask(tmp_path: Path) -> None:
+    path, before = tmp_path / "engine.sock", os.umask(0)
+    try:
+        with listening(path, flag=FLAG) as descriptor, socket.socket(fileno=descriptor):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert os.umask(0) == 0
+            assert stranger_at(path) == ""
+            with socket.socket(socket.AF_UNIX) as front_end:
+                front_end.connect(str(path))
+    finally:
+        os.umask(before)
+    assert not path.exists()
+
+
+def test_a_socket_of_somebody_else_or_none_is_a_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "engine.sock"
+    assert "No such file" in stranger_at(path)
+    with listening(path, flag=FLAG) as descriptor, socket.socket(fileno=descriptor):
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)
+        assert "Run engine and front ends as one user" in stranger_at(path)
+
+
+def test_the_socket_of_a_successor_stays(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as successor:
+        with listening(path, flag=FLAG) as descriptor, socket.socket(fileno=descriptor):
+            path.unlink()
+            successor.bind(str(path))
+        assert path.is_socket()
 
 
 def test_where_nothing_can_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

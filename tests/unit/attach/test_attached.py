@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import math
 import signal
 import stat
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+import zmq
 
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.attach.connection import EngineConnection
-from sglang_prefill_ext.attach.messages import StockAnswer, StockError
+from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
@@ -30,9 +36,10 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.runtime.collector import GcAction
+from sglang_prefill_ext.runtime.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.row_bytes import RowBytes
 from tests.unit.attach.engines import StubCollector, StubEngine, attached, facts
 from tests.unit.frontend.links import stub_answer
 from tests.unit.waiting import until
@@ -282,6 +289,215 @@ async def test_one_that_says_hello_again_begins_anew(path: Path) -> None:
         asking.cancel()
 
 
+async def test_an_answer_to_an_earlier_hello_ends_no_call(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with attached(engine, path) as (_, connection, _):
+        session = connection.session
+        asking = asyncio.ensure_future(ask(session))
+        await until(lambda: engine.link.sent)
+        connection._take(engine.facts())
+        assert connection.session is session
+        ((rid, _),) = engine.link.sent
+        engine.exchange.deliver(rid, stub_answer(values=[0.0] * 4))
+        assert (await asyncio.wait_for(asking, 10)).status == "ok"
+
+
+async def test_facts_of_another_engine_end_the_session_and_its_calls(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with attached(engine, path) as (_, connection, _):
+        session = connection.session
+        asking = asyncio.ensure_future(ask(session))
+        await until(lambda: engine.link.sent)
+        connection._take(facts(model="another"))
+        with pytest.raises(EngineUnavailableError, match="another one now"):
+            await asyncio.wait_for(asking, 10)
+        assert connection.session.facts.model == "another"
+
+
+async def test_an_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    numbers: Any = [0.5, 0.25]  # not a list for each row
+    async with attached(engine, path) as (_, connection, _):
+        session = connection.session
+        packed = asyncio.ensure_future(ask(session))
+        await until(lambda: engine.link.sent)
+        engine.stock_outcome = StockAnswer("", numbers, 7)
+        with pytest.raises(PackedForwardError, match="what cannot be read"):
+            await asyncio.wait_for(session.stock_scores({}, {}), 10)
+        assert connection.session is session
+        ((rid, _),) = engine.link.sent
+        engine.exchange.deliver(rid, stub_answer(values=[0.0] * 4))
+        assert (await asyncio.wait_for(packed, 10)).status == "ok"
+
+
+@pytest.mark.parametrize("outcome", ["raises", "cannot be encoded"])
+async def test_a_call_of_the_engine_that_has_no_answer_fails(path: Path, outcome: str) -> None:
+    engine = StubEngine()
+
+    async def serve_stock(call: Stock) -> StockError:
+        if outcome == "raises":
+            raise OSError(outcome)
+        return StockError(call.rid, 400, "\udc80")
+
+    engine.serve_stock = serve_stock  # type: ignore[method-assign]
+    async with attached(engine, path) as (_, connection, _):
+        with pytest.raises(PackedForwardError, match=r"OSError: raises|cannot be sent"):
+            await asyncio.wait_for(connection.session.stock_scores({}, {}), 10)
+        assert (await ask(connection.session)).status == "ok"
+
+
+async def test_a_call_that_cannot_be_read_is_answered_and_those_behind_it_served(
+    path: Path,
+) -> None:
+    async with attached(StubEngine(), path) as (_, connection, _):
+        session = connection.session
+        broken = [{"type": "Rows", "rid": "r"}, {"type": "StockScore", "rid": "s", "headers": 5}]
+        stock = session._stock["s"] = asyncio.get_running_loop().create_future()
+        packed = session.exchange._pending["r"] = asyncio.get_running_loop().create_future()
+        for message in broken:
+            connection._mailbox.send(msgspec.msgpack.encode(message))
+        behind = asyncio.ensure_future(ask(session))
+        assert (await asyncio.wait_for(behind, 10)).status == "ok"
+        assert (await asyncio.wait_for(packed, 10)).status == "failed"
+        with pytest.raises(PackedForwardError, match="cannot serve this call"):
+            await asyncio.wait_for(stock, 10)
+        assert connection.session is session
+
+
+@pytest.mark.parametrize("broken", [{"type": "Beat", "totals": 5}, {"type": "Abort"}])
+async def test_tidings_that_cannot_be_read_end_nothing(path: Path, broken: object) -> None:
+    engine = StubEngine()
+    async with attached(engine, path) as (_, connection, _):
+        session = connection.session
+        connection._mailbox.send(msgspec.msgpack.encode(broken))
+        assert (await ask(session)).status == "ok"
+        assert connection.session is session
+
+
+async def test_what_cannot_be_counted_loses_no_call_that_came_with_it(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = StubEngine()
+
+    def count(beat: messages.Beat) -> None:
+        raise ValueError("Counters can only be incremented by non-negative amounts.")
+
+    engine.count = count  # type: ignore[method-assign]
+    async with attached(engine, path) as (_, connection, _):
+        connection._send(messages.Beat())  # leaves as a part of one message with the call
+        assert (await asyncio.wait_for(ask(connection.session), 10)).status == "ok"
+    assert "A Beat of a front end cannot be served" in caplog.text
+
+
+async def test_of_two_calls_of_one_name_the_second_is_not_started(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = StubEngine()
+    engine.fall_silent()
+    async with attached(engine, path) as (_, connection, _):
+        call = messages.Rows("twice", RowBytes.of(ROWS), NO_OPTIONS)
+        for message in (call, call):
+            connection._send(message)
+        await until(lambda: engine.link.sent)
+        connection._send(messages.Abort("twice"))
+        await until(lambda: engine.link.aborted)
+        assert len(engine.link.sent) == 1
+        assert engine.exchange.in_flight == 0
+    assert "named two calls 'twice'" in caplog.text
+
+
+@pytest.mark.parametrize("deadline_ms", [math.nan, math.inf, -math.inf])
+async def test_a_deadline_that_is_no_time_fails(path: Path, deadline_ms: float) -> None:
+    engine = StubEngine()
+    async with attached(engine, path) as (_, connection, _):
+        options = RequestOptions(deadline_ms=deadline_ms)
+        with pytest.raises(PackedForwardError, match="a deadline cannot be"):
+            async with connection.session.admission():
+                await connection.session.exchange.ask(ROWS, options, None)
+        assert not engine.link.sent
+
+
+async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "BEAT_S", 0.02)
+    monkeypatch.setattr(messages, "SILENCE_S", 0.05)
+    engine = StubEngine()
+    engine.fall_silent()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    async with Broker(engine, path, flag="--attach").running():
+        busy = context.socket(zmq.SocketType.DEALER)  # says hello, asks, and never beats
+        busy.connect(f"ipc://{path}")
+        busy.send(messages.encode(messages.Hello(pid=1)))
+        busy.send(messages.encode(messages.Rows("r", RowBytes.of(ROWS), NO_OPTIONS)))
+        came: list[messages.FromEngine] = []
+
+        def knocks() -> int:
+            while busy.poll(0):
+                came.extend(map(messages.decode_from_engine, busy.recv_multipart()))
+            return sum(isinstance(message, messages.Knock) for message in came)
+
+        await until(lambda: knocks() >= 5)
+        assert engine.exchange.in_flight == 1
+        assert not any(isinstance(message, messages.Farewell) for message in came)
+        busy.close(linger=0)
+        await until(lambda: engine.link.aborted)
+        assert engine.exchange.in_flight == 0
+
+
+async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(path: Path) -> None:
+    engine = StubEngine(facts(tokenizer="no tokenizer at all"))
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with Broker(engine, path, flag="--attach").running(), connection.running():
+        await until(lambda: connection._failures)
+        with pytest.raises(EngineUnavailableError, match="cannot serve the engine of stub"):
+            _ = connection.session
+        waits_s = []
+        for _ in range(6):
+            connection._take(engine.facts())
+            waits_s.append(connection._hello_s - time.monotonic())
+    assert waits_s == pytest.approx([4, 8, 16, 32, 60, 60], abs=1)
+
+
+async def test_nothing_is_told_where_others_could_be_listening(path: Path) -> None:
+    engine = StubEngine()
+    connection = EngineConnection(path, FrontendMetrics(), StubCollector())
+    async with Broker(engine, path, flag="--attach").running() as _:
+        path.parent.chmod(0o777)
+        async with connection.running():
+            await until(lambda: "Other users may write" in connection._why)
+            assert engine.told == 0
+            path.parent.chmod(0o700)
+            assert await connection.wait_attached(10)
+
+
+async def test_a_session_that_has_ended_is_freed_though_it_was_frozen(path: Path) -> None:
+    class Freezing(StubCollector):
+        def perform(self, action: GcAction, rid: str, **others: Any) -> GcReport:
+            if action is GcAction.UNFREEZE:
+                gc.unfreeze()
+            elif action is GcAction.FREEZE:
+                gc.collect()
+                gc.freeze()
+            return super().perform(action, rid, **others)
+
+    connection = EngineConnection(path, FrontendMetrics(), Freezing())
+    try:
+        async with connection.running():
+            sessions = []
+            for _ in range(2):
+                async with Broker(StubEngine(), path, flag="--attach").running():
+                    assert await connection.wait_attached(10)
+                    sessions.append(weakref.ref(connection.session))
+                await until(lambda: connection._session is None)
+        assert sessions[0]() is None
+    finally:
+        gc.unfreeze()
+
+
 async def test_what_a_front_end_counts_is_counted_by_the_engine(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,11 +516,12 @@ async def test_what_a_front_end_counts_is_counted_by_the_engine(
         "items": 4,
         "forwards": 2,
         "tokens_computed": 10,
-        "tokens_saved": -2,
+        "tokens_saved": 0,
         "text_batches": 0,
         "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
+        "encoding_failures": 0,
     }
 
 
@@ -356,7 +573,11 @@ async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(pat
     async with broker.running(), connection.running():
         assert await connection.wait_attached(5)
         ((report,),) = await broker.collect_garbage(GcAction.STATS, [9, 9, 9], 5)
-    assert collector.asked == [(GcAction.FREEZE, False), (GcAction.STATS, False)]
+    assert collector.asked == [
+        (GcAction.UNFREEZE, False),
+        (GcAction.FREEZE, False),
+        (GcAction.STATS, False),
+    ]
     assert (report.role, report.thresholds) == ("stub", [9, 9, 9])
 
 

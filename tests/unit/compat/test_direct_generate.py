@@ -186,6 +186,18 @@ def test_opted_out_and_wrong_headers_are_sglangs(headers: dict[str, str]) -> Non
     assert answer(PLAIN, headers=headers) is None
 
 
+def test_a_defect_of_ours_is_told_and_served_by_sglang(caplog: pytest.LogCaptureFixture) -> None:
+    class Defective(Frontend):
+        async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
+            raise ValueError("could not broadcast")
+
+    assert answer(PLAIN, Defective()) is None
+    assert "could not broadcast" in caplog.text
+    caplog.clear()
+    assert answer(PLAIN | {"sampling_params": {"max_new_tokens": 1, "temperature": -1}}) is None
+    assert not caplog.records
+
+
 def test_texts_of_a_manager_that_encodes_them_itself_are_sglangs() -> None:
     assert answer({"text": "a", "sampling_params": PLAIN["sampling_params"]}) is None
 

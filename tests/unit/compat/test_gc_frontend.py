@@ -23,6 +23,7 @@ with warnings.catch_warnings():
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.runtime.collector import GcAction
 from tests.unit.attach.engines import StubCollector
+from tests.unit.waiting import until
 
 
 class Manager:
@@ -149,6 +150,26 @@ async def test_after_the_freeze_the_server_settles_when_idle(
     assert [sent.action for sent in manager.sent] == ["freeze", "freeze", "settle"]
     assert made._watch is not None
     made._watch.cancel()
+
+
+async def test_an_idle_server_is_looked_after_whatever_went_wrong_once(
+    collector: StubCollector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gc_frontend, "_LOOK_S", 0.001)
+    looks: list[None] = []
+
+    def show_pauses() -> None:
+        looks.append(None)
+        if len(looks) == 1:
+            raise OSError("once")
+
+    collector.show_pauses = show_pauses  # type: ignore[method-assign]
+    made = control(Manager())
+    await made.freeze()
+    await until(lambda: len(looks) > 2)
+    assert made._watch is not None
+    made._watch.cancel()
+    assert "OSError: once" in caplog.text
 
 
 async def test_without_the_extension_freezing_is_sglangs() -> None:

@@ -8,6 +8,7 @@ from sglang_prefill_ext.errors import RequestAbortedError
 from sglang_prefill_ext.frontend import connection
 from sglang_prefill_ext.frontend.connection import outcome_while_connected
 from tests.unit.frontend.links import StubRequest
+from tests.unit.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +46,17 @@ async def test_an_error_is_the_outcome() -> None:
     future.set_exception(LookupError("x"))
     with pytest.raises(LookupError, match="x"):
         await outcome_while_connected(future, None)
+
+
+async def test_a_client_that_cannot_be_watched_is_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Unwatchable:
+        async def is_disconnected(self) -> bool:
+            raise RuntimeError("no such connection")
+
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(outcome_while_connected(future, Unwatchable()))
+    await until(lambda: "no such connection" in caplog.text)
+    future.set_result(5)
+    assert await waiting == 5

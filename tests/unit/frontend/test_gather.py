@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import traceback
 import weakref
 from collections.abc import Sequence
 
@@ -9,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.errors import RequestAbortedError
+from sglang_prefill_ext.errors import (
+    PackedForwardError,
+    PackingError,
+    PrefillExtError,
+    RequestAbortedError,
+)
 from sglang_prefill_ext.frontend import connection
-from sglang_prefill_ext.frontend.gather import Gatherer
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.gather import Gatherer, _of_its_own
+from sglang_prefill_ext.grpc_frontend.outcomes import _ENDS
 from tests.unit.frontend.links import StubRequest
 from tests.unit.waiting import until
 
@@ -159,6 +167,63 @@ async def test_a_batch_that_fails_fails_for_all_and_the_next_one_is_served() -> 
     asked = (gatherer.ask("a", [item]) for item in (1, 13))
     assert {type(e) for e in await asyncio.gather(*asked, return_exceptions=True)} == {LookupError}
     assert await gatherer.ask("a", [2]) == [20]
+
+
+class Panic(BaseException):
+    """As of a tokenizer in Rust."""
+
+
+@pytest.mark.parametrize("end", [Panic("in Rust"), asyncio.CancelledError()])
+async def test_a_batch_that_ends_without_an_answer_leaves_nobody_waiting(
+    end: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = [end]
+
+    async def serve(_kind: object, items: list[int]) -> list[int | Exception]:
+        await asyncio.sleep(0)
+        if ends:
+            raise ends.pop()
+        return [*items]
+
+    gatherer = Gatherer[int, int](serve, max_items=8, max_wait_s=LONG_S)
+    asking = [gatherer.ask("a", [n]) for n in (1, 2)]
+    found = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 10)
+    assert [type(each) for each in found] == [PackedForwardError] * 2
+    assert "A batch ended without an answer" in caplog.text
+    assert await asyncio.wait_for(gatherer.ask("a", [3]), 10) == [3]
+
+
+@pytest.mark.parametrize("items", [[13, 1], [-1, 2]])
+async def test_every_caller_raises_an_error_of_its_own(items: list[int]) -> None:
+    """One for all would keep the frames of each of them."""
+    shared = RequestAbortedError("left")
+    shared.add_note("told")
+
+    async def serve(_kind: object, _items: list[int]) -> list[int | Exception]:
+        if 13 in items:
+            raise shared
+        return [shared] * len(items)
+
+    gatherer = Gatherer[int, int](serve, max_items=8, max_wait_s=LONG_S)
+    asking = (gatherer.ask("a", [item]) for item in items)
+    first, second = await asyncio.gather(*asking, return_exceptions=True)
+    assert isinstance(first, RequestAbortedError)
+    assert isinstance(second, RequestAbortedError)
+    assert first is not second
+    assert (str(first), first.__cause__) == ("left", shared)
+    assert len(traceback.extract_tb(shared.__traceback__)) <= 2
+
+
+@pytest.mark.parametrize("kind", [*_ENDS, PackingError])
+def test_errors_of_ours_can_be_copied_with_what_they_tell(kind: type[PrefillExtError]) -> None:
+    error = kind("why")
+    error.retry_after_s = 2.5  # type: ignore[attr-defined]
+    own = _of_its_own(error)
+    assert (type(own), str(own), own.retry_after_s) == (kind, "why", 2.5)  # type: ignore[attr-defined]
+    assert own is not error
+    taken = _of_its_own(StockPathTaken("why", call=[5]))
+    assert isinstance(taken, StockPathTaken)
+    assert (taken.reason, taken.call) == ("why", [5])
 
 
 async def test_who_leaves_early_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:

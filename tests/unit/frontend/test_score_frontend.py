@@ -110,6 +110,7 @@ async def test_an_answer_becomes_scores(
         "chats": 0,
         "spliced": 0,
         "encoding_mismatches": 0,
+        "encoding_failures": 0,
     }
     assert len(link.sent) == 1
     assert link.aborted == []

@@ -52,6 +52,14 @@ async def test_texts_of_one_moment_are_encoded_together_and_off_the_event_loop()
     assert setup.metrics.totals["text_batches"] == 1
 
 
+async def test_texts_beside_one_that_is_no_unicode_are_still_encoded_together() -> None:
+    setup = Setup()
+    good, bad, *_ = found = await setup.ask(["a"], ["\ud800"], ["b", "c"])
+    assert isinstance(bad, UnicodeEncodeError)
+    assert (good, found[2]) == ([b"a"], [b"b", b"c"])
+    assert setup.link.encoded == [["a", "\ud800", "b", "c"], ["a", "b", "c"], ["\ud800"]]
+
+
 async def test_a_batch_is_as_large_as_it_may_be() -> None:
     setup = Setup(gather_rows=2)
     await setup.ask(["a"], ["b"], ["c"], ["d", "e", "f"])

@@ -45,6 +45,7 @@ def test_flags_become_settings(
 ) -> None:
     flags = [f"--{name}={file}" for name, file in files.items()]
     flags += ["--attach=/run/engine.sock", "--port=0", "--processes=3", "--max-message-mib=5"]
+    flags += ["--max-calls=7", "--max-connection-age-s=0"]
     flags += ["--keepalive-s=0", "--compression=gzip", "--no-reflection", "--grace-s=1.5"]
     run = CliRunner().invoke(cli.app, ["serve-grpc", *flags])
     assert run.exit_code == 0, run.output
@@ -59,6 +60,8 @@ def test_flags_become_settings(
         tokens=files["tokens"],
         max_message_mib=5,
         keepalive_s=0,
+        max_calls=7,
+        max_connection_age_s=0,
         compression=Compression.GZIP,
         reflection=False,
         grace_s=1.5,

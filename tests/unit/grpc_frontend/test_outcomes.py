@@ -8,6 +8,7 @@ from sglang_prefill_ext.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
     PackedForwardError,
+    PackingError,
     PrefillExtError,
     RequestAbortedError,
     RequestError,
@@ -66,6 +67,14 @@ def test_when_to_come_again_is_told() -> None:
         assert detail.Unpack(found)
         assert found.retry_delay.ToMilliseconds() == wait_ms
     assert not status_of(PackedForwardError("broken"))[1].details
+
+
+def test_a_defect_of_ours_is_internal() -> None:
+    metrics = FrontendMetrics()
+    with pytest.raises(PackingError), counted(metrics):
+        raise PackingError("rows that contradict each other")
+    assert status_of(PackingError("x"))[0] is grpc.StatusCode.INTERNAL
+    assert metrics.requests == {"failed": 1}
 
 
 def test_the_stock_path_is_no_bad_end() -> None:

@@ -43,6 +43,22 @@ def test_limits_become_options_of_grpc() -> None:
     assert "grpc.keepalive_time_ms" not in dict(transport.server_options(settings(keepalive_s=0)))
 
 
+def test_calls_and_connections_are_bounded() -> None:
+    options = dict(transport.server_options(settings()))
+    assert options["grpc.max_concurrent_streams"] == settings().max_calls == 1024
+    assert options["grpc.max_connection_age_ms"] == 3_600_000
+    without = dict(transport.server_options(settings(max_connection_age_s=0)))
+    assert "grpc.max_connection_age_ms" not in without
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("::1", "[::1]:5"), ("127.0.0.1", "127.0.0.1:5"), ("localhost", "localhost:5")],
+)
+def test_an_address_with_colons_is_put_into_brackets(host: str, address: str) -> None:
+    assert transport.address_of(settings(host=host, port=5)) == address
+
+
 def test_every_compression_is_known_to_grpc() -> None:
     found = {transport.compression(settings(compression=each)) for each in Compression}
     assert len(found) == len(Compression)

@@ -556,6 +556,18 @@ def test_waiting_jobs_start_over_on_demand() -> None:
     assert not simulation.results
 
 
+def test_who_starts_over_again_and_again_saves_no_tokens() -> None:
+    simulation = Simulation(StubExecutor(asynchronous=False))
+    simulation.submit(REQUEST)
+    for _ in range(5):
+        simulation.step()
+        simulation.runtime.restart_waiting()
+    simulation.finish()
+    (result,) = simulation.results.values()
+    assert result.tokens_computed > 3 * 7 + 9  # more than three prompts have
+    assert simulation.runtime.stats.tokens_saved == 0
+
+
 def test_a_full_queue_rejects_at_once_and_says_when_to_come_again() -> None:
     limits = QueueLimits(tokens=20, rows=10, bytes=10**6)
     simulation = Simulation(StubExecutor(asynchronous=False), replace(POLICY, limits=limits))

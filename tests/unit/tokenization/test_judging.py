@@ -75,6 +75,21 @@ def test_a_child_that_cannot_be_started_gives_no_verdict(monkeypatch: pytest.Mon
         judge_in_child(FASTOKENS, json_of("gpt2"), 10)
 
 
+def test_a_child_that_takes_too_long_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "LONGEST_S", 0.01)
+    with pytest.raises(NotJudgedError, match="it took longer than"):
+        judge_in_child(FASTOKENS, json_of("gpt2"), ENDLESS)
+    assert children(psutil.Process()) == []
+
+
+def test_a_child_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question is larger than a pipe holds."""
+    deaf = [sys.executable, "-c", "pass"]
+    monkeypatch.setattr(judging, "module_command", lambda *_: deaf)
+    with pytest.raises(NotJudgedError, match="status 0"):
+        judge_in_child(FASTOKENS, " " * (1 << 20), 10)
+
+
 @pytest.mark.parametrize("kill", [False, True], ids=["ends", "is killed"])
 def test_a_child_ends_with_its_parent(kill: bool) -> None:
     owner = subprocess.Popen((sys.executable, "-c", OWNER))

@@ -123,7 +123,7 @@ def test_a_splice_that_differs_is_not_used_any_more(caplog: pytest.LogCaptureFix
 
 
 def test_a_text_that_a_library_cannot_read_meets_the_plain_way() -> None:
-    encoder, plain, _ = made()
+    encoder, plain, metrics = made()
     for call in (
         lambda: encoder.encode(["\ud800"]),
         lambda: encoder.encode_joined("a b c", ["\ud800", "x"], item_first=False),
@@ -132,6 +132,38 @@ def test_a_text_that_a_library_cannot_read_meets_the_plain_way() -> None:
             call()
     assert plain.asked[0] == ["\ud800"]
     assert encoder.status()["encoder"] == "huggingface"
+    assert metrics.totals["encoding_failures"] == 3  # the second one joined, and then whole
+
+
+def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the look whether it is still trusted and the choice of another one."""
+    encoder, _, _ = made()
+    copy = encoder._encoder
+    assert copy is not None
+
+    class Best:
+        verdicts, speeds = {}, {}
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        @property
+        def best(self) -> object:
+            giving_up = threading.Thread(target=encoder._distrust_encoder, args=(copy,))
+            giving_up.start()
+            giving_up.join(0.05)  # it waits, unless it is let
+            self.giving_up = giving_up
+            return copy
+
+    monkeypatch.setattr(text_encoder, "Choice", Best)
+    monkeypatch.setattr(encoder, "_faithful_copy", lambda *_: copy)
+    encoder._prepare(json_of("llama3"), PLAIN, Path())
+    choice_ = encoder._choice
+    assert isinstance(choice_, Best)
+    choice_.giving_up.join(10)
+    assert encoder._encoder is None
 
 
 def test_splicing_can_be_turned_off() -> None:

@@ -1,0 +1,127 @@
+"""Batches of items on a scheduler that fails as it is told; each item is one row of one token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
+from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
+from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.frontend.links import StubLink, stub_answer
+from tests.unit.waiting import until
+
+
+@dataclass
+class Group:
+    """One item after the other; `size` of them share a packed request."""
+
+    members: list[int]
+    items: list[int]
+
+    @property
+    def rows(self) -> PackedRows:
+        tokens = [self.items[each] for each in self.members]
+        ones = [1] * len(tokens)
+        return PackedRows(int_array(tokens), 0, int_array(ones), int_array([5]), NO_INTS)
+
+    def tables(self, values: Float32Array) -> list[Float32Array]:
+        if len(values) != len(self.members):
+            raise ValueError("cannot be divided")
+        return [values[number : number + 1] for number in range(len(values))]
+
+
+def groups_of(size: int) -> object:
+    def pack(items: list[int]) -> Sequence[Group]:
+        starts = range(0, len(items), size)
+        return [Group(list(range(len(items)))[start : start + size], items) for start in starts]
+
+    return pack
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.link = StubLink()
+        self.link.admitted = 1
+        self.exchange = PackedExchange(self.link, max_row_tokens=100)
+        self.batches = BatchExchange(self.exchange, FrontendMetrics(), most_retried=8)
+        self.held: list[tuple[str, PackedRows]] = []
+        self.hold_single = False
+        self.link.on_send = self.serve
+
+    def serve(self, rid: str, rows: PackedRows) -> None:
+        """Rows with a 13 fail in company; a 14 has an answer that fits no rows."""
+        if rows.num_rows == 1 and self.hold_single:
+            self.held.append((rid, rows))
+        elif 13 in rows.tokens and rows.num_rows > 1:
+            self.deliver(rid, stub_answer("failed", "company"))
+        elif 14 in rows.tokens:
+            self.deliver(rid, stub_answer(values=[0.0] * 9))
+        elif 15 in rows.tokens:
+            self.deliver(rid, stub_answer("aborted", "left"))
+        else:
+            self.answer(rid, rows)
+
+    def answer(self, rid: str, rows: PackedRows) -> None:
+        self.deliver(rid, stub_answer(values=[float(each) for each in rows.tokens]))
+
+    def deliver(self, rid: str, answer: PackedResult) -> None:
+        asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer)
+
+    async def ask(self, items: list[int], size: int) -> list[ReadOut | Exception]:
+        return await self.batches.ask(items, RequestOptions(), groups_of(size))  # type: ignore[arg-type]
+
+
+def shown(outcomes: Sequence[ReadOut | Exception]) -> list[object]:
+    return [each.table.tolist() if isinstance(each, ReadOut) else type(each) for each in outcomes]
+
+
+async def test_items_of_a_failed_forward_are_asked_again_all_at_once() -> None:
+    setup = Setup()
+    setup.hold_single = True
+    asking = asyncio.ensure_future(setup.ask([1, 13, 3], size=3))
+    await until(lambda: len(setup.held) == 3)
+    for rid, rows in reversed(setup.held):
+        setup.answer(rid, rows)
+    assert shown(await asyncio.wait_for(asking, 10)) == [[1.0], [13.0], [3.0]]
+
+
+async def test_an_answer_that_cannot_be_read_fails_for_its_own_items_and_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup()
+    outcomes = await setup.ask([1, 14, 3, 4], size=2)
+    assert shown(outcomes) == [PackedForwardError, PackedForwardError, [3.0], [4.0]]
+    assert "ValueError: cannot be divided" in str(outcomes[0])
+    assert "cannot be divided" in caplog.text
+
+
+async def test_what_the_scheduler_says_of_a_group_is_told_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    setup = Setup()
+    assert shown(await setup.ask([15, 2], size=1)) == [RequestAbortedError, [2.0]]
+    assert not caplog.records
+
+
+async def test_no_group_goes_on_behind_the_back_of_a_batch_that_ended() -> None:
+    setup = Setup()
+    setup.hold_single = True
+    asking = asyncio.ensure_future(setup.ask([1, 2], size=1))
+    await until(lambda: len(setup.held) == 2)
+    (first, _), (second, rows) = setup.held
+    setup.exchange._pending[first].cancel()  # from within
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    setup.answer(second, rows)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asking, 10)
+    assert setup.exchange.in_flight == 0
