@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from fastapi import Depends, Request
@@ -38,7 +39,11 @@ def application() -> Any:
 def add_routes(
     app: Any, frontend: ScoreFrontend, link: TokenizerManagerLink, broker: Broker | None
 ) -> None:
-    """Add our routes to SGLang's HTTP application."""
+    """Add our routes to SGLang's HTTP application, and a limit to what it reads of heads."""
+    if find_spec("httptools"):  # else uvicorn takes h11, which has that limit
+        from sglang_prefill_ext.compat.http_heads import limit_heads
+
+        limit_heads()
 
     async def status() -> dict[str, Any]:
         attached = [] if broker is None else broker.peers()
