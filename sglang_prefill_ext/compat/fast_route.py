@@ -7,7 +7,7 @@ authentication, metrics and CORS, stay in front.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from fastapi import HTTPException
@@ -26,7 +26,9 @@ JSON = "application/json"
 
 # Entry of an ASGI scope: why SGLang is to serve the request.
 _TAKEN = "prefill_only_stock_path_taken"
-_HEADERS = {ARRAYS_HEADER: "int32"}
+READS_ARRAYS = {ARRAYS_HEADER: "int32"}
+"""Header of answers to those who may send arrays."""
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class FastRoute:
@@ -35,16 +37,18 @@ class FastRoute:
     Args:
         stock: the route's own application.
         serve: answers a request, given its body; or returns the body for `stock` to serve.
+        headers: of what `stock` answers, beside its own.
     """
 
-    def __init__(self, stock: _App, serve: _Serve) -> None:
-        self._stock = stock
+    def __init__(self, stock: _App, serve: _Serve, headers: Mapping[str, str]) -> None:
+        self.stock = stock
         self._serve = serve
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         if request.headers.get("content-type", "").lower().split(";", 1)[0] != JSON:
-            await self._stock(scope, receive, send)
+            await self.stock(scope, receive, send)
             return
         try:
             body = await request.body()
@@ -52,9 +56,20 @@ class FastRoute:
             return  # within its request: there is nothing to answer, and nobody to tell
         answer = await self._serve(body, request)
         if isinstance(answer, bytes):
-            await self._stock(scope, _Replay(answer, receive), send)
+            await self.stock(scope, _Replay(answer, receive), self._adding_headers(send))
         else:
             await answer(scope, receive, send)
+
+    def _adding_headers(self, send: Any) -> Any:
+        if not self._headers:
+            return send
+
+        async def add(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers]
+            await send(message)
+
+        return add
 
 
 def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Answer) -> None:
@@ -77,8 +92,9 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
             return body
         except (HTTPException, ValueError) as error:
             response: Response = error_response(getattr(request.app.state, serving), error)
+            response.headers.update(READS_ARRAYS)
             return response
-        return body if content is None else Response(content, 200, _HEADERS, JSON)
+        return body if content is None else Response(content, 200, READS_ARRAYS, JSON)
 
     shorten(app, path, serve)
 
@@ -111,13 +127,23 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-def shorten(app: Any, path: str, serve: _Serve) -> None:
+def shorten(app: Any, path: str, serve: _Serve, headers: Mapping[str, str] = NO_HEADERS) -> None:
     """Let `serve` answer the requests of the application's route of that path.
 
     The router tries one route after the other, so this becomes the first; no other has its path.
+
+    Args:
+        headers: see `FastRoute`.
     """
     routes = app.router.routes
     (route,) = (route for route in routes if getattr(route, "path", None) == path)
     routes.remove(route)
     routes.insert(0, route)
-    route.app = FastRoute(route.app, serve)
+    route.app = FastRoute(route.app, serve, headers)
+
+
+def lengthen(app: Any) -> None:
+    """Give all routes back what `shorten` took the place of, for an earlier manager."""
+    for route in app.router.routes:
+        while isinstance(getattr(route, "app", None), FastRoute):
+            route.app = route.app.stock

@@ -5,11 +5,16 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sglang_prefill_ext.compat.fast_route import raise_if_taken, shorten, shorten_packed
+from sglang_prefill_ext.compat.fast_route import (
+    lengthen,
+    raise_if_taken,
+    shorten,
+    shorten_packed,
+)
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 JSON = {"content-type": "application/json; charset=utf-8"}
@@ -133,3 +138,39 @@ async def test_a_client_that_leaves_within_its_body_is_no_error() -> None:
     (route,) = (each for each in setup.app.router.routes if getattr(each, "path", "") == "/echo")
     await route.app(scope, receive, send)  # type: ignore[attr-defined]
     assert setup.seen == sent == []
+
+
+async def test_what_the_route_answers_gets_further_headers() -> None:
+    setup = Setup()
+    shorten(setup.app, "/echo", setup.serve, {"x-more": "1"})
+    assert (await setup.post("/echo", b"[1, 2, 3, 4, 5, 6]", **JSON)).headers["x-more"] == "1"
+    assert "x-more" not in (await setup.post("/echo", b"[1]", **JSON)).headers
+
+
+@pytest.mark.parametrize("error", [ValueError("wrong"), HTTPException(429, "full")])
+async def test_refusals_say_that_arrays_are_read(error: Exception) -> None:
+    app = FastAPI()
+    app.add_api_route("/echo", lambda: None, methods=["POST"])
+
+    def refuse(message: str, *_: Any) -> Any:
+        return Response(message, 400)
+
+    app.state.serving = SimpleNamespace(create_error_response=refuse)
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        raise error
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        response = await http.post("/echo", content=b"[1]", headers=JSON)
+    assert response.status_code == 400
+    assert response.headers["x-prefill-only-arrays"] == "int32"
+
+
+async def test_routes_get_back_what_they_had() -> None:
+    setup = Setup()
+    shorten(setup.app, "/echo", setup.serve)
+    lengthen(setup.app)
+    assert (await setup.post("/echo", b"[1]", **JSON)).json()["stock"] == "[1]"
+    assert setup.seen == []
