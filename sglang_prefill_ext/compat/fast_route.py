@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sglang_prefill_ext.compat.http_errors import error_response
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
 
@@ -23,6 +24,7 @@ _Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
 _Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
 
 JSON = "application/json"
+OUR_PATHS = "/prefill_only/"
 
 # Entry of an ASGI scope: why SGLang is to serve the request.
 _TAKEN = "prefill_only_stock_path_taken"
@@ -90,7 +92,7 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
         except StockPathTaken as taken:
             request.scope[_TAKEN] = taken
             return body
-        except (HTTPException, ValueError) as error:
+        except (HTTPException, RequestError, UnicodeError) as error:
             response: Response = error_response(getattr(request.app.state, serving), error)
             response.headers.update(READS_ARRAYS)
             return response
@@ -142,8 +144,11 @@ def shorten(app: Any, path: str, serve: _Serve, headers: Mapping[str, str] = NO_
     route.app = FastRoute(route.app, serve, headers)
 
 
-def lengthen(app: Any) -> None:
-    """Give all routes back what `shorten` took the place of, for an earlier manager."""
-    for route in app.router.routes:
+def restore(app: Any) -> None:
+    """Take out of an application whatever an earlier engine of this process has put in."""
+    routes = app.router.routes
+    for route in list(routes):
+        if getattr(route, "path", "").startswith(OUR_PATHS):
+            routes.remove(route)
         while isinstance(getattr(route, "app", None), FastRoute):
             route.app = route.app.stock

@@ -15,13 +15,14 @@ from sglang.srt.entrypoints.openai.protocol import ScoringRequest
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.compat.fast_route import OUR_PATHS
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.patching import engine
 from sglang_prefill_ext.runtime.startup import STARTUP
 
-STATUS_PATH = "/prefill_only/status"
-EXPLAIN_PATH = "/prefill_only/explain"
+STATUS_PATH = f"{OUR_PATHS}status"
+EXPLAIN_PATH = f"{OUR_PATHS}explain"
 
 SERVER_MODULE = "sglang.srt.entrypoints.http_server"
 """Where the application is; not imported but looked up, since an offline `Engine` has none."""

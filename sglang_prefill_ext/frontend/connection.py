@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from sglang_prefill_ext.errors import RequestAbortedError
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 # How often a waiting call looks whether its client is still there.
 _DISCONNECT_POLL_S = 1.0
@@ -45,9 +48,12 @@ async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
 async def _watch(
     future: asyncio.Future[Any], is_disconnected: Callable[[], Awaitable[bool]]
 ) -> None:
-    """Give a future an error once the client has left."""
-    while not future.done():
-        if await is_disconnected() and not future.done():
-            left = RequestAbortedError("The client disconnected before the answer was ready.")
-            future.set_exception(left)
-        await asyncio.sleep(_DISCONNECT_POLL_S)
+    """Give a future an error once the client has left; what cannot be looked for has not."""
+    try:
+        while not future.done():
+            if await is_disconnected() and not future.done():
+                left = RequestAbortedError("The client disconnected before the answer was ready.")
+                future.set_exception(left)
+            await asyncio.sleep(_DISCONNECT_POLL_S)
+    except Exception:
+        logger.exception("Prefill-only serving: a client that leaves now will not be noticed")

@@ -10,11 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sglang_prefill_ext.compat.fast_route import (
-    lengthen,
+    OUR_PATHS,
     raise_if_taken,
+    restore,
     shorten,
     shorten_packed,
 )
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 JSON = {"content-type": "application/json; charset=utf-8"}
@@ -147,7 +149,7 @@ async def test_what_the_route_answers_gets_further_headers() -> None:
     assert "x-more" not in (await setup.post("/echo", b"[1]", **JSON)).headers
 
 
-@pytest.mark.parametrize("error", [ValueError("wrong"), HTTPException(429, "full")])
+@pytest.mark.parametrize("error", [RequestError("wrong"), HTTPException(429, "full")])
 async def test_refusals_say_that_arrays_are_read(error: Exception) -> None:
     app = FastAPI()
     app.add_api_route("/echo", lambda: None, methods=["POST"])
@@ -168,9 +170,31 @@ async def test_refusals_say_that_arrays_are_read(error: Exception) -> None:
     assert response.headers["x-prefill-only-arrays"] == "int32"
 
 
-async def test_routes_get_back_what_they_had() -> None:
+async def test_an_error_of_ours_is_not_the_clients() -> None:
+    app = FastAPI()
+    app.add_api_route("/echo", lambda: None, methods=["POST"])
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        raise ValueError("of ours")
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        assert (await http.post("/echo", content=b"[1]", headers=JSON)).status_code == 500
+
+
+async def test_an_application_is_restored_for_the_next_engine() -> None:
     setup = Setup()
-    shorten(setup.app, "/echo", setup.serve)
-    lengthen(setup.app)
+    restore(setup.app)
+    before = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]
+    for _ in range(3):  # engines
+        restore(setup.app)
+        setup.app.add_api_route(f"{OUR_PATHS}status", lambda: "status", methods=["GET"])
+        for _ in range(2):
+            shorten(setup.app, "/echo", setup.serve)
+    assert (await setup.post("/echo", b"[1]", **JSON)).text == "short"
+    restore(setup.app)
+    after = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]
+    assert sorted(after, key=str) == sorted(before, key=str)
     assert (await setup.post("/echo", b"[1]", **JSON)).json()["stock"] == "[1]"
-    assert setup.seen == []

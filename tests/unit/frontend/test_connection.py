@@ -45,3 +45,21 @@ async def test_an_error_is_the_outcome() -> None:
     future.set_exception(LookupError("x"))
     with pytest.raises(LookupError, match="x"):
         await outcome_while_connected(future, None)
+
+
+async def test_a_client_that_cannot_be_looked_for_is_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    looked = asyncio.Event()
+
+    class Broken:
+        async def is_disconnected(self) -> bool:
+            looked.set()
+            raise OSError("no such connection")
+
+    waiting = asyncio.create_task(outcome_while_connected(future, Broken()))
+    await looked.wait()
+    future.set_result(5)
+    assert await waiting == 5
+    assert "no such connection" in caplog.text
