@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_format
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ import matplotlib as mpl
 import typer
 from matplotlib import pyplot as plt
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from bench.__main__ import RESULTS
@@ -26,7 +27,6 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.tokenization import libraries
-from sglang_prefill_ext.tokenization.encoder import Encoder
 from sglang_prefill_ext.tokenization.frame import frame_of
 from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
 from sglang_prefill_ext.tokenization.proof import boundaries_of
@@ -68,7 +68,7 @@ def main(
         context["tokenizer"] = served.status()
         added = list(loaded.get_added_vocab())
         context["strings"] = _checked_strings(plain, served, added, strings, seed)
-        ways = stock_ways(loaded) | _library_ways(json) | served_ways(serving)
+        ways = stock_ways(loaded) | _library_ways(json, console) | served_ways(serving)
         label = str(tokenizer or f"made, {_MADE} tokens")
         results: list[EncodeResult] = []
         for each in map(Shape.parse, shape or SHAPES):
@@ -126,16 +126,20 @@ def _checked_strings(
     return found | {"joined": joined}
 
 
-def _library_ways(json: str) -> dict[str, Any]:
+def _library_ways(json: str, console: Console) -> dict[str, Any]:
+    """Ways of the libraries that can load a tokenizer, as a server leaves out the others."""
     settings = json_format.loads(json)
     frame = frame_of(settings["post_processor"])
     if frame is None:
         raise GateError("the tokenizer's post-processor is not known; no library is compared")
     splice = Splice(boundaries_of(settings), frame)
-    loads: list[Callable[[], Encoder]] = [partial(TokenizerCopy, json)]
-    loads += [partial(libraries.load, each, json) for each in libraries.LIBRARIES]
-    ways = [encoder_ways(load, splice) for load in loads]
-    return {name: way for each in ways for name, way in each.items()}
+    ways = encoder_ways(partial(TokenizerCopy, json), splice)
+    for library in libraries.LIBRARIES:
+        try:
+            ways |= encoder_ways(partial(libraries.load, library, json), splice)
+        except Exception as error:  # of any kind: libraries have their own
+            console.print(f"left out: {library} cannot load this tokenizer ({error})")
+    return ways
 
 
 def _table(results: Sequence[EncodeResult]) -> Table:

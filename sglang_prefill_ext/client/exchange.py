@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.request import getproxies
 
 import httpx
 
@@ -14,6 +17,7 @@ from sglang_prefill_ext.client.deadline import Deadline
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
 from sglang_prefill_ext.errors import (
+    ClientError,
     ConfigError,
     DeadlineExceededError,
     ServerUnavailableError,
@@ -27,6 +31,15 @@ GRPC_SCHEMES = ("grpc://", "grpcs://")
 _CONNECT_S = 10.0
 # SGLang drops connections that were idle for 5 s; a request sent at that moment is lost.
 _KEEP_IDLE_S = 3.0
+# A host that has vanished is noticed within a minute, also by calls without a deadline.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+)
 _SLACK_S = 2.0  # The server's own 504 says more than a connection that we drop.
 _NO_CONNECTION = (
     httpx.ConnectTimeout,
@@ -34,25 +47,59 @@ _NO_CONNECTION = (
     httpx.ProxyError,
     httpx.RemoteProtocolError,
 )
+_NO_ANSWER = (httpx.DecodingError, httpx.TooManyRedirects)
 
 
-def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
+def settings(
+    base_url: str,
+    api_key: str | None,
+    transport: Any,
+    kind: type[httpx.HTTPTransport | httpx.AsyncHTTPTransport],
+) -> dict[str, Any]:
     """Return arguments of `httpx.Client` and `httpx.AsyncClient`.
 
+    Args:
+        transport: of the caller, if any.
+        kind: of the transport otherwise.
+
     Raises:
-        ConfigError: `base_url` is not the address of a server.
+        ConfigError: `base_url` is not the address of a server, or `api_key` cannot be sent.
     """
-    if not base_url.startswith(("http://", "https://")):
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(
-            f"base_url: {base_url!r} is no address. Write e.g. {DEFAULT_URL}, or "
+            f"base_url: {without_secrets(base_url)!r} is no address. Write e.g. {DEFAULT_URL}, or "
             "grpc://127.0.0.1:50051 for gRPC front ends."
         )
-    headers = {"content-type": "application/json"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
+    headers = {"content-type": "application/json", **authorization(api_key)}
     # How much goes on at a time is the caller's affair; waiting for a place would eat its timeout.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
-    return {"base_url": base_url, "headers": headers, "limits": limits}
+    if transport is None and not getproxies():  # httpx asks proxies only by a transport of its own
+        transport = kind(limits=limits, socket_options=_KEEPALIVE)
+    return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """Return the header that shows a key, if there is one.
+
+    Raises:
+        ConfigError: no header can hold it.
+    """
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError(
+            "api_key: it holds characters that no header can. Look for a line end at its end."
+        )
+    return {"authorization": f"Bearer {api_key}"}
+
+
+def without_secrets(url: str) -> str:
+    """Return an address without the name and password that it may hold."""
+    return re.sub(r"^([a-z]+://)?[^/]*@", r"\1", url)
 
 
 def positive(field: str, value: int) -> int:
@@ -108,20 +155,32 @@ def reads_arrays(response: httpx.Response) -> bool:
     return ARRAYS_HEADER in response.headers
 
 
+def may_lack_arrays(response: httpx.Response) -> bool:
+    """Whether a request may have been refused for its arrays: the server does not say it knows."""
+    return response.status_code == httpx.codes.BAD_REQUEST and not reads_arrays(response)
+
+
 @contextmanager
 def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
     """Turn what goes wrong on the way into errors of ours."""
+    server = without_secrets(base_url)
     try:
         yield
     except _NO_CONNECTION as error:
         raise ServerUnavailableError(
-            f"{request.asked}: no connection with {base_url} ({type(error).__name__}: {error}). "
+            f"{request.asked}: no connection with {server} ({type(error).__name__}: {error}). "
             "Start a server there, or correct the address."
         ) from error
     except httpx.TimeoutException as error:
         raise DeadlineExceededError(
-            f"{request.asked}: {base_url} did not answer in time. "
+            f"{request.asked}: {server} did not answer in time. "
             "Give the call a longer timeout_s, or fewer items."
+        ) from error
+    except httpx.HTTPError as error:
+        kind = UnexpectedAnswerError if isinstance(error, _NO_ANSWER) else ClientError
+        raise kind(
+            f"{request.asked}: {server} could not be asked ({type(error).__name__}: {error}). "
+            "Check that base_url is an SGLang server."
         ) from error
 
 
@@ -136,8 +195,9 @@ def answer_to(request: Request[AnswerT], response: httpx.Response) -> AnswerT:
         raise error_of(request.asked, response.status_code, response.headers, response.text)
     try:
         return request.read(response.json(), request.items)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        url = without_secrets(str(response.url))
         raise UnexpectedAnswerError(
-            f"{request.asked}: {response.url} answered {response.text[:80]!r}, which cannot be "
+            f"{request.asked}: {url} answered {response.text[:80]!r}, which cannot be "
             f"read ({type(error).__name__}: {error}). Check that base_url is an SGLang server."
         ) from error

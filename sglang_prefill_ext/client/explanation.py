@@ -31,10 +31,11 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
     """
     if base_url.startswith(exchange.GRPC_SCHEMES):
         raise ConfigError(
-            f"{base_url}: front ends explain nothing. Give the server's http address."
+            f"{exchange.without_secrets(base_url)}: front ends explain nothing. "
+            "Give the server's http address."
         )
     request = Request(EXPLAIN_PATH, *_checked(body), read=_facts)
-    settings = exchange.settings(base_url, api_key)
+    settings = exchange.settings(base_url, api_key, None, httpx.HTTPTransport)
     with (
         httpx.Client(**settings, timeout=_LONGEST_S) as http,
         exchange.transport_errors(request, base_url),
@@ -42,7 +43,8 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
         response = http.post(EXPLAIN_PATH, content=body)
     if response.status_code == httpx.codes.NOT_FOUND:
         raise ConfigError(
-            f"{base_url} has no {EXPLAIN_PATH}. Start the server with --enable-prefill-only."
+            f"{exchange.without_secrets(base_url)} has no {EXPLAIN_PATH}. "
+            "Start the server with --enable-prefill-only."
         )
     return exchange.answer_to(request, response)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
@@ -88,13 +89,17 @@ def error_of(asked: str, error: Any) -> PrefillExtError:
 
 
 def _retry_after_s(error: Any) -> float | None:
-    """Seconds that the server wants to be left alone; None if it does not say."""
+    """Seconds that the server wants to be left alone; None if it does not say, or illegibly."""
     for name, value in error.trailing_metadata() or ():
-        if name == _DETAILS:
+        if name != _DETAILS:
+            continue
+        try:
             for detail in Status.FromString(value).details:
                 wait = RetryInfo()
                 if detail.Unpack(wait):
-                    return float(wait.retry_delay.ToMilliseconds()) / 1e3
+                    return max(0.0, wait.retry_delay.ToMilliseconds() / 1e3)
+        except DecodeError:
+            return None
     return None
 
 

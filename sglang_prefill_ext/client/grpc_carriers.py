@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import grpc
 
 from sglang_prefill_ext.client.deadline import Deadline
-from sglang_prefill_ext.client.exchange import require_time
+from sglang_prefill_ext.client.exchange import authorization, require_time, without_secrets
 from sglang_prefill_ext.client.grpc_calls import GrpcCall, error_of, grpc_call
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
-from sglang_prefill_ext.errors import UnexpectedAnswerError
+from sglang_prefill_ext.errors import ConfigError, UnexpectedAnswerError
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
+from sglang_prefill_ext.grpc_frontend.settings import is_loopback
 
 _TLS = "grpcs://"
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # how large an answer may be is the server's affair
     ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 30_000),  # of calls under way; a host that vanished is noticed
+    ("grpc.keepalive_timeout_ms", 20_000),
 )
 
 
@@ -33,7 +37,7 @@ class GrpcCarrier:
     def __init__(
         self, base_url: str, api_key: str | None, credentials: grpc.ChannelCredentials | None
     ) -> None:
-        self._metadata = _metadata(api_key)
+        self._metadata = _metadata(base_url, api_key)
         self._channel = _channel(grpc, base_url, credentials)
         self._stub = PrefillStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -58,7 +62,7 @@ class AsyncGrpcCarrier:
     def __init__(
         self, base_url: str, api_key: str | None, credentials: grpc.ChannelCredentials | None
     ) -> None:
-        self._metadata = _metadata(api_key)
+        self._metadata = _metadata(base_url, api_key)
         self._channel = _channel(grpc.aio, base_url, credentials)
         self._stub = PrefillStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -77,16 +81,38 @@ class AsyncGrpcCarrier:
         await self._channel.close()
 
 
-def _metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+def _metadata(base_url: str, api_key: str | None) -> tuple[tuple[str, str], ...]:
+    metadata = tuple(authorization(api_key).items())
+    host = _address(base_url).rpartition(":")[0]
+    if metadata and not base_url.startswith(_TLS) and not is_loopback(host):
+        warnings.warn(
+            f"api_key goes to {host} in the clear. Use {_TLS}, unless others protect the way.",
+            stacklevel=4,
+        )
+    return metadata
 
 
 def _channel(kind: Any, base_url: str, credentials: grpc.ChannelCredentials | None) -> Any:
     """A channel of the module `kind`, `grpc` or `grpc.aio`."""
-    address = base_url.partition("://")[2].rstrip("/")
+    address = _address(base_url)
     if not base_url.startswith(_TLS):
         return kind.insecure_channel(address, _OPTIONS)
     return kind.secure_channel(address, credentials or grpc.ssl_channel_credentials(), _OPTIONS)
+
+
+def _address(base_url: str) -> str:
+    """Host and port.
+
+    Raises:
+        ConfigError: it holds a name or a password, which gRPC would look up as a part of the host.
+    """
+    address = base_url.partition("://")[2].rstrip("/")
+    if "@" in address:
+        raise ConfigError(
+            f"base_url: {without_secrets(base_url)} is behind a name or password, which gRPC does "
+            "not know. Leave them out, and give the token as api_key."
+        )
+    return address
 
 
 def _timeout_s(request: Request[Any], options: Options, deadline: Deadline) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,12 +26,14 @@ class Retries:
     """How often and when a request is repeated that found the server away or busy.
 
     The wait before repeat n is random, up to ``first_wait_s * 2**(n-1)`` and `longest_wait_s`, so
-    that clients do not come back together. What the server asks for in Retry-After comes on top.
+    that clients do not come back together. What the server asks for in Retry-After comes on top,
+    up to half as long again, since it asks all of them for the same.
 
     Attributes:
         max_attempts: of each request, the first one included; 1 for no repeats.
         first_wait_s: longest wait before the first repeat, in seconds.
         longest_wait_s: longest wait before any repeat, in seconds.
+        longest_asked_s: most of what a server asks for that is granted, in seconds.
 
     Raises:
         ConfigError: `max_attempts` is below 1.
@@ -39,6 +42,7 @@ class Retries:
     max_attempts: int = 5
     first_wait_s: float = 0.25
     longest_wait_s: float = 10.0
+    longest_asked_s: float = 60.0
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
@@ -55,7 +59,8 @@ class Retries:
         enough = stop_after_attempt(self.max_attempts)
 
         def wait(state: RetryCallState) -> float:
-            return _asked_for(state) + backoff(state)
+            asked_s = min(_asked_for(state), self.longest_asked_s)
+            return asked_s * random.uniform(1, 1.5) + backoff(state)
 
         def stop(state: RetryCallState) -> bool:
             return enough(state) or state.upcoming_sleep >= deadline.left_s()

@@ -37,7 +37,8 @@ class _HttpCarrier:
         self, base_url: str, api_key: str | None, transport: httpx.BaseTransport | None
     ) -> None:
         self._base_url = base_url
-        self._http = httpx.Client(**exchange.settings(base_url, api_key), transport=transport)
+        settings = exchange.settings(base_url, api_key, transport, httpx.HTTPTransport)
+        self._http = httpx.Client(**settings)
         self._arrays = False  # until the server says that it reads them
 
     def ask(self, request: Request[AnswerT], options: Options, deadline: Deadline) -> AnswerT:
@@ -47,7 +48,7 @@ class _HttpCarrier:
         arrays = self._arrays
         with exchange.transport_errors(request, self._base_url):
             response = self._http.post(**arguments(arrays))
-            if arrays and response.status_code == httpx.codes.BAD_REQUEST:
+            if arrays and exchange.may_lack_arrays(response):
                 # Another server may have taken the place of the one that reads arrays.
                 self._arrays = False
                 response = self._http.post(**arguments(arrays=False))

@@ -16,6 +16,7 @@ from sglang_prefill_ext.compat.fast_route import raise_if_taken
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.override_hooks import vector_arrays
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
@@ -54,17 +55,25 @@ async def packed_vectors(
 
     Raises:
         StockPathTaken: SGLang is to serve it.
-        ValueError: the request is wrong (HTTP 400).
+        RequestError, UnicodeError: the request is wrong (HTTP 400).
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
     headers = headers_unless_opted_out(request)
     keeping = records_of(manager).keeping(request, len(call.prompts), call.contents)
     with counted(frontend.metrics, request), keeping as record:
-        manager._validate_for_matryoshka_dim(call)
+        _check_dimensions(manager, call)
         options = options_of(headers, now_ms=time.time() * 1e3)
         embedded = await frontend.embed(call, options, request)
         record.served = embedded.served
     return embedded, record
+
+
+def _check_dimensions(manager: Any, call: EmbedCall) -> None:
+    """Raises: RequestError: the model makes no vectors of so many dimensions."""
+    try:
+        manager._validate_for_matryoshka_dim(call)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
 
 
 async def embed(

@@ -7,7 +7,7 @@ authentication, metrics and CORS, stay in front.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from fastapi import HTTPException
@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from sglang_prefill_ext.compat.http_errors import error_response
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
 
@@ -23,10 +24,13 @@ _Serve: TypeAlias = Callable[[bytes, Request], Awaitable[Response | bytes]]
 _Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
 
 JSON = "application/json"
+OUR_PATHS = "/prefill_only/"
 
 # Entry of an ASGI scope: why SGLang is to serve the request.
 _TAKEN = "prefill_only_stock_path_taken"
-_HEADERS = {ARRAYS_HEADER: "int32"}
+READS_ARRAYS = {ARRAYS_HEADER: "int32"}
+"""Header of answers to those who may send arrays."""
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class FastRoute:
@@ -35,16 +39,18 @@ class FastRoute:
     Args:
         stock: the route's own application.
         serve: answers a request, given its body; or returns the body for `stock` to serve.
+        headers: of what `stock` answers, beside its own.
     """
 
-    def __init__(self, stock: _App, serve: _Serve) -> None:
-        self._stock = stock
+    def __init__(self, stock: _App, serve: _Serve, headers: Mapping[str, str]) -> None:
+        self.stock = stock
         self._serve = serve
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         if request.headers.get("content-type", "").lower().split(";", 1)[0] != JSON:
-            await self._stock(scope, receive, send)
+            await self.stock(scope, receive, send)
             return
         try:
             body = await request.body()
@@ -52,9 +58,20 @@ class FastRoute:
             return  # within its request: there is nothing to answer, and nobody to tell
         answer = await self._serve(body, request)
         if isinstance(answer, bytes):
-            await self._stock(scope, _Replay(answer, receive), send)
+            await self.stock(scope, _Replay(answer, receive), self._adding_headers(send))
         else:
             await answer(scope, receive, send)
+
+    def _adding_headers(self, send: Any) -> Any:
+        if not self._headers:
+            return send
+
+        async def add(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self._headers]
+            await send(message)
+
+        return add
 
 
 def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Answer) -> None:
@@ -75,10 +92,11 @@ def shorten_packed(app: Any, path: str, serving: str, manager: Any, answer: _Ans
         except StockPathTaken as taken:
             request.scope[_TAKEN] = taken
             return body
-        except (HTTPException, ValueError) as error:
+        except (HTTPException, RequestError, UnicodeError) as error:
             response: Response = error_response(getattr(request.app.state, serving), error)
+            response.headers.update(READS_ARRAYS)
             return response
-        return body if content is None else Response(content, 200, _HEADERS, JSON)
+        return body if content is None else Response(content, 200, READS_ARRAYS, JSON)
 
     shorten(app, path, serve)
 
@@ -111,13 +129,26 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-def shorten(app: Any, path: str, serve: _Serve) -> None:
+def shorten(app: Any, path: str, serve: _Serve, headers: Mapping[str, str] = NO_HEADERS) -> None:
     """Let `serve` answer the requests of the application's route of that path.
 
     The router tries one route after the other, so this becomes the first; no other has its path.
+
+    Args:
+        headers: see `FastRoute`.
     """
     routes = app.router.routes
     (route,) = (route for route in routes if getattr(route, "path", None) == path)
     routes.remove(route)
     routes.insert(0, route)
-    route.app = FastRoute(route.app, serve)
+    route.app = FastRoute(route.app, serve, headers)
+
+
+def restore(app: Any) -> None:
+    """Take out of an application whatever an earlier engine of this process has put in."""
+    routes = app.router.routes
+    for route in list(routes):
+        if getattr(route, "path", "").startswith(OUR_PATHS):
+            routes.remove(route)
+        while isinstance(getattr(route, "app", None), FastRoute):
+            route.app = route.app.stock

@@ -142,6 +142,11 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
             f"--tokenizer-worker-num {args.tokenizer_worker_num} "
             "(with --prefill-only-attach: several processes cannot share one socket)"
         )
+    if args.admin_api_key and args.tokenizer_worker_num > 1:
+        yield (
+            f"--admin-api-key (with --tokenizer-worker-num {args.tokenizer_worker_num}: SGLang "
+            "asks for no key there, and administrative routes, ours among them, are open)"
+        )
     if config.cuda_graphs and args.tp_size > 1:
         yield (
             f"--tp-size {args.tp_size} "

@@ -17,7 +17,7 @@ from sglang_prefill_ext.compat.call_records import keep_records, records_of
 from sglang_prefill_ext.compat.capability import encoder_traits
 from sglang_prefill_ext.compat.direct_generate import DirectGenerate
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
-from sglang_prefill_ext.compat.fast_route import raise_if_taken
+from sglang_prefill_ext.compat.fast_route import raise_if_taken, restore
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
 from sglang_prefill_ext.compat.gc_frontend import FrontendGc
 from sglang_prefill_ext.compat.gc_route import add_gc_route
@@ -47,7 +47,13 @@ _ATTRIBUTE = "_prefill_only_frontend"
 
 
 def attach_frontend(_result: None, manager: Any) -> None:
-    """AFTER `TokenizerManager.init_request_dispatcher`."""
+    """AFTER `TokenizerManager.init_request_dispatcher`.
+
+    A process may make one engine after the other, with the flag and without.
+    """
+    app = http.application()
+    if app is not None:
+        restore(app)
     config = config_of(manager.server_args)
     if config is None:
         return
@@ -58,7 +64,6 @@ def attach_frontend(_result: None, manager: Any) -> None:
     records = keep_records(manager)
     text_hooks.attach(manager, link, config, metrics)
     chat_hooks.attach(manager, link.texts)
-    app = http.application()
     if not manager.is_generation:
         embedding = embed_hooks.attach(manager, link, frontend)
         if app is not None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from fastapi import Depends, Request
@@ -14,13 +15,14 @@ from sglang.srt.entrypoints.openai.protocol import ScoringRequest
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.compat.fast_route import OUR_PATHS
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.patching import engine
 from sglang_prefill_ext.runtime.startup import STARTUP
 
-STATUS_PATH = "/prefill_only/status"
-EXPLAIN_PATH = "/prefill_only/explain"
+STATUS_PATH = f"{OUR_PATHS}status"
+EXPLAIN_PATH = f"{OUR_PATHS}explain"
 
 SERVER_MODULE = "sglang.srt.entrypoints.http_server"
 """Where the application is; not imported but looked up, since an offline `Engine` has none."""
@@ -38,7 +40,11 @@ def application() -> Any:
 def add_routes(
     app: Any, frontend: ScoreFrontend, link: TokenizerManagerLink, broker: Broker | None
 ) -> None:
-    """Add our routes to SGLang's HTTP application."""
+    """Add our routes to SGLang's HTTP application, and a limit to what it reads of heads."""
+    if find_spec("httptools"):  # else uvicorn takes h11, which has that limit
+        from sglang_prefill_ext.compat.http_heads import limit_heads
+
+        limit_heads()
 
     async def status() -> dict[str, Any]:
         attached = [] if broker is None else broker.peers()

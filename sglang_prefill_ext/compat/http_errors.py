@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,10 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
 )
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.metrics import FrontendMetrics
+
+logger = logging.getLogger(__name__)
 
 _ANSWERS: dict[type[PrefillExtError], tuple[int, str]] = {
     RequestAbortedError: (503, "aborted"),
@@ -44,11 +48,14 @@ def counted_as(error: PrefillExtError) -> str:
 def counted(metrics: FrontendMetrics, request: Any) -> Iterator[None]:
     """Count how a packed call inside ends badly, and give the error its HTTP status.
 
+    An error that nobody expected is ours: it is logged, and not the client's fault, whatever its
+    type is.
+
     Args:
         request: the HTTP request that ends with it, if any.
 
     Raises:
-        RequestError: the request is wrong (HTTP 400).
+        RequestError, UnicodeError: the request is wrong (HTTP 400).
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
     try:
@@ -59,6 +66,13 @@ def counted(metrics: FrontendMetrics, request: Any) -> Iterator[None]:
     except HTTP_ANSWERED as error:
         metrics.record_error(counted_as(error))
         raise with_status(error, request) from error
+    except (StockPathTaken, HTTPException, UnicodeError):
+        raise
+    except Exception as error:
+        logger.exception("Prefill-only serving: a request could not be answered")
+        metrics.record_error("failed")
+        failure = PackedForwardError(f"{type(error).__name__}: {error}")
+        raise with_status(failure, request) from error
 
 
 def with_status(error: PrefillExtError, request: Any) -> HTTPException:

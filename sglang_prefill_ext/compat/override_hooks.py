@@ -12,7 +12,7 @@ import torch
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sglang_prefill_ext.compat.fast_route import shorten
+from sglang_prefill_ext.compat.fast_route import READS_ARRAYS, shorten
 from sglang_prefill_ext.compat.http_errors import error_response
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.array_body import with_lists
@@ -37,7 +37,7 @@ def accept_bodies(app: Any, metrics: FrontendMetrics, score_paths: tuple[str, ..
     """Let SGLang's routes take arrays as base64, which their schemas do not know."""
     readers = dict.fromkeys(score_paths, read_score_overrides)
     for path, read in (readers | {"/v1/decisions": read_decision_overrides}).items():
-        shorten(app, path, partial(_take_out, read, metrics))
+        shorten(app, path, partial(_take_out, read, metrics), READS_ARRAYS)
 
 
 def call_of(*args: Any, **kwargs: Any) -> ScoreCall:
@@ -94,6 +94,7 @@ async def _take_out(
     except RequestError as error:
         metrics.record_error("refused")
         response: Response = error_response(request.app.state.openai_serving_score, error)
+        response.headers.update(READS_ARRAYS)
         return response
     if found is None:
         return body

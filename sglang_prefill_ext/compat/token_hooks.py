@@ -7,11 +7,11 @@ it would send the request to its scheduler, it is packed with others instead.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException
@@ -30,8 +30,6 @@ from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall, is_decision
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
-
-logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_prefill_only_tokens"
 
@@ -124,40 +122,54 @@ def _takes_over(manager: Any, tokenized_obj: Any) -> bool:
     options = options_of(headers, now_ms=time.time() * 1e3)
     tokenized_obj.time_stats.set_api_server_dispatch_time()
     manager._mark_state_dispatched(tokenized_obj.rid)
-    task = asyncio.get_running_loop().create_task(
-        _serve(manager, frontend, tokenized_obj, call, options)
-    )
+    work = _Work(manager, frontend, tokenized_obj, manager.rid_to_state.get(tokenized_obj.rid))
+    task = asyncio.get_running_loop().create_task(work.serve(call, options))
     tokenized_obj.time_stats.set_api_server_dispatch_finish_time()
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     return True
 
 
-async def _serve(
-    manager: Any,
-    frontend: TokenFrontend,
-    tokenized_obj: Any,
-    call: TokenCall,
-    options: RequestOptions,
-) -> None:
-    try:
-        with counted(frontend.metrics, _http_request.get()):
-            read_out = await frontend.read(call, options)
-        vocab_size = manager.model_config.vocab_size
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A request that was taken over.
+
+    Attributes:
+        state: SGLang's record of it. Once it is gone, the client has left; there may be another
+            request of the same name by then.
+    """
+
+    manager: Any
+    frontend: TokenFrontend
+    request: Any
+    state: Any
+
+    async def serve(self, call: TokenCall, options: RequestOptions) -> None:
+        """Answer it, with an error if need be, or have SGLang serve it."""
+        try:
+            with counted(self.frontend.metrics, _http_request.get()):
+                await self._serve(call, options)
+        except Exception as error:
+            detail = error.detail if isinstance(error, HTTPException) else str(error)
+            status = error.status_code if isinstance(error, HTTPException) else 400
+            await self._answer(aborted(self.manager, self.request, detail, status))
+
+    async def _serve(self, call: TokenCall, options: RequestOptions) -> None:
+        try:
+            read_out = await self.frontend.read(call, options)
+        except StockPathTaken as taken:
+            self.frontend.metrics.record_fallback(taken.reason)
+            if self._is_wanted():
+                with stock_path():
+                    await self.manager._send_one_request(self.request)
+            return
+        vocab_size = self.manager.model_config.vocab_size
         answer = answer_of(call, read_out.table, vocab_size=vocab_size)
-        output = finished(manager, tokenized_obj, answer, read_out)
-    except StockPathTaken as taken:
-        frontend.metrics.record_fallback(taken.reason)
-        with stock_path():
-            await manager._send_one_request(tokenized_obj)
-        return
-    except HTTPException as error:
-        output = aborted(manager, tokenized_obj, error.detail, error.status_code)
-    except Exception as error:
-        logger.exception(
-            "Prefill-only serving: request %s could not be answered", tokenized_obj.rid
-        )
-        frontend.metrics.record_error("failed")
-        output = aborted(manager, tokenized_obj, f"{type(error).__name__}: {error}", 500)
-    if tokenized_obj.rid in manager.rid_to_state:  # else its client has left
-        await manager._handle_batch_output(output)
+        await self._answer(finished(self.manager, self.request, answer, read_out))
+
+    async def _answer(self, output: Any) -> None:
+        if self._is_wanted():
+            await self.manager._handle_batch_output(output)
+
+    def _is_wanted(self) -> bool:
+        return self.manager.rid_to_state.get(self.request.rid) is self.state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -86,7 +87,8 @@ def first_text(
 ) -> str:
     """Return the text that a token adds to a prompt, as SGLang's detokenizer finds it.
 
-    A token's text may depend on what precedes it, so it is decoded with and without.
+    A token's text may depend on what precedes it, so it is decoded with and without. Tokens of the
+    model that the tokenizer does not know are decoded as token 0.
     """
     before = tuple(map(int, prompt[-_CONTEXT_TOKENS:]))
     return _added_text(tokenizer, before, token, skip_special=skip_special, spaces=spaces)
@@ -97,5 +99,15 @@ def _added_text(
     tokenizer: Any, before: tuple[int, ...], token: int, *, skip_special: bool, spaces: bool
 ) -> str:
     how = {"skip_special_tokens": skip_special, "spaces_between_special_tokens": spaces}
-    known = tokenizer.decode(list(before), **how)
-    return str(tokenizer.decode([*before, token], **how)[len(known) :])
+    size = _size(tokenizer)
+    ids = [each if 0 <= each < size else 0 for each in (*before, token)]
+    known = tokenizer.decode(ids[:-1], **how)
+    return str(tokenizer.decode(ids, **how)[len(known) :])
+
+
+def _size(tokenizer: Any) -> float:
+    """How many tokens a tokenizer knows; infinite where it does not say."""
+    try:
+        return len(tokenizer)
+    except TypeError:
+        return getattr(tokenizer, "vocab_size", None) or math.inf

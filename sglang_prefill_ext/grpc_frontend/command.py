@@ -13,7 +13,7 @@ import typer
 from sglang_prefill_ext.attach.address import checked_path, require_private
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
-from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings, is_loopback
 from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
 from sglang_prefill_ext.runtime.children import module_command
 
@@ -86,6 +86,12 @@ def serve_grpc(
         )
         transport.credentials(settings)  # what no front end could use is said once, here
         transport.bearer_tokens(settings)
+        if tokens and not tls_key and not is_loopback(host):
+            logger.warning(
+                "Tokens come to %s in the clear. Give --tls-key and --tls-cert, unless others "
+                "protect the way.",
+                host,
+            )
         logger.info("Listening at %s:%d; front ends: %d.", host, taken, processes)
         asyncio.run(_supervise(settings, processes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
@@ -63,3 +64,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_json(cls, text: str) -> Settings:
         return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, value: kind(value))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to that host stays on this machine; a name is, if it is localhost."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.startswith("unix")

@@ -73,7 +73,7 @@ def action_of(body: bytes) -> GcAction:
     names = ", ".join(OFFERED)
     try:
         asked = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong("body", f'is not JSON ({error}). Send {{"action": "stats"}}.') from error
     if not isinstance(asked, dict):
         raise _wrong("body", f'must be an object, got {asked!r:.80}. Send {{"action": "stats"}}.')

@@ -171,7 +171,11 @@ ZONES = {
             *("errors", "pure", "metrics", "runtime", "frontend", "tokenization", "attach"),
             *("tensors", "engine"),
         ),
-        libraries=("sglang", "transformers", *"torch numpy fastapi msgspec starlette".split()),
+        libraries=(
+            "sglang",
+            "transformers",
+            *"torch numpy fastapi msgspec starlette uvicorn".split(),
+        ),
     ),
     "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
     "models": Zone(

@@ -6,6 +6,7 @@ process of the process that it lives in.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -55,6 +56,19 @@ def with_tensors(body: dict[str, Any]) -> dict[str, Any]:
     return body | {"stacked_query_item_embed_overrides": tensors}
 
 
+def another_engine(model: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    """What an engine answers that is made after another one; this process knows HTTP by then."""
+    importlib.import_module("sglang.srt.entrypoints.http_server")
+    for _ in range(2):
+        engine = sglang.Engine(model_path=model, enable_prefill_only=True, **CPU)
+        try:
+            scores = [plain(engine.score(**body)) for body in bodies]
+            counters = engine.tokenizer_manager._prefill_only_frontend.metrics.as_dict()
+        finally:
+            engine.shutdown()
+    return {"score": scores, "requests": counters["requests"]}
+
+
 def main() -> None:
     model, out = sys.argv[1], Path(sys.argv[2])
     bodies = [with_tensors(body) for body in json.loads(Path(sys.argv[3]).read_text())]
@@ -80,6 +94,7 @@ def main() -> None:
     finally:
         engine.shutdown()
     report["children_after"] = living_children()
+    report["another"] = another_engine(model, bodies)
     out.write_text(json.dumps(report))
 
 

@@ -15,6 +15,7 @@ warnings.simplefilter("ignore")
 
 from sglang.srt.plugins import load_plugins  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: E402
 
 from sglang_prefill_ext.patching import engine  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group  # noqa: E402
@@ -50,6 +51,7 @@ def main() -> None:
         "applied": sorted(state.target for state in engine.states() if state.applied),
         "carried": [name for name in vars(args) if "prefill" in name],
         "same_routes": routes() == stock_routes,
+        "same_http": "__new__" not in vars(HttpToolsProtocol),
     }
     sys.stdout.write("\n" + json.dumps(report) + "\n")
 

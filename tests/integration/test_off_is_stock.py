@@ -116,3 +116,4 @@ def test_only_flags_are_patched(model_dir: Callable[[str], Path]) -> None:
     assert report["changed"] == report["flags"]
     assert report["carried"] == []
     assert report["same_routes"]
+    assert report["same_http"]

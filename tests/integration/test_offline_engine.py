@@ -74,6 +74,14 @@ def test_every_call_was_packed(report: dict[str, Any]) -> None:
     assert counters["items"] == 2 * sum(len(body["items"]) for body in BODIES)
 
 
+@pytest.mark.patch("P20")
+def test_one_engine_after_the_other_packs(report: dict[str, Any]) -> None:
+    another = report["another"]
+    assert another["requests"] == {"packed": len(BODIES)}
+    for first, last in zip(report["score"], another["score"], strict=True):
+        np.testing.assert_allclose(first["scores"], last["scores"], rtol=0, atol=TOLERANCE)
+
+
 def test_knobs_reach_the_engine(report: dict[str, Any]) -> None:
     assert "items: 51 items exceed the limit of 50" in report["too_many_items"]
 

@@ -42,6 +42,7 @@ COMBINATIONS: dict[str, list[str]] = {
     "SGLANG_RUST_SERVER": [],
     "--tp-size": ["--tp-size", "2", "--prefill-only-cuda-graphs", "64"],
     "--tokenizer-worker-num": ["--prefill-only-attach", "x", "--tokenizer-worker-num", "2"],
+    "--admin-api-key": ["--admin-api-key", "key", "--tokenizer-worker-num", "2"],
 }
 """What is refused beside the flag, by its name in the documentation."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
+from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from tests.integration.client import OPT_OUT, Client, Json, random_ids
 from tests.integration.fuzz_bodies import GENERATION
 from tests.integration.fuzz_paths import fuzz
@@ -35,13 +37,22 @@ GREEDY = {"max_new_tokens": 1, "temperature": 0}
 NOTHING = {"max_new_tokens": 0}
 
 
+KNOWN_TOKENS = 7000
+"""Of the server's tokenizer; the model has more, as where a vocabulary is padded."""
+
+
 @pytest.fixture(scope="module")
-def generator(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
+def generator(
+    model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
+    tokenizer = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(KNOWN_TOKENS, 4096).save_pretrained(tokenizer)
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--disable-radix-cache")
     # Without these two, stock takes no setwise call; what it sets aside for the second is too much.
     flags += ("--chunked-prefill-size", "-1", "--mem-fraction-static", "0.3")
     # Long enough for what is sent together to travel together, however slow the machine.
     flags += ("--enable-tokenizer-batch-encode", "--prefill-only-gather-ms", "500")
+    flags += ("--tokenizer-path", str(tokenizer))
     with serving(model_dir("micro"), "tokens", *flags) as running:
         yield running
 
@@ -297,6 +308,34 @@ def test_a_stream_is_one_event(generator: Serving) -> None:
     assert moved["frontend.requests.packed"] == 1
     assert len(packed) == len(stock)
     assert packed[-2:] == stock[-2:]
+
+
+@pytest.mark.parametrize("token", [0, KNOWN_TOKENS - 1, KNOWN_TOKENS, 7999])
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_beyond_the_tokenizer_have_stocks_text(
+    generator: Serving, token: int, stream: bool
+) -> None:
+    biased = {"logit_bias": {str(token): 1000}, "temperature": 0}
+    sampling = biased | {"max_new_tokens": 1, "skip_special_tokens": False}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "a shoe"}], "max_tokens": 1}
+    for path, body in (
+        ("/generate", {"input_ids": PROMPT, "sampling_params": sampling}),
+        ("/generate", {"input_ids": [*PROMPT, 7990], "sampling_params": sampling}),
+        ("/v1/chat/completions", chat | biased),
+        ("/v1/completions", {"model": "m", "prompt": "a shoe", "max_tokens": 1} | biased),
+    ):
+        with generator.client.counting() as moved:
+            packed = texts(generator.client.post(path, body | {"stream": stream}).text)
+        assert moved["frontend.requests.packed"] == 1
+        stock = generator.client.post(path, body | {"stream": stream}, stock=True)
+        assert packed == texts(stock.text)
+
+
+def texts(answer: str) -> list[Any]:
+    """What each event of an answer, or the answer, says that a client shows."""
+    events = [line.removeprefix("data: ") for line in answer.splitlines() if line]
+    read = [json.loads(event) for event in events if event != "[DONE]"]
+    return [each.get("text") or each["choices"] for each in read]
 
 
 @pytest.mark.parametrize(

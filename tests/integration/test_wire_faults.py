@@ -157,6 +157,38 @@ def test_clients_that_dribble_hold_up_nobody_and_are_answered_in_the_end(
     wait_until(lambda: client.status()["frontend"]["in_flight"] == 0)
 
 
+@pytest.mark.parametrize("part", [b"x-a: " + b"a" * 1019, b"a:\r\n" * 256])
+def test_a_head_without_end_is_refused(engine: Serving, client: Client, part: bytes) -> None:
+    process = psutil.Process(engine.server.pid)
+    with unharmed(client), ExitStack() as stack:
+        before = process.memory_info().rss
+        for _ in range(MANY):
+            raw = stack.enter_context(connection(client))
+            raw.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + part * 16)  # and would go on
+            assert status_of(raw) == 431
+        assert process.memory_info().rss - before < MANY << 20
+    assert b"Invalid HTTP" not in engine.server.log_path.read_bytes()
+
+
+def test_long_heads_that_end_are_read(client: Client) -> None:
+    content = http_request(GOOD)
+    padded = content.replace(b"host: x\r\n", b"host: x\r\nx-a: " + b"a" * 15_000 + b"\r\n")
+    with connection(client) as raw:
+        for start in range(0, len(padded), 999):  # slowly
+            raw.sendall(padded[start : start + 999])
+        assert status_of(raw) == 200
+    with connection(client) as raw:
+        raw.sendall(padded * 3)  # at once
+        answers = raw.makefile("rb")
+        for _ in range(3):
+            assert answers.readline().startswith(b"HTTP/1.1 200")
+            length = 0
+            while (line := answers.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.partition(b":")[2])
+            assert json.loads(answers.read(length))["scores"]
+
+
 def test_a_body_that_ends_early_is_nobodys_error(engine: Serving, client: Client) -> None:
     with unharmed(client), client.counting() as moved:
         for _ in range(MANY):

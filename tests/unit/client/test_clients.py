@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import httpx
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries
+from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries, exchange
 from sglang_prefill_ext.errors import (
+    ClientError,
     ConfigError,
     DeadlineExceededError,
     PrefillExtError,
@@ -288,3 +290,83 @@ def test_a_stock_server_only_sees_lists(
 ) -> None:
     ids_twice(client_of, stand_in.url, times=2)
     assert [seen.body["items"] for seen in stand_in.seen] == [IDS[1]] * 2
+
+
+@pytest.mark.parametrize("client_of", ["sync", "async"])
+def test_what_a_server_that_reads_arrays_refuses_is_asked_once(
+    stand_in: StandIn, client_of: Literal["sync", "async"]
+) -> None:
+    scores = json.dumps(answer("/v1/score", {"items": IDS[1], "return_token_logprobs": False}))
+    stand_in.will(Reply(200, scores, SAYS), Reply(400, '{"message": "no such token"}', SAYS))
+    with pytest.raises(ServerRefusedError, match="no such token"):
+        ids_twice(client_of, stand_in.url, times=2)
+    assert [isinstance(seen.body["items"], dict) for seen in stand_in.seen] == [False, True]
+
+
+def raising(error: Exception) -> dict[str, Any]:
+    """Settings of a client whose transport fails so."""
+
+    def handle(_request: httpx.Request) -> httpx.Response:
+        raise error
+
+    return {"transport": httpx.MockTransport(handle), "retries": Retries(1)}
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (httpx.DecodingError("broken gzip"), UnexpectedAnswerError),
+        (httpx.TooManyRedirects("round"), UnexpectedAnswerError),
+        (httpx.LocalProtocolError("illegal"), ClientError),
+        (httpx.ConnectError("gone"), ServerUnavailableError),
+        (httpx.ReadTimeout("late"), DeadlineExceededError),
+    ],
+)
+def test_all_errors_are_ours_and_hold_no_password(
+    ask: Ask, error: Exception, wanted: type[PrefillExtError]
+) -> None:
+    with pytest.raises(wanted, match="http://x:80/a") as raised:
+        ask("http://me:secret@x:80/a", "embed", ["a"], settings=raising(error))
+    assert type(raised.value) is wanted
+    assert "secret" not in str(raised.value)
+
+
+def test_what_cannot_be_read_names_no_password(ask: Ask, stand_in: StandIn) -> None:
+    for text in ("{}", "[" * 100_000):
+        stand_in.will(Reply(200, text))
+        with pytest.raises(UnexpectedAnswerError, match="http://127") as raised:
+            ask(stand_in.url.replace("//", "//me:secret@"), "embed", ["a"])
+        assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["me:secret@localhost:30000", "ftp://me:secret@x", "http://me:secret@x:p"]
+)
+def test_wrong_addresses_are_told_without_a_password(ask: Ask, url: str) -> None:
+    with pytest.raises(ConfigError, match="is no address") as raised:
+        ask(url, "embed", ["a"])
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["secret\n", "gehéim"])
+@pytest.mark.parametrize("url", ["http://x", "grpcs://x:1"])
+def test_a_key_that_no_header_can_hold_is_refused(ask: Ask, url: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="api_key") as raised:
+        ask(url, "embed", ["a"], settings={"api_key": key})
+    assert key not in str(raised.value)
+
+
+def test_connections_are_kept_alive(
+    ask: Ask, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    ask(stand_in.url, "embed", ["a"])
+    assert stand_in.seen[0].path == "/v1/embeddings"
+    settings = exchange.settings("http://x", None, None, httpx.HTTPTransport)
+    assert (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1) in settings[
+        "transport"
+    ]._pool._socket_options
+    monkeypatch.setenv("http_proxy", "http://proxy")
+    assert exchange.settings("http://x", None, None, httpx.HTTPTransport)["transport"] is None

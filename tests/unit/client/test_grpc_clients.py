@@ -7,12 +7,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import grpc
 import numpy as np
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
 from sglang_prefill_ext.attach.messages import StockScore
 from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries
+from sglang_prefill_ext.client.grpc_calls import error_of
 from sglang_prefill_ext.errors import (
+    ConfigError,
     DeadlineExceededError,
     PrefillExtError,
     ServerBusyError,
@@ -163,3 +169,53 @@ async def test_the_stock_path_can_be_asked_for(path: Path, ask: Ask) -> None:
     (call,) = engine.stock_calls
     assert isinstance(call, StockScore)
     assert call.headers["x-prefill-only"] == "off"
+
+
+class Failure(grpc.RpcError):  # type: ignore[misc]
+    """A call that failed, with details about when to come again."""
+
+    def __init__(self, details: bytes) -> None:
+        self._details = details
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def details(self) -> str:
+        return "full"
+
+    def trailing_metadata(self) -> Any:
+        return (("grpc-status-details-bin", self._details),)
+
+
+def asking_for(seconds: int) -> bytes:
+    status = Status()
+    status.details.add().Pack(RetryInfo(retry_delay=Duration(seconds=seconds)))
+    return bytes(status.SerializeToString())
+
+
+def test_whatever_a_server_asks_for_can_be_slept() -> None:
+    longest = error_of("asked", Failure(asking_for(315_576_000_000)))
+    assert isinstance(longest, ServerBusyError)
+    assert longest.retry_after_s == 315_576_000_000
+    backwards = error_of("asked", Failure(asking_for(-5)))
+    assert isinstance(backwards, ServerBusyError)
+    assert backwards.retry_after_s == 0
+
+
+def test_details_that_cannot_be_read_are_none() -> None:
+    broken_detail = Status()
+    broken_detail.details.add(type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\xff")
+    for details in (b"\xff\xff", broken_detail.SerializeToString()):
+        assert isinstance(error_of("asked", Failure(details)), ServerRefusedError)
+
+
+@pytest.mark.parametrize("kind", [PrefillClient, AsyncPrefillClient])
+async def test_a_key_is_not_sent_in_the_clear_without_a_word(kind: Any) -> None:
+    with pytest.warns(UserWarning, match=r"api_key goes to example\.org in the clear.*grpcs://"):
+        kind("grpc://example.org:1", api_key="key")
+    kind("grpcs://example.org:1", api_key="key")
+    for address in ("localhost:1", "127.0.0.1:1", "[::1]:1"):
+        kind(f"grpc://{address}", api_key="key")
+    with pytest.raises(ConfigError, match="grpc://x:1 is behind a name") as raised:
+        kind("grpc://me:secret@x:1")
+    assert "secret" not in str(raised.value)

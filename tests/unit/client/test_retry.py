@@ -64,7 +64,21 @@ def test_waits_grow_up_to_a_limit_and_differ(error: PrefillExtError) -> None:
 def test_the_server_is_left_alone_as_long_as_it_asks() -> None:
     slept = attempts(Retries(3, first_wait_s=0.5), busy(20)).slept
     assert len(slept) == 2
-    assert all(20 <= wait <= 21 for wait in slept)
+    assert all(20 <= wait <= 31 for wait in slept)
+
+
+def test_who_is_asked_for_the_same_does_not_come_back_together() -> None:
+    first = [attempts(Retries(2, first_wait_s=0), busy(20)).slept[0] for _ in range(200)]
+    assert min(first) >= 20
+    assert max(first) - min(first) > 5  # seconds; all 200 within half of the range: 2**-200
+
+
+@pytest.mark.parametrize("asked", [1e6, 1e300, float("inf")])
+def test_nobody_is_left_alone_for_days(asked: float) -> None:
+    slept = attempts(Retries(3, first_wait_s=0), busy(asked)).slept
+    assert all(60 <= wait <= 90 for wait in slept)
+    shorter = Retries(2, first_wait_s=0, longest_asked_s=2)
+    assert attempts(shorter, busy(asked)).slept[0] <= 3
 
 
 @pytest.mark.parametrize(

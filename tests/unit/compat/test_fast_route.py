@@ -5,11 +5,18 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sglang_prefill_ext.compat.fast_route import raise_if_taken, shorten, shorten_packed
+from sglang_prefill_ext.compat.fast_route import (
+    OUR_PATHS,
+    raise_if_taken,
+    restore,
+    shorten,
+    shorten_packed,
+)
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 JSON = {"content-type": "application/json; charset=utf-8"}
@@ -133,3 +140,61 @@ async def test_a_client_that_leaves_within_its_body_is_no_error() -> None:
     (route,) = (each for each in setup.app.router.routes if getattr(each, "path", "") == "/echo")
     await route.app(scope, receive, send)  # type: ignore[attr-defined]
     assert setup.seen == sent == []
+
+
+async def test_what_the_route_answers_gets_further_headers() -> None:
+    setup = Setup()
+    shorten(setup.app, "/echo", setup.serve, {"x-more": "1"})
+    assert (await setup.post("/echo", b"[1, 2, 3, 4, 5, 6]", **JSON)).headers["x-more"] == "1"
+    assert "x-more" not in (await setup.post("/echo", b"[1]", **JSON)).headers
+
+
+@pytest.mark.parametrize("error", [RequestError("wrong"), HTTPException(429, "full")])
+async def test_refusals_say_that_arrays_are_read(error: Exception) -> None:
+    app = FastAPI()
+    app.add_api_route("/echo", lambda: None, methods=["POST"])
+
+    def refuse(message: str, *_: Any) -> Any:
+        return Response(message, 400)
+
+    app.state.serving = SimpleNamespace(create_error_response=refuse)
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        raise error
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        response = await http.post("/echo", content=b"[1]", headers=JSON)
+    assert response.status_code == 400
+    assert response.headers["x-prefill-only-arrays"] == "int32"
+
+
+async def test_an_error_of_ours_is_not_the_clients() -> None:
+    app = FastAPI()
+    app.add_api_route("/echo", lambda: None, methods=["POST"])
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        raise ValueError("of ours")
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        assert (await http.post("/echo", content=b"[1]", headers=JSON)).status_code == 500
+
+
+async def test_an_application_is_restored_for_the_next_engine() -> None:
+    setup = Setup()
+    restore(setup.app)
+    before = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]
+    for _ in range(3):  # engines
+        restore(setup.app)
+        setup.app.add_api_route(f"{OUR_PATHS}status", lambda: "status", methods=["GET"])
+        for _ in range(2):
+            shorten(setup.app, "/echo", setup.serve)
+    assert (await setup.post("/echo", b"[1]", **JSON)).text == "short"
+    restore(setup.app)
+    after = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]
+    assert sorted(after, key=str) == sorted(before, key=str)
+    assert (await setup.post("/echo", b"[1]", **JSON)).json()["stock"] == "[1]"

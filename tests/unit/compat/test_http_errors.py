@@ -9,6 +9,7 @@ from fastapi import HTTPException
 from sglang_prefill_ext.compat.http_errors import (
     HTTP_ANSWERED,
     answer_errors,
+    counted,
     counted_as,
     with_status,
 )
@@ -17,8 +18,11 @@ from sglang_prefill_ext.errors import (
     PackedForwardError,
     PrefillExtError,
     RequestAbortedError,
+    RequestError,
     ServerBusyError,
 )
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.metrics import FrontendMetrics
 
 CASES = [
     (RequestAbortedError, 503, "aborted"),
@@ -60,6 +64,36 @@ def test_an_error_keeps_its_type_and_gets_a_status(
     assert isinstance(answer, HTTPException)
     assert (answer.status_code, answer.detail) == (status, "what happened")
     assert counted_as(error) == name
+
+
+@pytest.mark.parametrize("error", [ValueError("of ours"), KeyError("of ours")])
+def test_an_error_that_nobody_expected_is_not_the_clients(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics, request = FrontendMetrics(None), http_request()
+    with pytest.raises(PackedForwardError) as raised, counted(metrics, request):
+        raise error
+    assert raised.value.status_code == 500  # type: ignore[attr-defined]
+    assert "of ours" in str(raised.value)
+    assert metrics.as_dict()["requests"] == {"failed": 1}
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (RequestError("wrong"), {"refused": 1}),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), {}),
+        (StockPathTaken("unusual_input"), {}),
+        (HTTPException(404), {}),
+    ],
+)
+def test_other_errors_are_what_they_were(error: Exception, counts: dict[str, int]) -> None:
+    metrics = FrontendMetrics(None)
+    with pytest.raises(type(error)) as raised, counted(metrics, None):
+        raise error
+    assert raised.value is error
+    assert metrics.as_dict()["requests"] == counts
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.1, "2")])

@@ -152,7 +152,9 @@ async def test_token_ids_reach_sglang_as_lists() -> None:
     ids = base64.b64encode(np.array([1, 2], "<i4").tobytes()).decode()
     count = base64.b64encode(np.array([2], "<i4").tobytes()).decode()
     arrays = {"query": {"values": ids}, "items": {"values": ids, "counts": count}}
-    answer = (await Setup().post("/v1/score", arrays | {"query_embed_overrides": FORM})).json()
+    response = await Setup().post("/v1/score", arrays | {"query_embed_overrides": FORM})
+    assert response.headers["x-prefill-only-arrays"] == "int32"  # whatever becomes of them
+    answer = response.json()
     assert answer["body"] == {"query": [1, 2], "items": [[1, 2]]}
     assert answer["found"] == {"query_embed_overrides": [ROW]}
 
@@ -161,4 +163,5 @@ async def test_a_malformed_array_is_refused_and_counted() -> None:
     setup = Setup()
     answer = await setup.post("/v1/score", {"query_embed_overrides": FORM | {"shape": [3]}})
     assert (answer.status_code, "shape" in answer.json()["message"]) == (400, True)
+    assert answer.headers["x-prefill-only-arrays"] == "int32"
     assert setup.metrics.as_dict()["requests"] == {"refused": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,6 +137,16 @@ def test_the_text_of_a_token_is_what_it_adds(prompt: list[int], expected: str) -
 
     for ids in (prompt, int_array(prompt)):
         assert first_text(Tokenizer(), ids, 1, skip_special=True, spaces=False) == expected
+
+
+@pytest.mark.parametrize("token", [-1, 3, 999])
+@pytest.mark.parametrize("said", [{"__len__": lambda _: 3}, {"vocab_size": 3}])
+def test_tokens_that_the_tokenizer_does_not_know_are_its_first(said: Any, token: int) -> None:
+    def decode(_: Any, ids: list[int], **_how: bool) -> str:
+        return "".join("ABC"[each] for each in ids)
+
+    tokenizer = type("Tokenizer", (), said | {"decode": decode})()
+    assert first_text(tokenizer, [2, 700], token, skip_special=True, spaces=True) == "A"
 
 
 def test_the_text_of_a_token_hangs_on_the_tokenizer_and_on_what_is_shown() -> None:

@@ -110,3 +110,20 @@ def test_what_cannot_work_is_said_before_anything_starts(
     assert isinstance(run.exception, ConfigError)
     assert words in str(run.exception)
     assert not supervised
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize("tls", [True, False])
+def test_tokens_in_the_clear_are_warned_of(
+    supervised: list[tuple[Settings, int]],
+    files: dict[str, Path],
+    caplog: pytest.LogCaptureFixture,
+    host: str,
+    tls: bool,
+) -> None:
+    flags = [f"--{name}={files[name]}" for name in ("tls-key", "tls-cert") if tls]
+    flags += [f"--tokens={files['tokens']}", f"--host={host}"]
+    run = CliRunner().invoke(cli.app, ["serve-grpc", "--attach=/x", "--port=0", *flags])
+    assert run.exit_code == 0, run.output
+    assert len(supervised) == 1
+    assert ("in the clear" in caplog.text) == (host == "0.0.0.0" and not tls)

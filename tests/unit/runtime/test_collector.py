@@ -121,6 +121,7 @@ def test_an_action_is_read_from_json(action: GcAction) -> None:
     [
         (b"", "body", "body is not JSON"),
         (b"\xff", "body", "body is not JSON"),
+        (b"[" * 100_000, "body", "body is not JSON"),
         (b"[]", "body", "must be an object, got []"),
         (b"{}", "action", "action must be one of freeze, unfreeze, collect, stats, got None"),
         (b'{"action": "settle"}', "action", "got 'settle'"),

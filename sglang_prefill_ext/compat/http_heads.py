@@ -1,0 +1,73 @@
+"""A limit on the heads of requests that uvicorn reads with httptools.
+
+uvicorn takes httptools wherever it is installed. That reads faster than h11, but keeps an
+unfinished head however long it gets, and copies it with every packet, before anything asks for a
+key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+LONGEST_HEAD = 16 * 1024
+"""Bytes of an unfinished head, as h11 has it."""
+
+_REFUSAL = b"The head of the request is too long."
+_ANSWER = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%s"
+) % (len(_REFUSAL), _REFUSAL)
+
+
+class LimitedHeads(HttpToolsProtocol):
+    """uvicorn's protocol, which closes a connection whose head gets too long: HTTP 431.
+
+    The bytes are counted that came since a head was complete or a part of a body was read, so that
+    trailers are limited as well. A head that arrives in one piece is read whatever its length.
+    """
+
+    _unread = 0
+
+    def data_received(self, data: bytes) -> None:
+        if self._unread > LONGEST_HEAD:
+            return  # what was asked before is being answered
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > LONGEST_HEAD:
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        self._unread = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def _refuse(self) -> None:
+        cycle = self.cycle
+        if self.transport.is_closing():
+            return
+        waits = cycle is not None and not cycle.response_complete
+        if waits and not cycle.more_body:
+            cycle.keep_alive = False  # closes the connection behind its answer
+            self.flow.pause_reading()
+            return
+        if not (waits and cycle.response_started):
+            self.transport.write(_ANSWER)
+        self.transport.close()
+
+
+def limit_heads() -> None:
+    """Limit the heads of every connection to come.
+
+    In the class, since a server has chosen it before its application starts, in worker processes
+    of SGLang's even before any code of ours runs.
+    """
+
+    def limited(kind: type[HttpToolsProtocol], *_args: Any, **_kwargs: Any) -> HttpToolsProtocol:
+        return object.__new__(LimitedHeads if kind is HttpToolsProtocol else kind)
+
+    HttpToolsProtocol.__new__ = limited  # type: ignore[method-assign,assignment]
