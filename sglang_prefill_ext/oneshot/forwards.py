@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.flight import Completion, Executor, Flight, Passenger
@@ -139,35 +141,52 @@ class Forwards:
             self.queue.push(job)
 
     def _collect(self, flight: Flight) -> None:
+        shared = len(flight.passengers) > 1
         try:
             values = flight.completion.wait()
+            spoilt = bool(np.isnan(values).any())
+            if spoilt:
+                flight.boarding.rollback()
+            else:
+                flight.boarding.commit()
         except Exception as error:
             flight.boarding.rollback()
             jobs = [rider.job for rider in flight.passengers if rider.aboard]
-            self._fail(jobs, error, shared=len(flight.passengers) > 1)
+            self._fail(jobs, error, shared=shared)
             return
-        flight.boarding.commit()
         now = time.monotonic()
         self._stats.record_pace(
             flight.boarding.plan.num_tokens, now - max(flight.launch_s, self._collect_s)
         )
         self._collect_s = now
-        completed = []
+        completed, not_finite = [], []
         for rider in flight.passengers:
             if not rider.aboard:
                 continue
-            rider.job.values.append(values[rider.share.values])
+            own = values[rider.share.values]
+            if spoilt and np.isnan(own).any():
+                not_finite.append(rider.job)
+                continue
+            rider.job.values.append(own)
             if rider.job.completed:
                 completed.append(rider.job)
         self._end(completed, JobStatus.OK, "")
+        if not_finite:
+            logger.warning("A packed forward gave NaN to %s", [job.rid for job in not_finite])
+            message = "The numbers of the request leave the range of the model's precision."
+            self._separate(not_finite, JobStatus.NOT_FINITE, message, shared=shared)
 
     def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
-        """End the job of a failed forward; if it was shared, let each job run alone instead."""
         logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
+        message = f"{type(error).__name__}: {error}"
+        self._separate(jobs, JobStatus.FAILED, message, shared=shared)
+
+    def _separate(self, jobs: list[Job], status: JobStatus, message: str, *, shared: bool) -> None:
+        """End the job of a forward that came to nothing; if it was shared, let each run alone."""
         self._stats.retried_forwards += shared
         for job in jobs:
             if shared:
                 job.alone = True
                 self.requeue(job)
             else:
-                self._end([job], JobStatus.FAILED, f"{type(error).__name__}: {error}")
+                self._end([job], status, message)
