@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 End: TypeAlias = Callable[[Sequence[Job], JobStatus, str], None]
 """Called with jobs that are done or have failed, and the message in the latter case."""
 
+AfterFailure: TypeAlias = Callable[[Exception], None]
+"""Called with what a forward failed with; raises where no other forward can follow."""
+
 
 class Forwards:
     """The queue of jobs, and the forwards in flight that serve them.
@@ -34,6 +37,7 @@ class Forwards:
         cache: of prefixes; None where there is none.
         stats: counts.
         end: told of every job that needs no further forward.
+        after_failure: what it raises ends the scheduler.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Forwards:
         cache: PrefixCache | None,
         stats: RuntimeStats,
         end: End,
+        after_failure: AfterFailure,
     ) -> None:
         self.queue = policy.new_queue()
         self.in_flight: deque[Flight] = deque()
@@ -51,6 +56,7 @@ class Forwards:
         self._cache = cache
         self._stats = stats
         self._end = end
+        self._after_failure = after_failure
         self._collect_s = 0.0
 
     @property
@@ -178,6 +184,7 @@ class Forwards:
 
     def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
         logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
+        self._after_failure(error)
         message = f"{type(error).__name__}: {error}"
         self._separate(jobs, JobStatus.FAILED, message, shared=shared)
 
