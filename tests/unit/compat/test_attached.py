@@ -5,9 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.tokenization.huggingface import PROBES
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
@@ -22,6 +24,7 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
     model = SimpleNamespace(
         model_path="m",
         hidden_size=4,
+        dtype=torch.bfloat16,
         hf_config=SimpleNamespace(),
         hf_text_config=SimpleNamespace(vocab_size=9),
         is_embedding_gemma=gemma,
@@ -42,5 +45,6 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
         exchange=SimpleNamespace(declined_reason=None),
     )
     facts = attached.AttachableEngine(manager, link, frontend).facts()
+    assert facts.embeddings == EmbeddingKind(4, "bfloat16")
     assert facts.tokenizer == ("" if gemma else "{}")
     assert len(facts.probes) == (0 if gemma else len(PROBES))
