@@ -31,6 +31,7 @@ from sglang_prefill_ext import __version__
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.runtime.collector import GcAction, GcReport
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
 
@@ -52,7 +53,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         vocab_size: rows of the embedding table; prompt ids must lie below.
-        hidden_size: numbers of an embedding.
+        embeddings: of the model, which those of calls have to be like.
         label_vocab_size: label ids must lie below.
         longest_prompt: in tokens.
         is_generation: whether the model generates; else it makes vectors.
@@ -67,7 +68,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
     model: str
     sglang_version: str
     vocab_size: int
-    hidden_size: int
+    embeddings: EmbeddingKind
     label_vocab_size: int
     longest_prompt: int
     is_generation: bool

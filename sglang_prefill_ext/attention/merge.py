@@ -24,15 +24,16 @@ def merge_states(
     Returns:
         `out` `[tokens, heads, head_dim]` in the dtype of the inputs and `lse` `[tokens, heads]`
         float32. A side of weight zero is not used, whatever its `out` holds (NaN included). Where
-        both sides are empty, `out` is 0 and `lse` is -inf.
+        both sides are empty, `out` is 0 and `lse` is -inf; where one `lse` is NaN, both are NaN.
     """
+    lse = torch.logaddexp(lse_a, lse_b)
     # exp(lse_b) / (exp(lse_a) + exp(lse_b)). Where both sides are empty it is NaN, which compares
-    # false below, so that neither side is used.
+    # false below, so that neither side is used; so it does where one side is NaN, and stays it.
     weight_b = torch.sigmoid(lse_b - lse_a).unsqueeze(-1)
     used_a = torch.where(weight_b < 1, out_a.float(), 0.0)
     used_b = torch.where(weight_b > 0, out_b.float(), 0.0)
-    out = torch.lerp(used_a, used_b, weight_b.nan_to_num(0.0))
-    return out.to(out_a.dtype), torch.logaddexp(lse_a, lse_b)
+    weight_b.masked_fill_(lse.isneginf().unsqueeze(-1), 0.0)
+    return torch.lerp(used_a, used_b, weight_b).to(out_a.dtype), lse
 
 
 def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:

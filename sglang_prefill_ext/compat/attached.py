@@ -28,7 +28,11 @@ from sglang_prefill_ext.attach.messages import (
 )
 from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
 from sglang_prefill_ext.compat.call_records import records_of
-from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.frontend_link import (
+    TokenizerManagerLink,
+    embedding_kind,
+    embedding_rows,
+)
 from sglang_prefill_ext.compat.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
@@ -92,7 +96,7 @@ class AttachableEngine:
             model=str(manager.model_config.model_path),
             sglang_version=version("sglang"),
             vocab_size=self._vocab_size,
-            hidden_size=manager.model_config.hidden_size,
+            embeddings=embedding_kind(manager),
             label_vocab_size=frontend.label_vocab_size,
             longest_prompt=self._link.longest_prompt(),
             is_generation=manager.is_generation,

@@ -13,7 +13,11 @@ from sglang_prefill_ext.compat.adapter_lease import acquired_adapter
 from sglang_prefill_ext.compat.call_records import CallRecord, records_of
 from sglang_prefill_ext.compat.capability import encoder_traits, reads_places
 from sglang_prefill_ext.compat.fast_route import raise_if_taken
-from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.frontend_link import (
+    TokenizerManagerLink,
+    embedding_kind,
+    embedding_rows,
+)
 from sglang_prefill_ext.compat.http_errors import counted
 from sglang_prefill_ext.compat.override_hooks import vector_arrays
 from sglang_prefill_ext.errors import RequestError
@@ -38,7 +42,7 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
         scoring.config,
         scoring.metrics,
         vocab_size=embedding_rows(manager),
-        hidden_size=manager.model_config.hidden_size,
+        embeddings=embedding_kind(manager),
         has_tokenizer=manager.tokenizer is not None,
         caching=encoder is None and not manager.server_args.disable_radix_cache,
         reads_places=reads_places(manager.model_config.hf_config.architectures or []),

@@ -18,7 +18,11 @@ from sglang_prefill_ext.compat.capability import encoder_traits
 from sglang_prefill_ext.compat.direct_generate import DirectGenerate
 from sglang_prefill_ext.compat.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.compat.fast_route import raise_if_taken, restore
-from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink, embedding_rows
+from sglang_prefill_ext.compat.frontend_link import (
+    TokenizerManagerLink,
+    embedding_kind,
+    embedding_rows,
+)
 from sglang_prefill_ext.compat.gc_frontend import FrontendGc
 from sglang_prefill_ext.compat.gc_route import add_gc_route
 from sglang_prefill_ext.compat.generate_route import shorten_generate
@@ -159,7 +163,7 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     if len(input_ids) == 0 and continues_session:
         return
     encoder = encoder_traits(manager.model_config)
-    check_overrides(obj, manager.model_config.hidden_size, encoder=encoder is not None)
+    check_overrides(obj, embedding_kind(manager), encoder=encoder is not None)
     # What came as texts may have ids by now, see `text_hooks`.
     field = "text" if obj.text is not None else "input_ids"
     check_prompt(input_ids, embedding_rows(manager), field=field)
@@ -193,7 +197,7 @@ def _build_frontend(
         config,
         metrics,
         vocab_size=embedding_rows(manager),
-        hidden_size=manager.model_config.hidden_size,
+        embeddings=embedding_kind(manager),
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
     )

@@ -18,6 +18,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.roll_call import RollCall
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.token_types import typed_ids
 
@@ -109,6 +110,12 @@ class TokenizerManagerLink:
 
     def deliver_status(self, message: PackedStatusResult) -> None:
         self._statuses.deliver(message.rid, json.loads(message.payload))
+
+
+def embedding_kind(manager: Any) -> EmbeddingKind:
+    """What embeddings that come with a request have to be like."""
+    model = manager.model_config
+    return EmbeddingKind(model.hidden_size, str(model.dtype).removeprefix("torch."))
 
 
 def embedding_rows(manager: Any) -> int:

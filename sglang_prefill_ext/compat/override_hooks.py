@@ -26,6 +26,7 @@ from sglang_prefill_ext.frontend.override_body import (
 )
 from sglang_prefill_ext.frontend.overrides import checked_overrides
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
 _Read: TypeAlias = Callable[[bytes], tuple[bytes, BodyOverrides] | None]
 
@@ -68,21 +69,22 @@ def vector_arrays(call: EmbedCall) -> EmbedCall:
     return replace(call, positional=arrays, embeds=_each(call.embeds, torch.Tensor, _array))
 
 
-def check_overrides(obj: Any, hidden_size: int, *, encoder: bool = False) -> None:
+def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> None:
     """Refuse embeddings on the stock path that would end the scheduler, or make no sense to it.
 
     Args:
         encoder: the model is one; any would.
 
     Raises:
-        RequestError: one is of another width or kind, or not finite, or the model takes none.
+        RequestError: one is of another width or type, or not finite in the model's dtype, or the
+            model takes none.
     """
     positional = getattr(obj, "positional_embed_overrides", None)
     embeds = positional.embeds if positional is not None else getattr(obj, "embed_overrides", None)
     if embeds is not None and encoder:
         raise wrong("embed_overrides", "an encoder takes none in the place of tokens; leave it out")
     if embeds is not None:
-        checked_overrides("embed_overrides", _each(embeds, torch.Tensor, _array), hidden_size)
+        checked_overrides("embed_overrides", _each(embeds, torch.Tensor, _array), kind)
 
 
 async def _take_out(

@@ -45,16 +45,22 @@ class RadixTransaction:
         self._pool.set_kv_buffer(None, where, k, v, layer_id_override=layer)
 
     def commit(self) -> None:
-        if self.stored:
-            key = self._key[: len(self._path)]
-            # A duplicate that another request inserted meanwhile is freed by the tree.
-            self._tree.insert(InsertParams(key=key, value=self._path, prev_prefix_len=self.cached))
-        self._tree.unlock(self._lock)
+        try:
+            if self.stored:
+                self._insert()
+        finally:
+            self._tree.unlock(self._lock)
 
     def rollback(self) -> None:
         if self.stored:
             self._allocator.free(self._path[self.cached :])
         self._tree.unlock(self._lock)
+
+    def _insert(self) -> None:
+        """Give the tree the slots; should it raise, they stay its own, as it may have some."""
+        key = self._key[: len(self._path)]
+        # A duplicate that another request inserted meanwhile is freed by the tree.
+        self._tree.insert(InsertParams(key=key, value=self._path, prev_prefix_len=self.cached))
 
     def _allocate(self, tokens: int) -> Tensor:
         """The cached slots and so many more, evicting what nobody uses; no more if there is no

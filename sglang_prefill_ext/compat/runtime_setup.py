@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
+from sglang_prefill_ext.oneshot.failures import require_usable
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
 from sglang_prefill_ext.oneshot.policy import policy_of
@@ -78,7 +80,10 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens)
     cache = prefix_cache_of(scheduler, config) if executor.causal else None
-    runtime = PackedRuntime(executor, answer, policy, cache=cache)
+    device = torch.device(scheduler.tp_worker.model_runner.device)
+    ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
+    usable = partial(require_usable, device, ranks)
+    runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=usable)
     return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
 
 

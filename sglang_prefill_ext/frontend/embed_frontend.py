@@ -27,7 +27,7 @@ from sglang_prefill_ext.frontend.prompt_encoder import PromptEncoder
 from sglang_prefill_ext.frontend.served import Served, served_prompts
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, EmbeddingKind, OverrideArray
 from sglang_prefill_ext.wire.packed import (
     VECTOR_AND_STATE,
     WHOLE_VECTOR,
@@ -75,7 +75,7 @@ class EmbedFrontend:
 
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
-        hidden_size: numbers of an embedding.
+        embeddings: of the model.
         caching: SGLang keeps a prefix cache.
         reads_places: see `ineligible_embed_reason`.
         encoder: None where the model is none.
@@ -89,7 +89,7 @@ class EmbedFrontend:
         metrics: FrontendMetrics,
         *,
         vocab_size: int,
-        hidden_size: int,
+        embeddings: EmbeddingKind,
         has_tokenizer: bool,
         caching: bool,
         reads_places: bool,
@@ -97,7 +97,7 @@ class EmbedFrontend:
     ) -> None:
         self._exchange = exchange
         self.metrics = metrics
-        self._hidden_size = hidden_size
+        self._embeddings = embeddings
         self._caching = caching
         self._reads_places = reads_places
         self._is_encoder = encoder is not None
@@ -141,7 +141,7 @@ class EmbedFrontend:
         prompts = await self.encoder.token_ids(call, request)
         placed, table = prompts, NO_OVERRIDES
         if call.has_overrides:
-            args = (call, prompts, self._hidden_size)
+            args = (call, prompts, self._embeddings)
             placed, table = await self._worker.run(place_of_vectors, *args)
         width = call.dimensions or (VECTOR_AND_STATE if call.with_states else WHOLE_VECTOR)
         asked = (placed, width, options, request, table, call.adapter)
@@ -154,9 +154,10 @@ class EmbedFrontend:
             raise StockPathTaken(taken.reason, _with_ids(call, prompts)) from None
         tables, states = [each.table for each in read_outs], None
         # Without a head that made vectors there are no states.
-        if call.with_states and tables[0].shape[-1] > self._hidden_size:
-            states = [table[..., -self._hidden_size :] for table in tables]
-            tables = [table[..., : -self._hidden_size] for table in tables]
+        hidden_size = self._embeddings.width
+        if call.with_states and tables[0].shape[-1] > hidden_size:
+            states = [table[..., -hidden_size:] for table in tables]
+            tables = [table[..., :-hidden_size] for table in tables]
         vectors = [table.item() if self.makes_numbers else table.tolist() for table in tables]
         return Embedded(vectors, served_prompts(list(map(len, prompts)), read_outs), states)
 

@@ -98,7 +98,8 @@ class PackedExchange:
             request: of the client, see `outcome_while_connected`.
 
         Raises:
-            StockPathTaken: the rows do not fit a forward, or the scheduler declines them.
+            StockPathTaken: the rows do not fit a forward, are computed to NaN, or the scheduler
+                declines them.
             RequestAbortedError: the client left, or an operator aborted the request.
             PackedForwardError: the forward failed.
             ServerBusyError: too much waits already.
@@ -114,6 +115,8 @@ class PackedExchange:
         if answer.status == "unfit":
             self._max_row_tokens = min(self._max_row_tokens, answer.longest_row)
             raise StockPathTaken("row_over_budget")
+        if answer.status == "not_finite":
+            raise StockPathTaken("not_finite")
         if answer.status != "ok":
             raise _unhappy_end(answer)
         return answer

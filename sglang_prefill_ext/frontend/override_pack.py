@@ -13,7 +13,7 @@ from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.prompts import flatten_ids
 from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.setwise import pack_setwise
-from sglang_prefill_ext.wire.overrides import OverrideArray
+from sglang_prefill_ext.wire.overrides import EmbeddingKind, OverrideArray
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 
 
@@ -22,7 +22,7 @@ def pack_overridden(
     labels: tuple[Int32Array, Int32Array],
     encode: Callable[..., list[list[int]]],
     vocab_size: int,
-    hidden_size: int,
+    kind: EmbeddingKind,
 ) -> PackedRows:
     """Pack an eligible call whose embeddings are arrays.
 
@@ -33,14 +33,14 @@ def pack_overridden(
         StockPathTaken: a prompt has not as many placeholders as embeddings, or is to be read at
             tokens that an item has not, or the query has, all of which SGLang refuses.
         RequestError: a prompt is empty, an id lies outside the vocabulary, or an embedding is of
-            another width or kind than the model's, or not finite.
+            another width or type than the model's, or not finite in its dtype.
     """
     query, items = prompts_of(call)
     if isinstance(query, str):
         # SGLang joins the two as token ids here, not as texts.
         (query,), items = encode([query]), encode(items, continued=True)
     flatten_ids([query, *items], vocab_size, field="query, items")
-    placed = place_overrides(call, query, items, hidden_size)
+    placed = place_overrides(call, query, items, kind)
     if placed is None:
         raise StockPathTaken("unusual_input")
     rest = (labels, vocab_size, placed.overrides)
@@ -53,7 +53,7 @@ def pack_overridden(
 
 
 def place_of_vectors(
-    call: EmbedCall, prompts: list[Int32Array], hidden_size: int
+    call: EmbedCall, prompts: list[Int32Array], kind: EmbeddingKind
 ) -> tuple[list[Int32Array], OverrideArray]:
     """Put the embeddings of a call for vectors into its prompts; see `place_at`.
 
@@ -62,11 +62,12 @@ def place_of_vectors(
 
     Raises:
         StockPathTaken: a prompt has not as many placeholders as embeddings, which SGLang refuses.
-        RequestError: an embedding is of another width or kind than the model's, or not finite.
+        RequestError: an embedding is of another width or type than the model's, or not finite in
+            its dtype.
     """
     positional: Sequence[Any] | None = call.positional
     if call.placeholder is not None and call.embeds is not None:
         positional = at_placeholders(prompts, call.placeholder, call.embeds)
     if positional is None:
         raise StockPathTaken("unusual_input")
-    return place_at(prompts, positional, hidden_size)
+    return place_at(prompts, positional, kind)

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.embed_call import Positional
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray, distinct_overrides
+from sglang_prefill_ext.wire.overrides import (
+    NO_OVERRIDES,
+    EmbeddingKind,
+    OverrideArray,
+    distinct_overrides,
+)
 from sglang_prefill_ext.wire.packed import Int32Array
 
 _Matrix: TypeAlias = NDArray[np.floating]
@@ -34,7 +39,7 @@ class Placed:
 
 
 def place_overrides(
-    call: ScoreCall, query: list[int], items: list[list[int]], hidden_size: int
+    call: ScoreCall, query: list[int], items: list[list[int]], kind: EmbeddingKind
 ) -> Placed | None:
     """Put the embeddings of a call into the places of its placeholders, in order.
 
@@ -43,16 +48,16 @@ def place_overrides(
     Args:
         call: its embeddings are arrays: ``[n, hidden]``, or a list of ``[hidden]``.
         query, items: token ids, all of the vocabulary.
-        hidden_size: of the model.
+        kind: of the model's embeddings.
 
     Returns:
         None where a prompt has not as many placeholders as embeddings, which SGLang refuses.
 
     Raises:
-        RequestError: an embedding is of another width or kind, or not finite.
+        RequestError: an embedding is of another width or type, or not finite in the model's dtype.
     """
     token = call.embed_override_token_id
-    in_query, in_items = _matrices(call, query.count(token), len(items), hidden_size)
+    in_query, in_items = _matrices(call, query.count(token), len(items), kind)
     table, (query_ids, item_ids) = _numbered([in_query, in_items])
     if not _fits(token, [query] * len(query_ids), query_ids) or not _fits(token, items, item_ids):
         return None
@@ -64,7 +69,7 @@ def place_overrides(
 
 
 def place_at(
-    prompts: Sequence[Int32Array], positional: Sequence[Any], hidden_size: int
+    prompts: Sequence[Int32Array], positional: Sequence[Any], kind: EmbeddingKind
 ) -> tuple[list[Int32Array], OverrideArray]:
     """Put embeddings into prompts of token ids at positions that are given.
 
@@ -78,7 +83,7 @@ def place_at(
         RequestError: see `place_overrides`.
     """
     matrices = [
-        None if each is None else checked_overrides("embed_overrides", each.embeds, hidden_size)
+        None if each is None else checked_overrides("embed_overrides", each.embeds, kind)
         for each in positional
     ]
     table, (ids,) = _numbered([matrices])
@@ -114,7 +119,7 @@ def at_placeholders(
     return found
 
 
-def checked_overrides(field: str, value: Any, hidden_size: int) -> OverrideArray:
+def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideArray:
     """Return embeddings as one matrix ``[n, hidden]``, of float16 or float32.
 
     Args:
@@ -130,17 +135,26 @@ def checked_overrides(field: str, value: Any, hidden_size: int) -> OverrideArray
         name = f"{field}[{number}]" if listed else field
         if row.dtype.kind != "f":
             raise RequestError(f"{name}: {row.dtype} numbers. Send float16 or float32.")
-        if row.ndim != 2 or row.shape[1] != hidden_size or (listed and len(row) != 1):
+        if row.ndim != 2 or row.shape[1] != kind.width or (listed and len(row) != 1):
             raise RequestError(
                 f"{name}: the shape is {list(row.shape)}. The model's embeddings have "
-                f"{hidden_size} numbers; send one for every placeholder token."
+                f"{kind.width} numbers; send one for every placeholder token."
             )
-    matrix = _joined([np.empty((0, hidden_size), np.float16), *rows])
-    finite = np.isfinite(matrix).all(axis=1)
+    matrix = _joined([np.empty((0, kind.width), np.float16), *rows])
+    finite = kind.holds(matrix)
     if not finite.all():
-        name = f"{field}[{int(finite.argmin())}]"
-        raise RequestError(f"{name}: a number is NaN or beyond float32. Send finite numbers.")
+        number = int(finite.argmin())
+        raise _beyond(f"{field}[{number}]", matrix[number], kind)
     return matrix
+
+
+def _beyond(field: str, embedding: OverrideArray, kind: EmbeddingKind) -> RequestError:
+    """Of the first number that is not finite in the dtype."""
+    value = embedding[~kind.holds(embedding[:, None])][0]
+    return RequestError(
+        f"{field}: a number is NaN or beyond {kind.dtype}, in which the model computes: {value}. "
+        f"Send finite numbers, below {kind.bound:.8g} in size."
+    )
 
 
 def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:
@@ -154,12 +168,12 @@ def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:
 
 
 def _matrices(
-    call: ScoreCall, in_query: int, num_items: int, hidden_size: int
+    call: ScoreCall, in_query: int, num_items: int, kind: EmbeddingKind
 ) -> tuple[list[_Matrix | None], list[_Matrix | None]]:
     """Embeddings of the query, one matrix or one an item; and of the items."""
 
     def checked(field: str, value: Any) -> _Matrix | None:
-        return None if value is None else checked_overrides(field, value, hidden_size)
+        return None if value is None else checked_overrides(field, value, kind)
 
     if call.stacked_query_item_embed_overrides is None:
         own = call.item_embed_overrides

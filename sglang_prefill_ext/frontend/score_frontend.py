@@ -21,6 +21,7 @@ from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.text_pack import pack_texts
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
@@ -47,7 +48,7 @@ class ScoreFrontend:
 
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
-        hidden_size: numbers of an embedding.
+        embeddings: of the model.
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
     """
 
@@ -58,7 +59,7 @@ class ScoreFrontend:
         metrics: FrontendMetrics,
         *,
         vocab_size: int,
-        hidden_size: int,
+        embeddings: EmbeddingKind,
         label_vocab_size: int,
         has_tokenizer: bool,
     ) -> None:
@@ -67,7 +68,7 @@ class ScoreFrontend:
         self.exchange = PackedExchange(link, max_row_tokens=config.max_forward_tokens)
         self._link = link
         self._vocab_size = vocab_size
-        self._hidden_size = hidden_size
+        self._embeddings = embeddings
         self.label_vocab_size = label_vocab_size
         self._has_tokenizer = has_tokenizer
         self._worker = Worker("prefill-only-pack")
@@ -120,7 +121,7 @@ class ScoreFrontend:
 
     async def _pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         if call.has_overrides:
-            known = (self._link.encode, self._vocab_size, self._hidden_size)
+            known = (self._link.encode, self._vocab_size, self._embeddings)
             return await self._worker.run(pack_overridden, call, labels, *known)
         if call.score_extraction_token_id is not None:
             return await self._worker.run(self._pack_setwise, call, labels)

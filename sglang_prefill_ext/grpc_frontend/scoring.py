@@ -119,7 +119,7 @@ class Scoring:
         query, items = question.query, question.items
         vocab_size = self._session.facts.vocab_size
         if question.overrides is not None:
-            known = (self._session.encode, vocab_size, self._session.facts.hidden_size)
+            known = (self._session.encode, vocab_size, self._session.facts.embeddings)
             return await self._worker.run(pack_overridden, question.call(), labels, *known)
         if isinstance(query, str):
             assert isinstance(items, list), "query and items are alike"

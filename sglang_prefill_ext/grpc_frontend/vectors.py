@@ -29,7 +29,7 @@ class Vectors:
             session.facts.config,
             metrics,
             vocab_size=session.facts.vocab_size,
-            hidden_size=session.facts.hidden_size,
+            embeddings=session.facts.embeddings,
             has_tokenizer=session.has_tokenizer,
             caching=session.facts.caching,
             reads_places=False,  # calls here name none

@@ -64,14 +64,14 @@ class Boarding:
         return key in self._transactions and self._transactions[key].stored > 0
 
     def commit(self) -> None:
-        """The forward has succeeded."""
-        for transaction in self._transactions.values():
-            transaction.commit()
+        """The forward has succeeded. What raises has ended; `rollback` then ends the others."""
+        for key in list(self._transactions):
+            self._transactions.pop(key).commit()
 
     def rollback(self) -> None:
-        """The forward has failed, or was not launched at all."""
-        for transaction in self._transactions.values():
-            transaction.rollback()
+        """The forward has failed, is not to be kept, or was not launched at all."""
+        for key in list(self._transactions):
+            self._transactions.pop(key).rollback()
 
     def _of(self, piece: Piece) -> PrefixTransaction | None:
         return self._transactions.get(piece.prefix_key) if piece.prefix_key else None

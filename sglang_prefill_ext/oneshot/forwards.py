@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.flight import Completion, Executor, Flight, Passenger
@@ -22,6 +24,9 @@ logger = logging.getLogger(__name__)
 End: TypeAlias = Callable[[Sequence[Job], JobStatus, str], None]
 """Called with jobs that are done or have failed, and the message in the latter case."""
 
+AfterFailure: TypeAlias = Callable[[Exception], None]
+"""Called with what a forward failed with; raises where no other forward can follow."""
+
 
 class Forwards:
     """The queue of jobs, and the forwards in flight that serve them.
@@ -32,6 +37,7 @@ class Forwards:
         cache: of prefixes; None where there is none.
         stats: counts.
         end: told of every job that needs no further forward.
+        after_failure: what it raises ends the scheduler.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class Forwards:
         cache: PrefixCache | None,
         stats: RuntimeStats,
         end: End,
+        after_failure: AfterFailure,
     ) -> None:
         self.queue = policy.new_queue()
         self.in_flight: deque[Flight] = deque()
@@ -49,6 +56,7 @@ class Forwards:
         self._cache = cache
         self._stats = stats
         self._end = end
+        self._after_failure = after_failure
         self._collect_s = 0.0
 
     @property
@@ -139,35 +147,53 @@ class Forwards:
             self.queue.push(job)
 
     def _collect(self, flight: Flight) -> None:
+        shared = len(flight.passengers) > 1
         try:
             values = flight.completion.wait()
+            spoilt = bool(np.isnan(values).any())
+            if spoilt:
+                flight.boarding.rollback()
+            else:
+                flight.boarding.commit()
         except Exception as error:
             flight.boarding.rollback()
             jobs = [rider.job for rider in flight.passengers if rider.aboard]
-            self._fail(jobs, error, shared=len(flight.passengers) > 1)
+            self._fail(jobs, error, shared=shared)
             return
-        flight.boarding.commit()
         now = time.monotonic()
         self._stats.record_pace(
             flight.boarding.plan.num_tokens, now - max(flight.launch_s, self._collect_s)
         )
         self._collect_s = now
-        completed = []
+        completed, not_finite = [], []
         for rider in flight.passengers:
             if not rider.aboard:
                 continue
-            rider.job.values.append(values[rider.share.values])
+            own = values[rider.share.values]
+            if spoilt and np.isnan(own).any():
+                not_finite.append(rider.job)
+                continue
+            rider.job.values.append(own)
             if rider.job.completed:
                 completed.append(rider.job)
         self._end(completed, JobStatus.OK, "")
+        if not_finite:
+            logger.warning("A packed forward gave NaN to %s", [job.rid for job in not_finite])
+            message = "The numbers of the request leave the range of the model's precision."
+            self._separate(not_finite, JobStatus.NOT_FINITE, message, shared=shared)
 
     def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
-        """End the job of a failed forward; if it was shared, let each job run alone instead."""
         logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
+        self._after_failure(error)
+        message = f"{type(error).__name__}: {error}"
+        self._separate(jobs, JobStatus.FAILED, message, shared=shared)
+
+    def _separate(self, jobs: list[Job], status: JobStatus, message: str, *, shared: bool) -> None:
+        """End the job of a forward that came to nothing; if it was shared, let each run alone."""
         self._stats.retried_forwards += shared
         for job in jobs:
             if shared:
                 job.alone = True
                 self.requeue(job)
             else:
-                self._end([job], JobStatus.FAILED, f"{type(error).__name__}: {error}")
+                self._end([job], status, message)

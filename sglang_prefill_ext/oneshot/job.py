@@ -28,6 +28,7 @@ class JobStatus(StrEnum):
     FAILED = "failed"  # its forward raised, also when it ran alone; only this job is affected
     REJECTED = "rejected"  # too much waits already; it can be sent again
     EXPIRED = "expired"  # its deadline cannot be met any more
+    NOT_FINITE = "not_finite"  # it is computed to NaN, also alone; the stock path can serve it
     UNFIT = "unfit"  # one of its rows is too long for any forward; the stock path can serve it
 
 

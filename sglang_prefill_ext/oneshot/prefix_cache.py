@@ -32,7 +32,7 @@ class PrefixTransaction(PrefixSource, Protocol):
         ...
 
     def commit(self) -> None:
-        """The forward has succeeded: make what it stored visible, and let go."""
+        """The forward has succeeded: make what it stored visible, and let go, also if it raises."""
         ...
 
     def rollback(self) -> None:

@@ -18,7 +18,7 @@ from sglang_prefill_ext.oneshot.budget import UNLIMITED
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.oneshot.flight import Executor
-from sglang_prefill_ext.oneshot.forwards import Forwards
+from sglang_prefill_ext.oneshot.forwards import AfterFailure, Forwards
 from sglang_prefill_ext.oneshot.job import Job, JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
@@ -44,6 +44,7 @@ class PackedRuntime:
         answer: called with jobs that end together and their results; exactly once for every job.
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
+        after_failure: see `Forwards`; by default every failure is over with its forward.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PackedRuntime:
         *,
         cache: PrefixCache | None = None,
         declined_reason: str = "",
+        after_failure: AfterFailure = lambda _error: None,
     ) -> None:
         self.stats = RuntimeStats()
         self.declined_reason = declined_reason
@@ -62,7 +64,7 @@ class PackedRuntime:
         self._declines = executor is None
         self._shares_prefixes = executor is None or executor.causal
         self._cache = cache
-        self._forwards = Forwards(executor, policy, cache, self.stats, self._end)
+        self._forwards = Forwards(executor, policy, cache, self.stats, self._end, after_failure)
         self._queue = self._forwards.queue
         self._num_jobs = 0
 
@@ -236,10 +238,15 @@ class PackedRuntime:
         job.ended = True
         job.held = None
         self._queue.drop(job)
-        self.stats.record_end(status, job.rows.tokens_saved(job.tokens_computed))
         wait_s, longest_row = 0.0, 0
         if status is JobStatus.REJECTED:
             wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
         elif status is JobStatus.UNFIT:
             longest_row = self.policy.budget.longest_row
-        return job.result(status, message, retry_after_s=wait_s, longest_row=longest_row)
+        try:
+            result = job.result(status, message, retry_after_s=wait_s, longest_row=longest_row)
+        except Exception as error:
+            logger.exception("The answer to packed request %s could not be made", job.rid)
+            result = job.result(JobStatus.FAILED, f"{type(error).__name__}: {error}")
+        self.stats.record_end(result.status, job.rows.tokens_saved(job.tokens_computed))
+        return result

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.layout import GroupSpan
-from sglang_prefill_ext.wire.overrides import OverrideArray, is_override
+from sglang_prefill_ext.wire.overrides import OverrideArray
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.sampling import Sampling
 
-PrefixKey: TypeAlias = tuple[str, bytes, bytes]
-"""Adapter, token ids and overrides of a whole prefix."""
+PrefixKey: TypeAlias = tuple[str, bytes]
+"""Adapter and token ids of a whole prefix."""
 
 _Cut: TypeAlias = tuple[int, int, int, int]
 """``(held, fresh, first row, last row)`` of a piece; the last row is not part of it."""
@@ -39,7 +39,8 @@ class Piece:
         sampling: how a token is drawn behind each row; of no row where none is.
         hold: keep the K/V of the prefix, the request's next piece needs it.
         prefix_key: pieces with equal keys compute the same prefix and can share it; None where
-            only a part of the prefix is fresh.
+            only a part of the prefix is fresh, or the request has embeddings of its own: what
+            these are computed to may leave the model's range, and NaN spreads in a group.
     """
 
     span: GroupSpan
@@ -78,13 +79,8 @@ class Piece:
 
     @property
     def uses_cache(self) -> bool:
-        """Whether the prefix cache may stand in for a part of the prefix.
-
-        It knows token ids alone, so never where an embedding stands in the prefix.
-        """
-        if self.prefix_key is None or not len(self.prefix_ids) or not self.span.num_rows:
-            return False
-        return int(self.prefix_ids.min()) >= 0
+        """Whether the prefix cache may stand in for a part of the prefix."""
+        return self.prefix_key is not None and len(self.prefix_ids) > 0 and self.span.num_rows > 0
 
     def behind(self, cached: int) -> Piece:
         """The same piece where the first `cached` tokens of its prefix need not be computed."""
@@ -200,7 +196,7 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Pi
         read_lens=rows.read_lens[first:last] if len(rows.read_lens) else None,
     )
     # What is read of a prefix has to be computed, and for one request only.
-    is_whole = fresh == rows.prefix_len and not rows.prefix_reads
+    is_shared = fresh == rows.prefix_len and not rows.prefix_reads and not len(rows.overrides)
     return Piece(
         span=span,
         prefix_ids=prefix_ids,
@@ -213,13 +209,5 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Pi
         num_best=rows.num_best,
         sampling=rows.sampling[first:last],
         hold=rows.prefix_len > 0 and not is_last,
-        prefix_key=_prefix_key(rows.adapter, prefix_ids, rows.overrides) if is_whole else None,
+        prefix_key=(rows.adapter, prefix_ids.tobytes()) if is_shared else None,
     )
-
-
-def _prefix_key(adapter: str, ids: Int32Array, overrides: OverrideArray) -> PrefixKey:
-    """The key of a prefix: requests number their embeddings as they like, so these are in it."""
-    named = is_override(ids) if len(overrides) else None
-    if named is None or not named.any():
-        return adapter, ids.tobytes(), b""
-    return adapter, np.where(named, -1, ids).tobytes(), overrides[~ids[named]].tobytes()

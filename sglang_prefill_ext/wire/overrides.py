@@ -8,6 +8,7 @@ tells prompts apart by their embeddings as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +22,38 @@ OverrideArray: TypeAlias = NDArray[np.floating]
 DTYPES = ("float16", "float32")
 
 NO_OVERRIDES: OverrideArray = np.empty((0, 0), dtype=np.float32)
+
+_BOUNDS = {"float16": 2.0**16 - 2.0**4, "bfloat16": 2.0**128 - 2.0**119}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingKind:
+    """What a model's embeddings are, and so those that stand in their place.
+
+    Attributes:
+        width: numbers of an embedding.
+        dtype: that the model computes in: "float32", "float16" or "bfloat16".
+    """
+
+    width: int
+    dtype: str
+
+    @property
+    def bound(self) -> float:
+        """Numbers of this size and larger ones are rounded to infinity, as ties are to even."""
+        return _BOUNDS.get(self.dtype, 2.0**128)
+
+    def holds(self, embeds: OverrideArray) -> NDArray[np.bool_]:
+        """Bool ``[n]``: whether all numbers of an embedding are finite in this dtype.
+
+        Args:
+            embeds: ``[n, width]``, any floating dtype, or int.
+        """
+        most, least = (pick(embeds, axis=1, initial=0) for pick in (np.max, np.min))
+        inside: NDArray[np.bool_] = (
+            np.maximum(most.astype(float), -least.astype(float)) < self.bound
+        )
+        return inside
 
 
 def overrides_from_bytes(data: bytes, dtype: str, width: int) -> OverrideArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -238,3 +239,21 @@ def test_what_cannot_run_is_refused_only_if_it_was_asked_for(
     for asked in (*WAYS, *LIBRARIES):
         with pytest.raises(ConfigError, match=f"--prefill-only-attention {asked} cannot be used"):
             resolve_attention(asked, TinyModel())
+
+
+@each_layout
+@each_way
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter shows those of numpy
+def test_nan_stays_with_its_group(
+    forward: ForwardLayout, way: AttentionWay, device: torch.device
+) -> None:
+    inputs, starts = Inputs(forward, device), forward.group_starts.tolist()
+    wanted = inputs.forward(kernels(forward, way, device))
+    for start, stop in pairwise([*starts, forward.num_tokens]):
+        spoilt = Inputs(forward, device)
+        for tensor in (spoilt.q, spoilt.k, spoilt.v):
+            tensor[start] = torch.nan
+        out = spoilt.forward(kernels(forward, way, device))
+        assert out[start].isnan().all()
+        assert torch.equal(out[:start], wanted[:start])
+        assert torch.equal(out[stop:], wanted[stop:])

@@ -22,6 +22,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
 from sglang_prefill_ext.runtime.pauses import PauseRecorder
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
@@ -41,7 +42,7 @@ def facts(**changes: object) -> Facts:
         "model": "stub",
         "sglang_version": "0",
         "vocab_size": VOCABULARY,
-        "hidden_size": 8,
+        "embeddings": EmbeddingKind(8, "float32"),
         "label_vocab_size": VOCABULARY,
         "longest_prompt": 1000,
         "is_generation": True,

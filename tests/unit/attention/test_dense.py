@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -124,3 +125,40 @@ def test_a_window_that_hides_nothing_is_none(window: int, hides: bool) -> None:
         for variant in (PLAIN, AttentionVariant(window=window))
     )
     assert torch.equal(plain, windowed) == (not hides)
+
+
+def _assert_nan_stays_in_its_group(
+    forward: ForwardLayout, bad: int, dims: tuple[int, int], variant: AttentionVariant
+) -> None:
+    inputs, held = random_inputs(forward, dims=dims, variant=variant)
+    spoilt = replace(inputs, **{name: getattr(inputs, name).clone() for name in "qkv"})
+    for tensor in (spoilt.q, spoilt.k, spoilt.v):
+        tensor[bad] = torch.nan
+    sees = packed_attention(forward, spoilt, held).isnan().any(-1).any(-1)
+    attention = DenseAttention(forward, CPU)
+    out, wanted = attention.forward(spoilt, held), attention.forward(inputs, held)
+    assert out[sees].isnan().any(-1).any(-1).all()
+    group = np.searchsorted(forward.group_starts, [bad, *range(forward.num_tokens)], side="right")
+    elsewhere = torch.from_numpy(group[1:] != group[0])
+    assert torch.equal(out[elsewhere], wanted[elsewhere])
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    forward=layouts(),
+    dims=st.sampled_from([(16, 16), (16, 32)]),
+    variant=variants,
+    data=st.data(),
+)
+def test_nan_is_seen_by_those_who_see_its_token_and_by_no_other_group(
+    forward: ForwardLayout, dims: tuple[int, int], variant: AttentionVariant, data: st.DataObject
+) -> None:
+    """Of its group others may be NaN as well: they are computed in one tile."""
+    bad = data.draw(st.integers(0, forward.num_tokens - 1))
+    _assert_nan_stays_in_its_group(forward, bad, dims, variant)
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (16, 32)])
+@pytest.mark.parametrize("bad", [1, 10, 306, 320, 360, 800])
+def test_nan_is_not_lost_where_parts_are_merged(dims: tuple[int, int], bad: int) -> None:
+    _assert_nan_stays_in_its_group(FORWARD, bad, dims, PLAIN)

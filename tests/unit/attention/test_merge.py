@@ -65,6 +65,19 @@ def test_both_sides_empty_give_zero() -> None:
     assert torch.equal(lse, torch.full_like(lse, -torch.inf))
 
 
+def test_a_side_of_unknown_weight_is_not_taken_for_an_empty_one() -> None:
+    out, lse = _state(seed=1)
+    nan, unknown = torch.full_like(out, torch.nan), lse.clone()
+    unknown[2, 1] = torch.nan
+    for merged_out, merged_lse in (
+        merge_states(nan, unknown, out, lse - 200),
+        merge_states(out, lse - 200, nan, unknown),
+        merge_states(nan, unknown, *_empty()),
+    ):
+        assert merged_out[2, 1].isnan().all()
+        assert merged_lse[2, 1].isnan()
+
+
 def test_a_nan_with_weight_is_not_hidden() -> None:
     out, lse = _state(seed=1)
     poisoned = out.clone()

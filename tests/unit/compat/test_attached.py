@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
@@ -13,6 +14,7 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.tokenization.huggingface import PROBES
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
@@ -27,6 +29,7 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
     model = SimpleNamespace(
         model_path="m",
         hidden_size=4,
+        dtype=torch.bfloat16,
         hf_config=SimpleNamespace(),
         hf_text_config=SimpleNamespace(vocab_size=9),
         is_embedding_gemma=gemma,
@@ -47,6 +50,7 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
         exchange=SimpleNamespace(declined_reason=None),
     )
     facts = attached.AttachableEngine(manager, link, frontend).facts()
+    assert facts.embeddings == EmbeddingKind(4, "bfloat16")
     assert facts.tokenizer == ("" if gemma else "{}")
     assert len(facts.probes) == (0 if gemma else len(PROBES))
 

@@ -25,8 +25,10 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
 ROW = [0.5, 1.5]
+KIND = EmbeddingKind(2, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -80,20 +82,22 @@ def test_arrays_become_the_tensors_that_stock_joins() -> None:
         (SimpleNamespace(positional_embed_overrides=PositionalEmbeds([torch.ones(3)], [0])), True),
         (SimpleNamespace(embed_overrides=[torch.ones(2), torch.ones(2)]), False),
         (SimpleNamespace(embed_overrides=[torch.ones(2), torch.tensor([1, torch.nan])]), True),
+        (SimpleNamespace(embed_overrides=[torch.tensor([1, 3.3961e38])]), False),
+        (SimpleNamespace(embed_overrides=[torch.tensor([1, 3.3962e38])]), True),
     ],
 )
 def test_the_stock_path_is_kept_from_other_embeddings(obj: Any, wrong: bool) -> None:
     if not wrong:
-        check_overrides(obj, 2)
+        check_overrides(obj, KIND)
         return
     with pytest.raises(RequestError, match="embed_overrides"):
-        check_overrides(obj, 2)
+        check_overrides(obj, KIND)
 
 
 def test_an_encoder_is_kept_from_any_embeddings() -> None:
-    check_overrides(SimpleNamespace(), 2, encoder=True)
+    check_overrides(SimpleNamespace(), KIND, encoder=True)
     with pytest.raises(RequestError, match="embed_overrides: an encoder takes none"):
-        check_overrides(SimpleNamespace(embed_overrides=[torch.ones(2)]), 2, encoder=True)
+        check_overrides(SimpleNamespace(embed_overrides=[torch.ones(2)]), KIND, encoder=True)
 
 
 class Setup:

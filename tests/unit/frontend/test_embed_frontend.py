@@ -18,6 +18,7 @@ from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import VECTOR_AND_STATE, WHOLE_VECTOR, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
@@ -53,7 +54,7 @@ class Setup:
             PrefillOnlyConfig(**knobs),
             self.metrics,
             vocab_size=VOCAB,
-            hidden_size=2,
+            embeddings=EmbeddingKind(2, "float32"),
             has_tokenizer=has_tokenizer,
             caching=False,
             reads_places=True,

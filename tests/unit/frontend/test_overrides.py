@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,11 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason
 from sglang_prefill_ext.frontend.overrides import checked_overrides, place_at, place_overrides
 from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 
 VOCAB, PLACEHOLDER, WIDTH = 9, 2, 2
+KIND = EmbeddingKind(WIDTH, "float32")
 LABELS = (int_array([3, 4]), int_array([]))
 
 
@@ -101,7 +104,7 @@ def test_a_packed_call_means_what_it_says(given: Prompts) -> None:
     """Rows share what is equal in tokens and embeddings, and no more."""
     call = given.call
     assert ineligible_reason(call) is None
-    placed = place_overrides(call, call.query, call.items, WIDTH)
+    placed = place_overrides(call, call.query, call.items, KIND)
     assert placed is not None
     rows = pack_token_ids(
         placed.query, placed.items, False, LABELS, VOCAB, overrides=placed.overrides
@@ -116,7 +119,7 @@ def test_a_packed_call_means_what_it_says(given: Prompts) -> None:
 
 
 def test_a_negative_id_of_the_user_names_nothing() -> None:
-    placed = place_overrides(CALL, CALL.query, CALL.items, WIDTH)
+    placed = place_overrides(CALL, CALL.query, CALL.items, KIND)
     assert placed is not None
     with pytest.raises(RequestError, match="id -3;"):
         pack_token_ids([*placed.query, -3], placed.items, False, LABELS, VOCAB, placed.overrides)
@@ -134,12 +137,12 @@ CALL = ScoreCall(
 
 
 def test_halves_stay_halves_and_equal_ones_are_sent_once() -> None:
-    placed = place_overrides(CALL, [1, 2], CALL.items, WIDTH)
+    placed = place_overrides(CALL, [1, 2], CALL.items, KIND)
     assert placed is not None
     assert (placed.query, placed.items) == ([1, -1], [[-2, 3], [4]])
     assert placed.overrides.dtype == np.float16
     same = replace(CALL, item_embed_overrides=[[EMBED.reshape(1, 2)], None])
-    placed = place_overrides(same, [1, 2], CALL.items, WIDTH)
+    placed = place_overrides(same, [1, 2], CALL.items, KIND)
     assert placed is not None
     assert (placed.items[0], placed.overrides.tolist()) == ([-1, 3], [[0.5, 1.0]])
 
@@ -159,7 +162,7 @@ def test_halves_stay_halves_and_equal_ones_are_sent_once() -> None:
     ],
 )
 def test_other_numbers_of_embeddings_than_placeholders_are_stocks(fields: dict[str, Any]) -> None:
-    assert place_overrides(replace(CALL, **fields), CALL.query, CALL.items, WIDTH) is None
+    assert place_overrides(replace(CALL, **fields), CALL.query, CALL.items, KIND) is None
 
 
 @pytest.mark.parametrize(
@@ -174,12 +177,33 @@ def test_other_numbers_of_embeddings_than_placeholders_are_stocks(fields: dict[s
         ("text", "embeds: <U4 numbers"),
         ([EMBED, np.array([np.nan, 1])], r"embeds\[1\]: a number is NaN"),
         (np.array([[0, 1], [1, np.inf]], np.float16), r"embeds\[1\]: a number is NaN"),
-        (np.array([[1e300, 1]]), r"embeds\[0\]: a number is NaN or beyond float32"),
+        (np.array([[1e300, 1]]), r"embeds\[0\]: a number is NaN or beyond float32.*: inf\. Send"),
     ],
 )
 def test_other_embeddings_are_refused_by_name(value: Any, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        checked_overrides("embeds", value, WIDTH)
+        checked_overrides("embeds", value, KIND)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "said"),
+    [
+        (
+            "float16",
+            65520.0,
+            "float16, in which the model computes: 65520.0. Send finite numbers, ",
+        ),
+        ("bfloat16", -3.4028235e38, "finite numbers, below 3.3961775e+38 in size."),
+    ],
+)
+def test_embeddings_beyond_the_models_dtype_are_refused(
+    dtype: str, value: float, said: str
+) -> None:
+    embeds = np.array([[0, 1], [value, 2]], np.float32)
+    with pytest.raises(RequestError, match=re.escape(said)) as refused:
+        checked_overrides("embeds", embeds, EmbeddingKind(WIDTH, dtype))
+    assert str(refused.value).startswith(f"embeds[1]: a number is NaN or beyond {dtype}")
+    assert len(checked_overrides("embeds", embeds, KIND)) == 2
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=4))
@@ -191,7 +215,7 @@ def test_embeddings_are_put_where_their_positions_say(prompts: list[list[int]]) 
         for prompt in prompts
     ]
     arrays = [int_array(prompt) for prompt in prompts]
-    placed, table = place_at(arrays, positional, WIDTH)
+    placed, table = place_at(arrays, positional, KIND)
     for before, after in zip(prompts, placed, strict=True):
         for place, (old, new) in enumerate(zip(before, after.tolist(), strict=True)):
             if old == PLACEHOLDER:

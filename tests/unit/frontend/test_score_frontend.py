@@ -30,6 +30,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, stub_answer
@@ -62,7 +63,7 @@ def _frontend(
         PrefillOnlyConfig(**knobs),
         FrontendMetrics(),
         vocab_size=VOCAB,
-        hidden_size=HIDDEN,
+        embeddings=EmbeddingKind(HIDDEN, "float32"),
         label_vocab_size=label_vocab_size,
         has_tokenizer=has_tokenizer,
     )

@@ -75,5 +75,5 @@ def test_a_result_without_values_is_empty() -> None:
 
 
 def test_a_status_travels_as_its_word() -> None:
-    words = ["ok", "aborted", "declined", "failed", "rejected", "expired", "unfit"]
+    words = ["ok", "aborted", "declined", "failed", "rejected", "expired", "not_finite", "unfit"]
     assert json.dumps([*JobStatus]) == json.dumps(words)

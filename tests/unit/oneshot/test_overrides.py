@@ -67,24 +67,21 @@ def test_values_are_those_of_a_model_that_has_the_embeddings_itself(
     ]
     wanted = _values(_reference(), [each.pack() for each in plain], budget)
     for found, values in zip(_values(TinyModel(), packed, budget), wanted, strict=True):
-        assert found == pytest.approx(values, abs=1e-5)
+        # Equal prefixes share a group there and not here, so sums come in another order.
+        assert found == pytest.approx(values, rel=2e-5, abs=1e-5)
 
 
-@given(plain_requests(), plain_requests(), orders, orders, st.booleans())
-def test_prefixes_have_equal_keys_if_tokens_and_embeddings_are_equal(
-    first: PlainRequest, other: PlainRequest, order: list[int], reorder: list[int], same: bool
+@given(plain_requests(), orders)
+def test_a_request_with_embeddings_shares_no_group_and_no_prefix(
+    request: PlainRequest, order: list[int]
 ) -> None:
-    other = replace(other, prefix=first.prefix) if same else other
-    budget = ForwardBudget(100)
-    (piece,) = split_request(pack_overridden(first, order), budget)
-    (another,) = split_request(pack_overridden(other, reorder), budget)
-    (plain,) = split_request(first.pack(), budget)
-    assert (piece.prefix_key == another.prefix_key) == (first.prefix == other.prefix)
-    overridden = any(token < REPLACED for token in first.prefix)
-    assert (piece.prefix_key == plain.prefix_key) == (not overridden)
-    assert piece.uses_cache == (bool(first.prefix) and not overridden)
-    num_groups = len(plan_forward([piece, another, plain]).hold)
-    assert num_groups == len({piece.prefix_key, another.prefix_key, plain.prefix_key})
+    """Not even with one that is equal in all."""
+    (piece,) = split_request(pack_overridden(request, order), ForwardBudget(100))
+    (plain,) = split_request(request.pack(), ForwardBudget(100))
+    assert not piece.uses_cache
+    assert plain.uses_cache == bool(request.prefix)
+    shares = plan_forward([piece, plain, piece, plain]).shares
+    assert [share.group for share in shares] == [0, 1, 2, 1]
 
 
 @given(plain_requests(max_suffix=2), orders)

@@ -91,7 +91,7 @@ class TinyModel:
     ) -> Tensor:
         embeds = self.tokens[token_ids]
         if overrides is not None:
-            embeds[overrides.at] = overrides.embeds.float()
+            embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
         hidden = 8 * (embeds + self.positions[positions % POSITIONS])
         for layer in range(LAYERS):
             key, value = hidden @ self.key[layer], hidden @ self.value[layer]

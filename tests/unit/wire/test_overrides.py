@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.wire.overrides import (
     DTYPES,
     NO_OVERRIDES,
+    EmbeddingKind,
     distinct_overrides,
     overrides_from_bytes,
     overrides_of,
@@ -75,3 +78,18 @@ def test_tokens_name_rows_of_the_table_only() -> None:
     assert rows(-2).overrides.shape == (2, 4)
     with pytest.raises(PackingError, match="embeddings"):
         rows(-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@given(embeds=arrays(np.float32, (3, 2), elements=st.floats(width=32)))
+@example(embeds=np.array([[65519.996, 0], [65520, 1], [-65520, 1]], np.float32))
+@example(embeds=np.array([[3.3961773e38, 0], [3.3961775e38, 1], [-3.4028235e38, 1]], np.float32))
+def test_what_a_dtype_holds_is_finite_after_the_cast(
+    dtype: torch.dtype, embeds: np.ndarray
+) -> None:
+    kind = EmbeddingKind(2, str(dtype).removeprefix("torch."))
+    finite = torch.from_numpy(embeds).to(dtype).isfinite().all(dim=1)
+    assert kind.holds(embeds).tolist() == finite.tolist()
+    with np.errstate(over="ignore"):
+        halves = embeds.astype(np.float16)
+    assert kind.holds(halves).tolist() == np.isfinite(halves).all(axis=1).tolist()

@@ -1,0 +1,48 @@
+"""Numbers that leave the model's range are those of one request, and of nothing that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sglang_prefill_ext.oneshot import forwards
+from tests.unit.oneshot.overflowing import HUGE, PREFIX, Overflow, assert_spoils_nobody, rows
+
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+each_prefix = pytest.mark.parametrize("prefix", [PREFIX, []], ids=["shared-prefix", "no-prefix"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_log() -> Iterator[None]:
+    forwards.logger.disabled = True
+    yield
+    forwards.logger.disabled = False
+
+
+@each_dtype
+@each_prefix
+def test_an_embedding_beyond_the_range_spoils_nobody(dtype: torch.dtype, prefix: list[int]) -> None:
+    """Nor does anybody wait for another forward because of it."""
+    together = assert_spoils_nobody(rows(prefix, [40, -1, 41], [42]), dtype)
+    assert together.runtime.stats.retried_forwards == 1
+    assert together.forwards == 3
+
+
+@each_dtype
+@each_prefix
+def test_a_prompt_beyond_the_range_spoils_nobody(dtype: torch.dtype, prefix: list[int]) -> None:
+    """It is in one tile with another request, which is computed again on its own."""
+    together = assert_spoils_nobody(rows(prefix, [40, HUGE, 41], [42]), dtype)
+    assert together.runtime.stats.retried_forwards == 1
+
+
+@each_dtype
+def test_a_prefix_beyond_the_range_is_never_kept(dtype: torch.dtype) -> None:
+    overflow = Overflow(dtype)
+    for _ in range(2):
+        overflow.serve(rows([1, 2, HUGE, 3], [4], [5]))
+    assert set(overflow.statuses.values()) == {"not_finite"}
+    assert overflow.cache.outcomes == ["rollback", "rollback"]
+    assert not overflow.cache.committed
