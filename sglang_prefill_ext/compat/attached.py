@@ -174,7 +174,8 @@ class AttachableEngine:
 
 def _contents(rows: PackedRows) -> dict[str, Any]:
     prefix, suffixes = unpacked(rows)
-    return {"input_ids": [[*prefix.tolist(), *suffix.tolist()] for suffix in suffixes.rows()]}
+    items = [suffix.tolist() for suffix in suffixes.rows()]
+    return {"input_ids": {"query": prefix.tolist(), "items": items}}
 
 
 def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
