@@ -205,7 +205,8 @@ def _rows_of(values: list[Any]) -> list[list[float]]:
 
 def _contents(rows: PackedRows) -> dict[str, Any]:
     prefix, suffixes = unpacked(rows)
-    return {"input_ids": [[*prefix.tolist(), *suffix.tolist()] for suffix in suffixes.rows()]}
+    items = [suffix.tolist() for suffix in suffixes.rows()]
+    return {"input_ids": {"query": prefix.tolist(), "items": items}}
 
 
 def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:

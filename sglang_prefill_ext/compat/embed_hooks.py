@@ -62,13 +62,16 @@ async def packed_vectors(
         RequestError, UnicodeError: the request is wrong (HTTP 400).
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
-    headers = headers_unless_opted_out(request)
-    keeping = records_of(manager).keeping(request, len(call.prompts), call.contents)
-    with counted(frontend.metrics, request), keeping as record:
-        _check_dimensions(manager, call)
-        options = options_of(headers, now_ms=time.time() * 1e3)
-        embedded = await frontend.embed(call, options, request)
-        record.served = embedded.served
+    with counted(frontend.metrics, request):
+        if request is not None:  # the calls of an offline engine are its owner's
+            frontend.check_limits(len(call.prompts), field="input")
+        headers = headers_unless_opted_out(request)
+        keeping = records_of(manager).keeping(request, len(call.prompts), call.contents)
+        with keeping as record:
+            _check_dimensions(manager, call)
+            options = options_of(headers, now_ms=time.time() * 1e3)
+            embedded = await frontend.embed(call, options, request)
+            record.served = embedded.served
     return embedded, record
 
 

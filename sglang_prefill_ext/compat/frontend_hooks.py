@@ -90,7 +90,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
     if app is not None:
         http.add_routes(app, frontend, link, broker)
         add_gc_route(app, collection)
-        accept_bodies(app, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
+        accept_bodies(app, config, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
         if manager.is_generation:  # in front of that: bodies with embeddings are passed on
             shorten_scores(app, manager, partial(_packed_scores, manager, frontend))
 
@@ -129,12 +129,13 @@ async def score_request(
 
 
 async def _packed_scores(manager: Any, frontend: ScoreFrontend, call: ScoreCall) -> Scored:
-    keeping = records_of(manager).keeping(call.request, call.num_items, call.contents)
-    with counted(frontend.metrics, call.request), keeping as record:
-        frontend.check_limits(call)
-        headers = headers_unless_opted_out(call.request)
-        scored = await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
-        record.served = scored.served
+    with counted(frontend.metrics, call.request):
+        frontend.check_limits(call)  # before anything is made of its items, also a record
+        keeping = records_of(manager).keeping(call.request, call.num_items, call.contents)
+        with keeping as record:
+            headers = headers_unless_opted_out(call.request)
+            scored = await frontend.score(call, options_of(headers, now_ms=time.time() * 1e3))
+            record.served = scored.served
     return scored
 
 
@@ -200,6 +201,7 @@ def _build_frontend(
         embeddings=embedding_kind(manager),
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
+        truncates=manager.allow_auto_truncate,
     )
     if manager.server_args.enable_mis:
         frontend.exchange.decline("multi_item_scoring")

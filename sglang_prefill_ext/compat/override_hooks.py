@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from sglang_prefill_ext.compat.fast_route import READS_ARRAYS, shorten
 from sglang_prefill_ext.compat.http_errors import error_response
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.array_body import with_lists
 from sglang_prefill_ext.frontend.call import ScoreCall
@@ -28,17 +29,19 @@ from sglang_prefill_ext.frontend.overrides import checked_overrides
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
-_Read: TypeAlias = Callable[[bytes], tuple[bytes, BodyOverrides] | None]
+_Read: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides] | None]
 
 # Entry of an ASGI scope: embeddings that were taken out of the body.
 _OVERRIDES = "prefill_only_overrides"
 
 
-def accept_bodies(app: Any, metrics: FrontendMetrics, score_paths: tuple[str, ...]) -> None:
+def accept_bodies(
+    app: Any, config: PrefillOnlyConfig, metrics: FrontendMetrics, score_paths: tuple[str, ...]
+) -> None:
     """Let SGLang's routes take arrays as base64, which their schemas do not know."""
     readers = dict.fromkeys(score_paths, read_score_overrides)
     for path, read in (readers | {"/v1/decisions": read_decision_overrides}).items():
-        shorten(app, path, partial(_take_out, read, metrics), READS_ARRAYS)
+        shorten(app, path, partial(_take_out, read, config, metrics), READS_ARRAYS)
 
 
 def call_of(*args: Any, **kwargs: Any) -> ScoreCall:
@@ -88,11 +91,15 @@ def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> 
 
 
 async def _take_out(
-    read: _Read, metrics: FrontendMetrics, body: bytes, request: Request
+    read: _Read,
+    config: PrefillOnlyConfig,
+    metrics: FrontendMetrics,
+    body: bytes,
+    request: Request,
 ) -> Response | bytes:
     try:
-        body = with_lists(body)
-        found = read(body)
+        body = with_lists(body, config)
+        found = read(body, config)
     except RequestError as error:
         metrics.record_error("refused")
         response: Response = error_response(request.app.state.openai_serving_score, error)

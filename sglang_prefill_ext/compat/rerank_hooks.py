@@ -14,6 +14,7 @@ from sglang.srt.entrypoints.openai.serving_rerank import (
 from sglang_prefill_ext.compat.activation import config_of
 from sglang_prefill_ext.frontend.options import headers_of, opted_out
 from sglang_prefill_ext.frontend.rerank import rerank_prompts
+from sglang_prefill_ext.frontend.sizes import check_count, check_repeated
 
 
 async def rerank_texts(
@@ -29,12 +30,18 @@ async def rerank_texts(
     packed document and holds the event loop up. Nothing else is different here.
     """
     manager = serving.tokenizer_manager
-    on = config_of(manager.server_args) is not None and manager.model_config.is_generation
-    if not on or opted_out(headers_of(raw_request)):
+    config = config_of(manager.server_args)
+    if (
+        config is None
+        or not manager.model_config.is_generation
+        or opted_out(headers_of(raw_request))
+    ):
         return await original(
             serving, request=request, raw_request=raw_request, chat_template=chat_template
         )
     try:
+        check_count(len(request.documents), config, field="documents", noun="documents")
+        check_repeated(f"{request.query}{request.instruct or ''}", request.documents)
         template = _compiled(chat_template)
         prompts = rerank_prompts(template, request.query, request.documents, request.instruct)
         result = await manager.score_prompts(

@@ -13,7 +13,8 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.runtime_context import get_serving
 
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
-from sglang_prefill_ext.compat.token_hooks import is_opted_out
+from sglang_prefill_ext.compat.http_errors import counted
+from sglang_prefill_ext.compat.token_hooks import current_request, is_opted_out
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.text_batch import TextBatches
@@ -48,10 +49,8 @@ async def tokenize_texts(
     batches = _batches_of(manager)
     if batches is None or is_cross_encoder or not _has_texts(texts) or is_opted_out():
         return await original(manager, texts, is_cross_encoder)
-    if isinstance(texts, str):
-        (ids,) = await batches.ask([texts])
-        return ids, None
-    return await batches.ask(texts), None
+    found = await _asked(batches, [texts] if isinstance(texts, str) else texts)
+    return (found[0] if isinstance(texts, str) else found), None
 
 
 async def handle_batch(
@@ -64,7 +63,7 @@ async def handle_batch(
     """
     batches = _batches_of(manager)
     if batches is not None and _encodes_one_by_one(obj) and not is_opted_out():
-        for number, ids in enumerate(await batches.ask(obj.text)):
+        for number, ids in enumerate(await _asked(batches, obj.text)):
             obj[number].input_ids = ids
     async for answer in original(manager, obj, *args):
         yield answer
@@ -83,6 +82,16 @@ async def encoded(manager: Any, texts: list[str], request: Any) -> list[list[int
     if batches is None or not _has_texts(texts):
         raise StockPathTaken("unusual_input")
     return await batches.ask(texts, request)
+
+
+async def _asked(batches: TextBatches[list[int]], texts: list[str]) -> list[list[int]]:
+    """The ids of texts that SGLang's own code waits for.
+
+    Raises:
+        ServerBusyError: too many wait already (HTTP 429).
+    """
+    with counted(batches.metrics, current_request()):
+        return await batches.ask(texts)
 
 
 def _batches_of(manager: Any) -> TextBatches[list[int]] | None:

@@ -83,9 +83,14 @@ def working_for(request: Any) -> Iterator[None]:
         _http_request.reset(before)
 
 
+def current_request() -> Any:
+    """The HTTP request, if any, for which this task works."""
+    return _http_request.get()
+
+
 def is_opted_out() -> bool:
     """Whether the client for whom this task works wants the stock path."""
-    return opted_out(headers_of(_http_request.get()))
+    return opted_out(headers_of(current_request()))
 
 
 async def send_one(original: _Send, manager: Any, tokenized_obj: Any) -> None:

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_rows, int32_array, wrong
 from sglang_prefill_ext.frontend.json_fields import fields_of
+from sglang_prefill_ext.frontend.sizes import check_count
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
 
 _MARK = b'"values"'
@@ -50,13 +52,13 @@ def arrays_of(query: object, items: object) -> tuple[Int32Array, FlatRows] | Non
     return ids, flat_rows(items.values, items.counts, field="items")
 
 
-def with_lists(body: bytes) -> bytes:
+def with_lists(body: bytes, config: PrefillOnlyConfig) -> bytes:
     """Return a body with lists in the place of arrays, which SGLang can read.
 
     Bodies without arrays, and what is no JSON object, are returned as they are.
 
     Raises:
-        RequestError: the arrays are wrong; the message names the field.
+        RequestError: the arrays are wrong, or of too many items; the message names the field.
     """
     fields = fields_of(body, _MARK)
     query, items = _form(fields, "query", IdsForm), _form(fields, "items", RowsForm)
@@ -64,6 +66,7 @@ def with_lists(body: bytes) -> bytes:
     if arrays is None:
         return body
     ids, rows = arrays
+    check_count(len(rows), config)
     fields["items"] = [row.tolist() for row in rows.rows()]
     if query is not None:
         fields["query"] = ids.tolist()

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
@@ -65,19 +66,29 @@ def read_outs(
     return [ReadOut(table, cached, *times) for table in tables]
 
 
-class BatchExchange:
+class BatchExchange(Generic[Item]):
     """Sends the groups of a batch, and counts what they took.
 
     Args:
+        worker: packs large batches.
+        size_of: tokens and numbers that packing goes through for an item.
         most_retried: items of a batch in which each is tried alone once their forward has failed;
             larger ones are one call's, which then has failed.
     """
 
     def __init__(
-        self, exchange: PackedExchange, metrics: FrontendMetrics, *, most_retried: int
+        self,
+        exchange: PackedExchange,
+        metrics: FrontendMetrics,
+        worker: Worker,
+        *,
+        most_retried: int,
+        size_of: Callable[[Item], int],
     ) -> None:
         self._exchange = exchange
         self._metrics = metrics
+        self._worker = worker
+        self._size_of = size_of
         self._most_retried = most_retried
 
     async def ask(
@@ -91,7 +102,7 @@ class BatchExchange:
         Args:
             pack: divides items into groups, each item into one.
         """
-        groups = pack(items)
+        groups = await self._worker.run_if_large(sum(map(self._size_of, items)), pack, items)
         asked = [self._ask_one(group, items, options, pack) for group in groups]
         # A lone call has one group, which needs no task of its own.
         found = await _all_ended(asked) if len(asked) > 1 else [await asked[0]]

@@ -97,8 +97,10 @@ def ineligible_reason(call: ScoreCall) -> str | None:
     return None
 
 
-def prompts_of(call: ScoreCall) -> tuple[Any, list[Any]]:
+def prompts_of(call: ScoreCall) -> tuple[Any, Any]:
     """Return ``(query, items)`` with an omitted query made concrete and a lone item listed."""
+    if isinstance(call.items, FlatRows):
+        return call.query, call.items
     items = [call.items] if isinstance(call.items, str) else call.items
     empty: Any = "" if isinstance(items[0], str) else []
     return (empty if call.query is None else call.query), items

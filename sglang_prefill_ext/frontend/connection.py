@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from sglang_prefill_ext.errors import RequestAbortedError
+from sglang_prefill_ext.errors import DeadlineExceededError, RequestAbortedError
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,27 @@ async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
         timer.cancel()
         for watch in watches:
             watch.cancel()
+
+
+@asynccontextmanager
+async def within(deadline_ms: float | None, when: str) -> AsyncIterator[None]:
+    """End what is inside once its deadline has passed.
+
+    Args:
+        deadline_ms: Unix time in ms; None for none.
+        when: what was going on, in the words of the error.
+
+    Raises:
+        DeadlineExceededError: it has.
+    """
+    if deadline_ms is None:
+        yield
+        return
+    try:
+        async with asyncio.timeout(deadline_ms / 1e3 - time.time()):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceededError(f"The deadline of the request passed {when}.") from error
 
 
 async def _watch(

@@ -11,6 +11,7 @@ import numpy as np
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut, read_outs
+from sglang_prefill_ext.frontend.connection import within
 from sglang_prefill_ext.frontend.embed_call import (
     EmbedCall,
     EncoderTraits,
@@ -25,6 +26,7 @@ from sglang_prefill_ext.frontend.override_pack import place_of_vectors
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts, pack_read_places
 from sglang_prefill_ext.frontend.prompt_encoder import PromptEncoder
 from sglang_prefill_ext.frontend.served import Served, served_prompts
+from sglang_prefill_ext.frontend.sizes import check_count, check_memory
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, EmbeddingKind, OverrideArray
@@ -98,6 +100,7 @@ class EmbedFrontend:
         self._exchange = exchange
         self.metrics = metrics
         self._embeddings = embeddings
+        self._config = config
         self._caching = caching
         self._reads_places = reads_places
         self._is_encoder = encoder is not None
@@ -110,7 +113,9 @@ class EmbedFrontend:
             token_types=1 if encoder is None else encoder.token_types,
         )
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
-        self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
+        self._batches: BatchExchange[Int32Array] = BatchExchange(
+            exchange, metrics, self._worker, most_retried=2 * most, size_of=len
+        )
         self._prompts = Gatherer(self._ask, max_items=most, max_wait_s=wait_s)
 
     def call_of(self, request: Any) -> EmbedCall:
@@ -124,6 +129,17 @@ class EmbedFrontend:
             raise StockPathTaken(reason)
         return embed_call_of(request)
 
+    def check_limits(self, num_prompts: int, *, field: str) -> None:
+        """Refuse too many prompts, on either path.
+
+        Args:
+            field: what the user calls them.
+
+        Raises:
+            TooManyItemsError: more than `max_items`.
+        """
+        check_count(num_prompts, self._config, field=field, noun="prompts")
+
     async def embed(self, call: EmbedCall, options: RequestOptions, request: Any) -> Embedded:
         """Serve a call.
 
@@ -131,14 +147,15 @@ class EmbedFrontend:
             request: of the client, see `PackedExchange.ask`.
 
         Raises:
-            RequestError: the call is wrong.
+            RequestError: the call is wrong, or too large (see `check_memory`).
             StockPathTaken, PrefillExtError: see `PackedExchange.ask`.
         """
         if self._exchange.declined_reason:
             raise StockPathTaken(self._exchange.declined_reason)
         if self._is_encoder and call.has_overrides:
             raise StockPathTaken("embed_overrides")
-        prompts = await self.encoder.token_ids(call, request)
+        async with within(options.deadline_ms, "before its prompts were encoded"):
+            prompts = await self.encoder.token_ids(call, request)
         placed, table = prompts, NO_OVERRIDES
         if call.has_overrides:
             args = (call, prompts, self._embeddings)
@@ -176,6 +193,8 @@ class EmbedFrontend:
         Such a call is a scoring request, large enough to go alone. Arguments and errors are those
         of `vectors`.
         """
+        numbers = sum(map(len, places)) * self._embeddings.width
+        check_memory(self._config, numbers=numbers, field="token_indices_to_pool")
         args = (prompts, places, width, overrides, adapter)
         async with self._exchange.admitted(options):
             rows = await self._worker.run(pack_read_places, *args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -17,7 +16,7 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend.connection import outcome_while_connected
+from sglang_prefill_ext.frontend.connection import outcome_while_connected, within
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.names import unique_name
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out
@@ -160,13 +159,8 @@ async def _entered_by(
 ) -> AsyncIterator[None]:
     """Wait for an admission so long; what has been admitted is ended by the scheduler."""
     async with AsyncExitStack() as admitted:
-        try:
-            async with asyncio.timeout(deadline_ms / 1e3 - time.time()):
-                await admitted.enter_async_context(admission)
-        except TimeoutError as error:
-            raise DeadlineExceededError(
-                "The deadline of the request passed while the engine took no requests."
-            ) from error
+        async with within(deadline_ms, "while the engine took no requests"):
+            await admitted.enter_async_context(admission)
         yield
 
 

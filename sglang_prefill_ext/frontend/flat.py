@@ -35,6 +35,11 @@ class FlatRows:
         ends: NDArray[np.int64] = np.cumsum(self.counts, dtype=np.int64)
         return ends - self.counts
 
+    def first(self, count: int) -> FlatRows:
+        """The first rows, without copying."""
+        counts = self.counts[:count]
+        return FlatRows(self.values[: int(counts.sum(dtype=np.int64))], counts)
+
     def rows(self) -> list[Int32Array]:
         """One array a row, without copying."""
         return np.split(self.values, self.starts()[1:]) if len(self) else []
@@ -113,17 +118,15 @@ def pack_flat(
         lens = items.counts + np.int32(len(query))
         return PackedRows(np.concatenate([query, items.values]), 0, lens, *labels)
     inside = min(_common_beginning(items), int(items.counts.min()) - 1)
+    lens, prefix_len = items.counts - np.int32(inside), len(query) + inside
     if inside < 0:  # an empty item: what is read is the query's last token
-        tokens = np.insert(items.values, items.starts(), query[-1])
-        prefix = query[:-1]
+        parts = [query[:-1], np.insert(items.values, items.starts(), query[-1])]
+    elif inside:
+        parts = [query, items.values[:inside], _without_beginnings(items, inside)]
     else:
-        tokens = items.values
-        if inside:
-            offsets = np.arange(len(tokens)) - np.repeat(items.starts(), items.counts)
-            tokens = tokens[offsets >= inside]
-        prefix = np.concatenate([query, items.values[:inside]])
-    lens = items.counts - np.int32(inside)
-    return PackedRows(np.concatenate([prefix, tokens]), len(prefix), lens, *labels)
+        parts = [query, items.values] if len(query) else [items.values]
+    tokens = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return PackedRows(tokens, prefix_len, lens, *labels)
 
 
 def check_ids(ids: Int32Array, vocab_size: int, *, field: str) -> None:
@@ -157,9 +160,17 @@ def flat_labels(
 
 
 def _with_query_last(query: Int32Array, items: FlatRows) -> FlatRows:
-    ends = items.starts() + items.counts
-    values = np.insert(items.values, np.repeat(ends, len(query)), np.tile(query, len(items)))
+    values = np.concatenate([part for item in items.rows() for part in (item, query)])
     return FlatRows(values, items.counts + np.int32(len(query)))
+
+
+def _without_beginnings(rows: FlatRows, length: int) -> Int32Array:
+    """The values of rows but the first `length` of each, which is less than any has."""
+    starts = rows.starts()
+    edges = np.zeros(len(rows.values), dtype=np.int8)  # one byte a value, as there may be many
+    edges[starts], edges[starts + length] = 1, -1
+    kept: Int32Array = rows.values[np.cumsum(edges, dtype=np.int8) == 0]
+    return kept
 
 
 def _common_beginning(rows: FlatRows) -> int:

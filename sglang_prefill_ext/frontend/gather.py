@@ -109,12 +109,15 @@ class Gatherer(Generic[Item, Answer]):
         self._max_wait_s = max_wait_s
         self._lanes: dict[Hashable, _Lane[Item, Answer]] = {}
 
-    async def ask(self, kind: Hashable, items: list[Item], request: Any = None) -> list[Answer]:
+    async def ask(
+        self, kind: Hashable, items: list[Item], request: Any = None, *, alone: bool = False
+    ) -> list[Answer]:
         """Return one answer an item.
 
         Args:
             kind: only calls of the same kind share a batch.
             request: of the client, see `outcome_while_connected`.
+            alone: the call is too large to share a batch, however few its items are.
 
         Raises:
             RequestAbortedError: the client left. The batch ends with its last call.
@@ -123,9 +126,10 @@ class Gatherer(Generic[Item, Answer]):
         lane = self._lanes.get(kind)
         if lane is None:
             lane = self._lanes[kind] = _Lane(kind)
-        batch = self._batch_for(lane, len(items))
+        alone = alone or len(items) >= self._max_items
+        batch = _Batch() if alone else self._gathering(lane)
         call = batch.join(items)
-        if len(batch.items) >= self._max_items:
+        if alone or len(batch.items) >= self._max_items:
             self._start(lane, batch)
             _stop_gathering(lane, batch)
         try:
@@ -140,9 +144,7 @@ class Gatherer(Generic[Item, Answer]):
                 raise answer if len(batch.calls) == 1 else _of_its_own(answer)
         return mine
 
-    def _batch_for(self, lane: _Lane[Item, Answer], size: int) -> _Batch[Item, Answer]:
-        if size >= self._max_items:
-            return _Batch()
+    def _gathering(self, lane: _Lane[Item, Answer]) -> _Batch[Item, Answer]:
         if lane.gathering is None:
             batch: _Batch[Item, Answer] = _Batch()
             lane.gathering = batch

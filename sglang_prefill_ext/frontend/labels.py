@@ -25,6 +25,12 @@ def pack_labels(
     return int_array(flat), int_array([len(one) for one in labels])
 
 
+def num_labels(labels: tuple[Int32Array, Int32Array], num_items: int) -> int:
+    """Labels of all items together, given what `pack_labels` returns."""
+    ids, lens = labels
+    return len(ids) if len(lens) else num_items * len(ids)
+
+
 def _is_plain(labels: Any, vocab_size: int) -> bool:
     return (
         isinstance(labels, list)

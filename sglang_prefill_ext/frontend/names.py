@@ -12,6 +12,6 @@ _numbers = count()
 def unique_name(kind: str) -> str:
     """Return a name that begins with `kind`; at a tenth of the price of a new UUID.
 
-    No name begins with another one: requests are aborted by how their names begin.
+    No name begins with another one: SGLang aborts requests by how their names begin.
     """
     return f"{kind}{next(_numbers)}-{_PROCESS}"

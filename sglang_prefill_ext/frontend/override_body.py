@@ -16,8 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.json_fields import fields_of
+from sglang_prefill_ext.frontend.sizes import check_count
 from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray
 
 _TOKEN = "embed_override_token_id"
@@ -49,7 +51,9 @@ class BodyOverrides:
         return self.found | {_ITEMS: [self.every_item] * num_items}
 
 
-def read_score_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
+def read_score_overrides(
+    body: bytes, config: PrefillOnlyConfig
+) -> tuple[bytes, BodyOverrides] | None:
     """Take the embeddings out of a body of ``/v1/score``.
 
     Returns:
@@ -64,8 +68,11 @@ def read_score_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
     if isinstance(query, dict):
         found[_QUERY] = _array(_QUERY, query, 2)
     if isinstance(items, dict):
-        found[_ITEMS] = list(_array(_ITEMS, items, 3))
+        array = _array(_ITEMS, items, 3)
+        _check_count(len(array), fields, config)
+        found[_ITEMS] = list(array)
     elif isinstance(items, list) and any(isinstance(each, dict) for each in items):
+        _check_count(len(items), fields, config)
         found[_ITEMS] = [
             None if each is None else _array(f"{_ITEMS}[{number}]", each, 2)
             for number, each in enumerate(items)
@@ -73,7 +80,9 @@ def read_score_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
     return (_without(fields, found), BodyOverrides(found)) if found else None
 
 
-def read_decision_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
+def read_decision_overrides(
+    body: bytes, _config: PrefillOnlyConfig
+) -> tuple[bytes, BodyOverrides] | None:
     """Take the embeddings out of a body of ``/v1/decisions``; see `read_score_overrides`.
 
     They replace, in order, the placeholders of every question's prompt.
@@ -86,6 +95,15 @@ def read_decision_overrides(body: bytes) -> tuple[bytes, BodyOverrides] | None:
         raise RequestError(f"{_TOKEN}: {token!r} is not the id of the placeholder token.")
     found = BodyOverrides({_TOKEN: token}, every_item=_array(_INPUT, fields[_INPUT], 2))
     return _without(fields, (_INPUT, _TOKEN)), found
+
+
+def _check_count(found: int, fields: dict[str, Any], config: PrefillOnlyConfig) -> None:
+    """Refuse embeddings for items that are not there, or are too many."""
+    items = fields.get("items")
+    count = len(items) if isinstance(items, list) else int(isinstance(items, str))
+    check_count(count, config)
+    if found != count:
+        raise RequestError(f"{_ITEMS}: {found} for {count} items. Send one for every item.")
 
 
 def _without(fields: dict[str, Any], taken: Iterable[str]) -> bytes:

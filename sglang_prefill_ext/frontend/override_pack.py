@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.call import ScoreCall, prompts_of
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -23,6 +24,7 @@ def pack_overridden(
     encode: Callable[..., list[list[int]]],
     vocab_size: int,
     kind: EmbeddingKind,
+    config: PrefillOnlyConfig,
 ) -> PackedRows:
     """Pack an eligible call whose embeddings are arrays.
 
@@ -33,7 +35,8 @@ def pack_overridden(
         StockPathTaken: a prompt has not as many placeholders as embeddings, or is to be read at
             tokens that an item has not, or the query has, all of which SGLang refuses.
         RequestError: a prompt is empty, an id lies outside the vocabulary, or an embedding is of
-            another width or type than the model's, or not finite in its dtype.
+            another width or type than the model's, or not finite in its dtype; or see
+            `pack_setwise`.
     """
     query, items = prompts_of(call)
     if isinstance(query, str):
@@ -43,13 +46,14 @@ def pack_overridden(
     placed = place_overrides(call, query, items, kind)
     if placed is None:
         raise StockPathTaken("unusual_input")
-    rest = (labels, vocab_size, placed.overrides)
     anchor = call.score_extraction_token_id
     if anchor is None:
+        rest = (labels, vocab_size, placed.overrides)
         return pack_token_ids(placed.query, placed.items, False, *rest)
     # Where the anchor is a placeholder, it is one no more.
     anchors = anchors_of(query, [query + item for item in items], anchor)
-    return pack_setwise([placed.query + item for item in placed.items], anchors, *rest)
+    prompts = [placed.query + item for item in placed.items]
+    return pack_setwise(prompts, anchors, labels, vocab_size, config, placed.overrides)
 
 
 def place_of_vectors(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
 from sglang_prefill_ext.frontend.prefix import shared_prefix_len
 from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
@@ -33,7 +34,9 @@ def pack_token_ids(
         TypeError: an element is not an integer.
     """
     if item_first:
-        return pack_rows([item + query for item in items], labels, vocab_size)
+        flat = flatten_ids([query, *items], vocab_size, field=_FIELD)
+        rest = FlatRows(flat[len(query) :], int_array(list(map(len, items))))
+        return pack_flat(flat[: len(query)], rest, True, labels, vocab_size)
     if not query and not all(items):
         check_prompt([], vocab_size, field="items")
     prefix = shared_prefix_len(items, known=len(query))

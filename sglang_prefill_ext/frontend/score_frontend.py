@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.call import ScoreCall, ineligible_reason, prompts_of
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
-from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat, unpacked
-from sglang_prefill_ext.frontend.labels import pack_labels
+from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
+from sglang_prefill_ext.frontend.labels import num_labels, pack_labels
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
@@ -18,14 +20,28 @@ from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.frontend.served import Served, served_rows
 from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
-from sglang_prefill_ext.frontend.text_pack import pack_texts
-from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.frontend.sizes import (
+    PromptLengths,
+    check_count,
+    check_memory,
+    check_repeated,
+    too_long,
+)
+from sglang_prefill_ext.frontend.worker import Worker, is_large
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
+T = TypeVar("T")
+
 _NO_OPTIONS = RequestOptions()
+
+
+class _Run(Protocol):
+    """Calls a function in the thread, for one caller; see `Worker.run`."""
+
+    async def __call__(self, function: Callable[..., T], *args: Any) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,7 @@ class ScoreFrontend:
         vocab_size: rows of the embedding table; prompt ids must lie below.
         embeddings: of the model.
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
+        truncates: SGLang shortens prompts that are too long, and refuses none.
     """
 
     def __init__(
@@ -62,6 +79,7 @@ class ScoreFrontend:
         embeddings: EmbeddingKind,
         label_vocab_size: int,
         has_tokenizer: bool,
+        truncates: bool,
     ) -> None:
         self.metrics = metrics
         self.config = config
@@ -71,6 +89,7 @@ class ScoreFrontend:
         self._embeddings = embeddings
         self.label_vocab_size = label_vocab_size
         self._has_tokenizer = has_tokenizer
+        self._truncates = truncates
         self._worker = Worker("prefill-only-pack")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
@@ -86,12 +105,15 @@ class ScoreFrontend:
         """
         labels = self._require_eligible(call)
         async with self.exchange.admitted(options):
-            rows = await self._pack(call, labels)
-            rows = replace(rows, normalised=_needs_vocabulary(call))
+            run = partial(self._worker.run, request=call.request, deadline_ms=options.deadline_ms)
+            encoded = await self._encoded(call, run)
             try:
+                rows = await self._pack(encoded, labels, run)
+                rows = replace(rows, normalised=_needs_vocabulary(call))
                 answer = await self.exchange.ask(rows, options, call.request)
             except StockPathTaken as taken:
-                raise StockPathTaken(taken.reason, _with_ids(call, rows)) from None
+                listed = None if encoded is call else _with_lists(encoded)
+                raise StockPathTaken(taken.reason, listed) from None
         self.metrics.record_packed()
         self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         return _scored(answer, rows, call)
@@ -102,11 +124,7 @@ class ScoreFrontend:
         Raises:
             TooManyItemsError: more than `max_items`.
         """
-        if call.num_items > self.config.max_items:
-            raise TooManyItemsError(
-                f"items: {call.num_items} items exceed the limit of {self.config.max_items}. "
-                "Split the request, or raise --prefill-only-max-items."
-            )
+        check_count(call.num_items, self.config)
 
     def _require_eligible(self, call: ScoreCall) -> tuple[Int32Array, Int32Array]:
         reason = self.exchange.declined_reason or ineligible_reason(call)
@@ -119,33 +137,64 @@ class ScoreFrontend:
             raise StockPathTaken("unusual_input")
         return labels
 
-    async def _pack(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
+    async def _encoded(self, call: ScoreCall, run: _Run) -> ScoreCall:
+        """Return a call of plain texts as one of arrays; any other as it is."""
+        setwise = call.score_extraction_token_id is not None
+        if not call.has_texts or call.has_overrides or setwise:
+            return call
+        query, items = prompts_of(call)
+        encode = partial(self._link.encode_joined, item_first=call.item_first)
+        shared, rest = await run(encode, query, items)
+        return replace(call, query=shared, items=rest)
+
+    async def _pack(
+        self, call: ScoreCall, labels: tuple[Int32Array, Int32Array], run: _Run
+    ) -> PackedRows:
+        tokens = self._check_sizes(call, labels)
         if call.has_overrides:
-            known = (self._link.encode, self._vocab_size, self._embeddings)
-            return await self._worker.run(pack_overridden, call, labels, *known)
+            known = (self._link.encode, self._vocab_size, self._embeddings, self.config)
+            return await run(pack_overridden, call, labels, *known)
         if call.score_extraction_token_id is not None:
-            return await self._worker.run(self._pack_setwise, call, labels)
-        if isinstance(call.items, FlatRows):
-            return await self._pack_arrays(call.query, call.items, call.item_first, labels)
+            return await run(self._pack_setwise, call, labels)
+        query, items = prompts_of(call)
+        args = (query, items, call.item_first, labels, self._vocab_size)
+        pack = pack_flat if isinstance(items, FlatRows) else pack_token_ids
+        return await run(pack, *args) if is_large(tokens) else pack(*args)
+
+    def _check_sizes(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> int:
+        """Refuse what would take too much memory; return the tokens of the packed call.
+
+        Texts that are yet to be encoded have none.
+
+        Raises:
+            RequestError: see `check_memory` and `check_repeated`.
+            StockPathTaken: SGLang is to refuse a prompt that is too long, or to truncate it.
+        """
+        setwise = call.score_extraction_token_id is not None
+        # How many numbers a setwise call reads is known later.
+        numbers = 0 if setwise else num_labels(labels, call.num_items)
         query, items = prompts_of(call)
         if isinstance(query, str):
-            texts = (query, items, call.item_first, labels, self._vocab_size)
-            return await self._worker.run(pack_texts, self._link, *texts)
-        copies = len(items) if call.item_first else 1
-        tokens = copies * len(query) + sum(map(len, items))
-        args = (query, items, call.item_first, labels, self._vocab_size)
-        return await self._worker.run_if_large(tokens, pack_token_ids, *args)
+            if setwise:
+                check_repeated(query, items)
+            check_memory(self.config, numbers=numbers)
+            return 0
+        lengths = PromptLengths.of(query, items)
+        self._require_fitting(lengths)
+        stacked = call.stacked_query_item_embed_overrides is not None
+        tokens = lengths.packed(repeats_query=call.item_first or setwise or stacked)
+        check_memory(self.config, tokens=tokens, numbers=numbers)
+        return tokens
 
-    async def _pack_arrays(
-        self,
-        query: Int32Array,
-        items: FlatRows,
-        item_first: bool,
-        labels: tuple[Int32Array, Int32Array],
-    ) -> PackedRows:
-        tokens = (len(items) if item_first else 1) * len(query) + len(items.values)
-        args = (query, items, item_first, labels, self._vocab_size)
-        return await self._worker.run_if_large(tokens, pack_flat, *args)
+    def _require_fitting(self, lengths: PromptLengths) -> None:
+        """Hand on what is too long, unless SGLang would repeat a long query only to refuse it."""
+        longest = self._link.longest_prompt()
+        if lengths.longest_prompt <= longest:
+            return
+        whole = lengths.packed(repeats_query=True)
+        if whole > self.config.max_queued_tokens and not self._truncates:
+            raise too_long(lengths, longest)
+        raise StockPathTaken("prompt_too_long")
 
     def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         query, items = prompts_of(call)
@@ -154,16 +203,13 @@ class ScoreFrontend:
             query = self._link.encode([query])[0] if query else []
             prompts = self._link.encode(prompts)
         anchors = anchors_of(query, prompts, call.score_extraction_token_id)
-        return pack_setwise(prompts, anchors, labels, self._vocab_size)
+        return pack_setwise(prompts, anchors, labels, self._vocab_size, self.config)
 
 
-def _with_ids(call: ScoreCall, rows: PackedRows) -> ScoreCall | None:
-    """Return a call of texts with their ids, as SGLang's own path takes them; None of others."""
-    if not call.has_texts or call.has_overrides or call.score_extraction_token_id is not None:
-        return None
-    prefix, suffixes = unpacked(rows)
-    items = [suffix.tolist() for suffix in suffixes.rows()]
-    return replace(call, query=prefix.tolist(), items=items, item_first=False)
+def _with_lists(call: ScoreCall) -> ScoreCall:
+    """Return a call of arrays as SGLang's own path takes it."""
+    items = [item.tolist() for item in call.items.rows()]
+    return replace(call, query=call.query.tolist(), items=items)
 
 
 def _needs_vocabulary(call: ScoreCall) -> bool:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.pack import pack_rows
 from sglang_prefill_ext.frontend.read_places import ReadPlaces
 from sglang_prefill_ext.frontend.scores import Matrix, scores_of_reads
+from sglang_prefill_ext.frontend.sizes import check_memory
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
 
@@ -18,6 +20,7 @@ def pack_setwise(
     anchors: Sequence[Sequence[int]],
     labels: tuple[Int32Array, Int32Array],
     vocab_size: int,
+    config: PrefillOnlyConfig,
     overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
     """Pack whole prompts whose labels are read at every anchor.
@@ -27,13 +30,15 @@ def pack_setwise(
         overrides: embeddings that negative ids name.
 
     Raises:
-        RequestError: an id lies outside the vocabulary.
+        RequestError: an id lies outside the vocabulary, or more labels are to be read than
+            `check_memory` allows.
         TypeError: an element is not an integer.
     """
     reads = ReadPlaces.of(list(map(len, prompts)), anchors)
     counts = list(map(len, anchors))
     ids, lens = labels
     lens = lens if len(lens) else np.full(len(prompts), len(ids), dtype=np.int32)
+    check_memory(config, numbers=int(np.dot(lens.astype(np.int64), counts)))
     own = np.split(ids, np.cumsum(lens)[:-1]) if len(labels[1]) else [ids] * len(prompts)
     label_ids = np.concatenate([np.tile(each, n) for each, n in zip(own, counts, strict=True)])
     label_lens = (np.repeat(lens, reads.lens) * reads.wanted).astype(np.int32)

@@ -31,7 +31,7 @@ class TextBatches(Generic[Prompt]):
         finish: Callable[[list[int]], Prompt],
     ) -> None:
         self._link = link
-        self._metrics = metrics
+        self.metrics = metrics
         self._worker = worker
         self._finish = finish
         self._gatherer: Gatherer[Any, Prompt] = Gatherer(
@@ -45,6 +45,7 @@ class TextBatches(Generic[Prompt]):
             request: of the client, see `Gatherer.ask`.
 
         Raises:
+            ServerBusyError: see `Worker.run`.
             Exception: whatever the tokenizer or `finish` raises of one of these texts.
         """
         # Texts and pairs of texts are not mixed in one call of the tokenizer.
@@ -52,7 +53,7 @@ class TextBatches(Generic[Prompt]):
         return await self._gatherer.ask(pairs, list(texts), request)
 
     async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Prompt | Exception]:
-        self._metrics.count("text_batches")
+        self.metrics.count("text_batches")
         return await self._worker.run(self._encode_now, texts)
 
     def _encode_now(self, texts: list[Any]) -> list[Prompt | Exception]:

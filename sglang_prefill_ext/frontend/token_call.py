@@ -106,6 +106,13 @@ class TokenCall:
             return 1 + self.num_top
         return 0
 
+    @property
+    def num_values(self) -> int:
+        """Numbers that are read for the call."""
+        reads = 1 if self.start is None else len(self.ids) - self.start
+        labels = (self.start is not None) + len(self.token_ids or ())
+        return reads * (labels + 2 * self.num_best)
+
 
 def is_decision(request: Any) -> bool:
     """Whether a `TokenizedGenerateReqInput` asks for no more than one forward can give.

@@ -12,6 +12,7 @@ from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.sizes import check_memory
 from sglang_prefill_ext.frontend.token_batch import ReadKind, pack_calls
 from sglang_prefill_ext.frontend.token_call import (
     TokenCall,
@@ -19,7 +20,11 @@ from sglang_prefill_ext.frontend.token_call import (
     ineligible_token_reason,
     token_call_of,
 )
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+
+_MOST_SHARED = 1 << 18
+"""Numbers that are read for a call which may share a packed request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,12 @@ class TokenFrontend:
         self._caching = caching
         self._watermarks = watermarks
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
-        self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
+        self._config = config
+        self._batches: BatchExchange[TokenCall] = BatchExchange(
+            *(exchange, metrics, Worker("prefill-only-tokens")),
+            most_retried=2 * most,
+            size_of=lambda call: len(call.ids) + call.num_values,
+        )
         self._calls = Gatherer(self._serve, max_items=most, max_wait_s=wait_s)
 
     def call_of(self, request: Any, stop_tokens: Collection[int]) -> TokenCall:
@@ -63,6 +73,7 @@ class TokenFrontend:
 
         Raises:
             StockPathTaken: it is not eligible.
+            RequestError: see `check_memory`.
         """
         self._require_taken()
         reason = ineligible_token_reason(request)
@@ -78,12 +89,16 @@ class TokenFrontend:
 
         Raises:
             StockPathTaken: this process does not serve it.
+            RequestError: see `check_memory`.
         """
         self._require_taken()
         call = token_call_of(request, stop_tokens)
         if self._watermarks and call.generates:
             raise StockPathTaken("watermark")
         self._exchange.require_fitting(len(call.ids))
+        check_memory(
+            self._config, tokens=len(call.ids), numbers=call.num_values, field="top_logprobs_num"
+        )
         return call
 
     async def read(self, call: TokenCall, options: RequestOptions) -> ReadOut:
@@ -102,8 +117,11 @@ class TokenFrontend:
 
         Raises:
             StockPathTaken: they cannot share a batch; or see `PackedExchange.ask`.
+            RequestError: see `check_memory`.
             PrefillExtError: see `PackedExchange.ask`.
         """
+        numbers = sum(call.num_values for call in calls)
+        check_memory(self._config, numbers=numbers, field="top_logprobs_num")
         kind, *others = set(map(ReadKind.of, calls))
         if others:
             raise StockPathTaken("unusual_input")
@@ -113,7 +131,8 @@ class TokenFrontend:
     async def _ask(
         self, kind: ReadKind, calls: Sequence[TokenCall], options: RequestOptions, request: Any
     ) -> list[ReadOut]:
-        read_outs = await self._calls.ask(_Kind(options, kind), list(calls), request)
+        alone = max(call.num_values for call in calls) > _MOST_SHARED
+        read_outs = await self._calls.ask(_Kind(options, kind), list(calls), request, alone=alone)
         for _ in calls:
             self.metrics.record_packed()
         return read_outs

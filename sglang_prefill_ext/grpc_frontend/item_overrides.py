@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,22 +11,34 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.flat import int32_array, wrong
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray, overrides_from_bytes
+from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
 
 _FIELD = "embed_overrides"
 
 
 @dataclass(frozen=True, slots=True)
 class ItemOverrides:
-    """The embeddings of a request, ``[n, hidden]`` each.
+    """The embeddings of a request.
 
     Attributes:
         token_id: the placeholder.
-        query, items: None where placeholders keep their own.
+        query: ``[n, hidden]``; None where its placeholders keep their own.
+        table: those of all items, ``[sum(counts), hidden]``; None likewise.
+        counts: how many each item has, int32 ``[items]``.
     """
 
     token_id: int
     query: OverrideArray | None
-    items: list[OverrideArray | None] | None
+    table: OverrideArray | None = None
+    counts: Int32Array = field(default_factory=lambda: NO_INTS)
+
+    @property
+    def items(self) -> list[OverrideArray | None] | None:
+        """Those of every item."""
+        if self.table is None:
+            return None
+        parts = np.split(self.table, np.cumsum(self.counts, dtype=np.int64)[:-1])
+        return [part if len(part) else None for part in parts]
 
     def fields(self) -> dict[str, Any]:
         """Arguments of SGLang's `score_request`, as arrays."""
@@ -38,12 +50,13 @@ class ItemOverrides:
 
     def lists(self) -> dict[str, Any]:
         """The same, as lists of numbers."""
+        items = self.items
         return {
             "embed_override_token_id": self.token_id,
             "query_embed_overrides": None if self.query is None else self.query.tolist(),
             "item_embed_overrides": None
-            if self.items is None
-            else [None if each is None else each.tolist() for each in self.items],
+            if items is None
+            else [None if each is None else each.tolist() for each in items],
         }
 
 
@@ -62,7 +75,7 @@ def item_overrides(request: pb.ScoreRequest, num_items: int) -> ItemOverrides | 
     counts = int32_array(message.item_counts, field=f"{_FIELD}.item_counts")
     items = _table(message, "items")
     if not len(counts) and not len(items):
-        return ItemOverrides(message.token_id, query, None)
+        return ItemOverrides(message.token_id, query)
     if len(counts) != num_items or int(counts.min()) < 0:
         raise wrong(f"{_FIELD}.item_counts", f"send one for each of the {num_items} items.")
     total = int(counts.sum(dtype=np.int64))
@@ -71,8 +84,7 @@ def item_overrides(request: pb.ScoreRequest, num_items: int) -> ItemOverrides | 
             f"{_FIELD}.items",
             f"the counts add up to {total}, but there are {len(items)} embeddings.",
         )
-    parts = np.split(items, np.cumsum(counts, dtype=np.int64)[:-1])
-    return ItemOverrides(message.token_id, query, [part if len(part) else None for part in parts])
+    return ItemOverrides(message.token_id, query, items, counts)
 
 
 def _table(message: pb.EmbedOverrides, name: str) -> OverrideArray:

@@ -129,8 +129,22 @@ def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
     )
 
 
-def next_items(first: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreRequest:
+def without_items(first: pb.ScoreRequest) -> pb.ScoreRequest:
+    """Return what the first message of a stream says for all; see `next_items`."""
+    shared = pb.ScoreRequest()
+    shared.CopyFrom(first)
+    shared.ClearField("items")
+    if shared.HasField("embed_overrides"):
+        shared.embed_overrides.ClearField("items")
+        shared.embed_overrides.ClearField("item_counts")
+    return shared
+
+
+def next_items(shared: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreRequest:
     """Return a later message of a stream with everything but its items as in the first.
+
+    Args:
+        shared: the first message `without_items`.
 
     Raises:
         RequestError: it holds more than items.
@@ -140,11 +154,7 @@ def next_items(first: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreRequ
         name = min(given)
         raise wrong(name, "only the first message of a stream has it. Send items alone.")
     whole = pb.ScoreRequest()
-    whole.CopyFrom(first)
-    whole.ClearField("items")
-    if whole.HasField("embed_overrides"):
-        whole.embed_overrides.ClearField("items")
-        whole.embed_overrides.ClearField("item_counts")
+    whole.CopyFrom(shared)
     whole.MergeFrom(request)
     return whole
 

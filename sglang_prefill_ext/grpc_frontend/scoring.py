@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat, unpacked
+from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
+from sglang_prefill_ext.frontend.labels import num_labels
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.scores import flat_scores
-from sglang_prefill_ext.frontend.text_pack import pack_texts
+from sglang_prefill_ext.frontend.sizes import PromptLengths, check_count, check_memory
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
@@ -41,7 +42,7 @@ class Scoring:
         """
         try:
             with counted(self._metrics):
-                self._check_limits(question)
+                check_count(len(question.items), self._session.facts.config)
                 return await self._packed(question, options)
         except StockPathTaken as stock:
             return await self._by_engine(stock.call or question, options, stock.reason)
@@ -50,13 +51,14 @@ class Scoring:
         labels = self._require_eligible(question, options)
         exchange, scheduling = self._session.exchange, options.scheduling
         async with exchange.admitted(scheduling):
-            rows = await self._pack(question, labels)
-            needs_vocabulary = question.return_token_logprobs or not question.apply_softmax
-            rows = replace(rows, normalised=needs_vocabulary)
+            encoded = await self._encoded(question)
             try:
+                rows = await self._pack(encoded, labels)
+                needs_vocabulary = question.return_token_logprobs or not question.apply_softmax
+                rows = replace(rows, normalised=needs_vocabulary)
                 answer = await exchange.ask(rows, scheduling, None)
-            except StockPathTaken as taken:
-                raise StockPathTaken(taken.reason, _with_ids(question, rows)) from None
+            except StockPathTaken as taken:  # the engine need not encode texts again
+                raise StockPathTaken(taken.reason, encoded) from None
         self._metrics.record_packed()
         self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         return _response(question, rows, answer)
@@ -72,16 +74,6 @@ class Scoring:
             token_logprobs=np.array([x for row in logprobs or () for x in row], "<f4").tobytes(),
             usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
         )
-
-    def _check_limits(self, question: ScoreQuestion) -> None:
-        most = self._session.facts.config.max_items
-        if len(question.items) > most:
-            error = TooManyItemsError(
-                f"items: {len(question.items)} items exceed the limit of {most}. Split the "
-                "request, use ScoreStream, or start the engine with --prefill-only-max-items."
-            )
-            error.field = "items"
-            raise error
 
     def _require_eligible(
         self, question: ScoreQuestion, options: CallOptions
@@ -113,31 +105,32 @@ class Scoring:
             return "unusual_input"
         return self._session.exchange.declined_reason
 
+    async def _encoded(self, question: ScoreQuestion) -> ScoreQuestion:
+        """Return a question of plain texts as one of ids; any other as it is."""
+        if not isinstance(question.query, str) or question.overrides is not None:
+            return question
+        encode = partial(self._session.encode_joined, item_first=question.item_first)
+        shared, rest = await self._worker.run(encode, question.query, question.items)
+        return replace(question, query=shared, items=rest)
+
     async def _pack(
         self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]
     ) -> PackedRows:
-        query, items = question.query, question.items
-        vocab_size = self._session.facts.vocab_size
+        query, items, facts = question.query, question.items, self._session.facts
+        numbers = num_labels(labels, len(items))
         if question.overrides is not None:
-            known = (self._session.encode, vocab_size, self._session.facts.embeddings)
+            check_memory(facts.config, numbers=numbers)
+            known = (self._session.encode, facts.vocab_size, facts.embeddings, facts.config)
             return await self._worker.run(pack_overridden, question.call(), labels, *known)
-        if isinstance(query, str):
-            assert isinstance(items, list), "query and items are alike"
-            texts = (query, items, question.item_first, labels, vocab_size)
-            return await self._worker.run(pack_texts, self._session, *texts)
-        assert isinstance(items, FlatRows), "query and items are alike"
-        copies = len(items) if question.item_first else 1
-        args = (query, items, question.item_first, labels, vocab_size)
-        tokens = copies * len(query) + len(items.values)
+        assert isinstance(items, FlatRows), "texts are encoded"
+        assert not isinstance(query, str), "query and items are alike"
+        lengths = PromptLengths.of(query, items)
+        if lengths.longest_prompt > facts.longest_prompt:
+            raise StockPathTaken("prompt_too_long")
+        tokens = lengths.packed(repeats_query=question.item_first)
+        check_memory(facts.config, tokens=tokens, numbers=numbers)
+        args = (query, items, question.item_first, labels, facts.vocab_size)
         return await self._worker.run_if_large(tokens, pack_flat, *args)
-
-
-def _with_ids(question: ScoreQuestion, rows: PackedRows) -> ScoreQuestion | None:
-    """Return a question of texts with their ids, so that the engine need not encode them again."""
-    if not isinstance(question.query, str) or question.overrides is not None:
-        return None
-    prefix, suffixes = unpacked(rows)
-    return replace(question, query=prefix, items=suffixes, item_first=False)
 
 
 def _response(question: ScoreQuestion, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:

@@ -21,6 +21,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     options_of,
     prompts_of,
     score_question,
+    without_items,
 )
 from sglang_prefill_ext.grpc_frontend.scoring import Scoring
 from sglang_prefill_ext.grpc_frontend.vectors import Vectors
@@ -112,13 +113,13 @@ class PrefillService:
 
 async def _whole(requests: AsyncIterator[pb.ScoreRequest]) -> AsyncIterator[pb.ScoreRequest]:
     """The messages of a stream, each with the query and the labels of the first one."""
-    first: pb.ScoreRequest | None = None
+    shared: pb.ScoreRequest | None = None
     async for request in requests:
-        if first is None:
-            first = request
+        if shared is None:
+            shared = without_items(request)
             yield request
         else:
-            yield next_items(first, request)
+            yield next_items(shared, request)
 
 
 def _options(options: pb.Options, context: Any) -> CallOptions:

@@ -50,6 +50,7 @@ class Vectors:
         """
         try:
             with counted(self._frontend.metrics):
+                self._frontend.check_limits(len(prompts), field="prompts")
                 return await self._packed(prompts, dimensions, options, adapter)
         except StockPathTaken as stock:
             left = stock.call or prompts

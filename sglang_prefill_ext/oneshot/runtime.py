@@ -195,11 +195,14 @@ class PackedRuntime:
         if job is not None and all(job is not flying for flying in self._forwards.flying):
             self._forwards.requeue(job)
 
-    def abort(self, rid_prefix: str, *, everything: bool = False) -> None:
-        """End jobs whose id starts with `rid_prefix`; forwards in flight are let finish."""
+    def abort(self, rid: str, *, everything: bool = False) -> None:
+        """End the job of that id, or all; forwards in flight are let finish.
+
+        SGLang compares beginnings, so that whoever names a request "p" would end all packed ones.
+        """
 
         def wanted(job: Job) -> bool:
-            return everything or job.rid.startswith(rid_prefix)
+            return everything or job.rid == rid
 
         flying = [job for job in self._forwards.flying if wanted(job)]
         waiting = self._queue.select(wanted)

@@ -105,6 +105,7 @@ _FRONTEND_USES = (
             *"lora_registry async_dynamic_batch_tokenizer enable_trace request_logger".split(),
             *"request_metrics_exporter_manager dump_requests_folder crash_dump_folder".split(),
             *"preferred_sampling_params sampling_params_class rid_to_state".split(),
+            "allow_auto_truncate",
         ),
     ),
     Use(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.frontend.sizes import check_repeated
 from sglang_prefill_ext.tokenization.boundary import Boundaries
 from sglang_prefill_ext.tokenization.encoder import Encoder
 from sglang_prefill_ext.tokenization.frame import Frame, with_ids
@@ -26,11 +27,12 @@ class Spliced:
     shared: Int32Array
     rest: FlatRows
 
-    def whole(self, *, item_first: bool) -> FlatRows:
-        """Return the ids of whole prompts."""
+    def whole(self, *, item_first: bool, few: int | None = None) -> FlatRows:
+        """Return the ids of whole prompts, of the first `few` of them if that is given."""
+        rest = self.rest if few is None else self.rest.first(few)
         if item_first:
-            return with_ids(self.rest, NO_INTS, self.shared)
-        return with_ids(self.rest, self.shared, NO_INTS)
+            return with_ids(rest, NO_INTS, self.shared)
+        return with_ids(rest, self.shared, NO_INTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Splice:
             None where there is nothing to gain: one item, or no boundary in the shared text.
 
         Raises:
+            RequestError: see `check_repeated`.
             Exception: see `Encoder.rows`.
         """
         if len(items) < 2:
@@ -61,6 +64,7 @@ class Splice:
         if item_first:
             return self._item_first(encoder, shared, items)
         cut = self.boundaries.last(shared)
+        check_repeated(shared[cut:], items)
         own = [shared[cut:] + item for item in items]
         # Templates leave the query to the items, all of which then begin alike.
         further = self.boundaries.last(_common_beginning(own))
@@ -76,6 +80,7 @@ class Splice:
         cut = self.boundaries.first(shared)
         if cut == len(shared):
             return None
+        check_repeated(shared[:cut], items)
         ids, rest = _head_and_rest(encoder, shared[cut:], (item + shared[:cut] for item in items))
         return Spliced(
             np.concatenate([ids, self.frame.after]), with_ids(rest, self.frame.before, NO_INTS)

@@ -14,6 +14,7 @@ import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice
 from sglang_prefill_ext.frontend.flat import FlatRows
+from sglang_prefill_ext.frontend.sizes import check_repeated
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.tokenization.choice import Choice
 from sglang_prefill_ext.tokenization.encoder import Encoder, flat, lists
@@ -33,6 +34,10 @@ SAMPLED = 128
 
 _LOADING_TEXTS = 1_000
 """On so many texts a copy of the tokenizer must agree with the plain way before it is used."""
+
+
+_SAMPLED_CHARACTERS = 1 << 16
+"""Of these whole prompts so many are made, at least one: they repeat what they share."""
 
 
 class Plain(Protocol):
@@ -118,22 +123,29 @@ class TextEncoder:
     def encode_joined(
         self, shared: str, items: Sequence[str], *, item_first: bool
     ) -> tuple[Int32Array, FlatRows]:
-        """Encode ``shared + item``, or ``item + shared``, of all items; see `SchedulerLink`."""
-        encoder, splice = self._encoder, self._splice
-        spliced = None
+        """Encode ``shared + item``, or ``item + shared``, of all items; see `SchedulerLink`.
+
+        Raises:
+            RequestError: see `check_repeated`.
+        """
+        encoder, splice, spliced = self._encoder, self._splice, None
+        encode: Plain = self.encode
         if encoder is not None and splice is not None:
             try:
                 spliced = splice.encode(encoder, shared, items, item_first=item_first)
             except BaseException:  # as in `_encoded`
                 self._metrics.count("encoding_failures")
-        if spliced is not None and not self._is_sampled():
+        if spliced is not None and self._is_sampled():
+            few = _few(shared, items)
+            expected = flat(self._plain(_whole(shared, items[:few], item_first)))
+            if not same(spliced.whole(item_first=item_first, few=few), expected):
+                self._distrust_splice()
+                encode, spliced = self._plain, None
+        if spliced is not None:
             self._metrics.count("spliced")
             return spliced.shared, spliced.rest
-        whole = [item + shared if item_first else shared + item for item in items]
-        rows = flat(self.encode(whole) if spliced is None else self._plain(whole))
-        if spliced is not None and not same(spliced.whole(item_first=item_first), rows):
-            self._distrust_splice()
-        return NO_INTS, rows
+        check_repeated(shared, items)
+        return NO_INTS, flat(encode(_whole(shared, items, item_first)))
 
     def status(self) -> dict[str, Any]:
         """What encodes and why, for the status page."""
@@ -235,3 +247,13 @@ class TextEncoder:
     def _mismatch(self, message: str, reason: str) -> None:
         self._metrics.count("encoding_mismatches")
         logger.error(message, reason)
+
+
+def _whole(shared: str, items: Sequence[str], item_first: bool) -> list[str]:
+    return [item + shared if item_first else shared + item for item in items]
+
+
+def _few(shared: str, items: Sequence[str]) -> int:
+    """How many whole prompts have `_SAMPLED_CHARACTERS`; at least one."""
+    longest = len(shared) + max(map(len, items))
+    return max(1, _SAMPLED_CHARACTERS // max(1, longest))

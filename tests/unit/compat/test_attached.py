@@ -13,8 +13,8 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.tokenization.huggingface import PROBES
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks

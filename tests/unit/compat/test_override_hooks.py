@@ -21,6 +21,7 @@ from sglang_prefill_ext.compat.override_hooks import (
     with_arrays,
     with_tensors,
 )
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.embed_call import EmbedCall
@@ -107,7 +108,7 @@ class Setup:
         self.app, self.metrics = FastAPI(), FrontendMetrics()
         for path in ("/v1/score", "/v1/decisions"):
             self.app.add_api_route(path, self.echo, methods=["POST"])
-        accept_bodies(self.app, self.metrics, ("/v1/score",))
+        accept_bodies(self.app, PrefillOnlyConfig(max_items=5), self.metrics, ("/v1/score",))
         self.app.state.openai_serving_score = SimpleNamespace(create_error_response=self.refuse)
 
     async def echo(self, request: Request) -> Any:

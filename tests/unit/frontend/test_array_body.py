@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.array_body import with_lists
 
@@ -25,7 +26,7 @@ def rows_of(rows: list[list[int]]) -> dict[str, str]:
 
 
 def as_lists(**fields: Any) -> Any:
-    return json.loads(with_lists(json.dumps(fields).encode()))
+    return json.loads(with_lists(json.dumps(fields).encode(), PrefillOnlyConfig()))
 
 
 @given(IDS, st.lists(IDS, max_size=9))
@@ -50,7 +51,7 @@ def test_arrays_become_lists_and_all_else_stays(query: list[int], items: list[li
     ],
 )
 def test_what_has_no_arrays_is_left_to_sglang(body: bytes) -> None:
-    assert with_lists(body) is body
+    assert with_lists(body, PrefillOnlyConfig()) is body
 
 
 GOOD = {"query": {"values": base64_of(1, 2)}, "items": rows_of([[3], [4, 5]])}

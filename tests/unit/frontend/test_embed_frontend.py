@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import PackedForwardError, RequestError, ServerBusyError
-from sglang_prefill_ext.frontend import worker
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    PackedForwardError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.frontend import embed_frontend, worker
 from sglang_prefill_ext.frontend.embed_call import EmbedCall, EncoderTraits
 from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import VECTOR_AND_STATE, WHOLE_VECTOR, PackedRows
@@ -26,6 +32,7 @@ from tests.unit.frontend.test_embed_call import request
 
 VOCAB = 300
 IDS = EmbedCall([[1, 2, 3], [1, 2, 4, 5]], is_single=False, dimensions=None)
+TEXTS = EmbedCall(["ab", "ac"], is_single=False, dimensions=None)
 PLAIN = RequestOptions()
 
 
@@ -196,6 +203,42 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
     monkeypatch.setattr(worker, "_INLINE_TOKENS", 6)
     setup = Setup(stub_answer(values=[1.0, 2.0]))
     assert (await setup.frontend.embed(IDS, PLAIN, None)).vectors == [[1.0], [2.0]]
+
+
+async def test_large_batches_are_packed_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting_pack(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return pack_prompts(*args, **options)
+
+    monkeypatch.setattr(embed_frontend, "pack_prompts", noting_pack)
+    for most in (6, 7):  # the tokens of both
+        monkeypatch.setattr(worker, "_INLINE_TOKENS", most)
+        setup = Setup(stub_answer(values=[1.0, 2.0]))
+        calls = [EmbedCall([[1, 2, 3]], True, None), EmbedCall([[4, 5, 6, 7]], True, None)]
+        assert [each.vectors for each in await setup.embed(*calls)] == [[[1.0]], [[2.0]]]
+        assert len(setup.link.sent) == 1
+    assert [thread is threading.current_thread() for thread in threads] == [False, True]
+
+
+async def test_vectors_of_too_many_tokens_are_refused() -> None:
+    setup = Setup(stub_answer(values=[0.0] * 32_000), max_queued_mib=1)
+    for prompts, refused in ((16, False), (17, True)):
+        places = [list(range(1000))] * prompts
+        call = EmbedCall([[1] * 1000] * prompts, False, None, places=places)
+        (found,) = await setup.embed(call)
+        assert isinstance(found, RequestError) == refused
+    assert "token_indices_to_pool: 0 tokens and 34000 numbers" in str(found)
+
+
+async def test_a_deadline_holds_while_texts_are_encoded() -> None:
+    setup = Setup(stub_answer())
+    (found,) = await setup.embed(TEXTS, options=RequestOptions(deadline_ms=1.0))
+    assert isinstance(found, DeadlineExceededError)
+    assert setup.link.sent == []
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,12 @@ def frontend(link: StubLink) -> ScoreFrontend:
 
 
 def _frontend(
-    link: StubLink, *, has_tokenizer: bool = True, label_vocab_size: int = VOCAB, **knobs: int
+    link: StubLink,
+    *,
+    has_tokenizer: bool = True,
+    label_vocab_size: int = VOCAB,
+    truncates: bool = False,
+    **knobs: int,
 ) -> ScoreFrontend:
     return ScoreFrontend(
         link,
@@ -66,6 +71,7 @@ def _frontend(
         embeddings=EmbeddingKind(HIDDEN, "float32"),
         label_vocab_size=label_vocab_size,
         has_tokenizer=has_tokenizer,
+        truncates=truncates,
     )
 
 
@@ -540,6 +546,55 @@ async def test_other_calls_take_the_stock_path_and_send_nothing(
     assert _nothing_is_left(frontend, link)
 
 
+LONG = [5] * 1000
+FLAT = FlatRows(int_array([5] * 400), int_array([1] * 400))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (ScoreCall(LONG, [[1]] * 400, [7], item_first=True), "400400 tokens and 400 numbers"),
+        (ScoreCall(int_array(LONG), FLAT, [7], item_first=True), "400400 tokens"),
+        (ScoreCall("q" * 1000, ["a"] * 400, [7], item_first=True), "400400 tokens"),
+        (ScoreCall([1], [[2]] * 400, list(range(100))), "401 tokens and 40000 numbers"),
+        (ScoreCall("q", ["a"] * 400, [list(range(100))] * 400), "800 tokens and 40000"),
+        (
+            ScoreCall([1], [[2]] * 400, list(range(100)), score_extraction_token_id=2),
+            "0 tokens and 40000",
+        ),
+        (ScoreCall(LONG, [[2]] * 400, [7], score_extraction_token_id=2), "400400 tokens"),
+        (
+            ScoreCall("q", ["a"] * 400, list(range(100)), score_extraction_token_id=ord("a")),
+            "0 tokens and 40000",
+        ),
+    ],
+    ids="lists arrays texts labels own-labels anchors anchor-prompts anchor-texts".split(),
+)
+async def test_a_call_that_alone_takes_too_much_memory_is_refused(
+    link: StubLink, call: ScoreCall, words: str
+) -> None:
+    frontend = _frontend(link, max_queued_mib=1)
+    with pytest.raises(RequestError, match=f"items: {words}.* limit of 1.*max-queued-mib"):
+        await frontend.score(call)
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("items", [[[2]] * 3, FlatRows(int_array([2] * 3), int_array([1] * 3))])
+async def test_prompts_that_are_too_long_are_not_repeated_to_be_refused(
+    link: StubLink, item_first: bool, items: Any
+) -> None:
+    query: Any = int_array([1] * 100_000) if isinstance(items, FlatRows) else [1] * 100_000
+    call = ScoreCall(query, items, [7], item_first=item_first)
+    for knobs in ({}, {"truncates": True, "max_queued_tokens": 300_000}):
+        with pytest.raises(StockPathTaken, match="prompt_too_long"):
+            await _frontend(link, **knobs).score(call)
+    with pytest.raises(RequestError, match="a prompt has 100001 tokens, the model takes 100000"):
+        await _frontend(link, max_queued_tokens=300_000).score(call)
+    assert link.encoded == link.sent == []
+
+
 @pytest.mark.parametrize("item_first", [False, True])
 async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(
     link: StubLink, item_first: bool
@@ -548,10 +603,10 @@ async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(
     with pytest.raises(StockPathTaken) as taken:
         await _frontend(link, max_forward_tokens=4).score(call)
     found = taken.value.call
-    prompts = [bytes(found.query + item).decode() for item in found.items]
+    ids = [item + found.query if item_first else found.query + item for item in found.items]
+    prompts = [bytes(each).decode() for each in ids]
     assert prompts == (["aquery ", "item bquery "] if item_first else ["query a", "query item b"])
-    ids = (found.query, found.items)
-    assert found == replace(call, query=ids[0], items=ids[1], item_first=False)
+    assert found == replace(call, query=found.query, items=found.items)
 
 
 @pytest.mark.parametrize(

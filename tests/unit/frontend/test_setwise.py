@@ -5,12 +5,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.read_places import places_of
 from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 VOCAB, ANCHOR = 9, 2
+CONFIG = PrefillOnlyConfig()
 PROMPTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=4)
 LABELS = [[5], [6, 7], [8, 5]]
 
@@ -46,7 +48,7 @@ def test_labels_are_read_at_every_anchor(
     if not shared:
         flat = [label for one in labels for label in one]
         packed = (int_array(flat), int_array(list(map(len, labels))))
-    rows = pack_setwise(prompts, places_of(prompts, ANCHOR), packed, VOCAB)
+    rows = pack_setwise(prompts, places_of(prompts, ANCHOR), packed, VOCAB, CONFIG)
     values = np.array(answer(rows), np.float32)
     assert len(values) == rows.num_values
     scores = setwise_scores(values, rows, apply_softmax=softmax, temperature=2.0)
@@ -63,18 +65,20 @@ def test_labels_are_read_at_every_anchor(
 
 def test_rows_share_what_comes_before_their_anchors() -> None:
     prompts = [[1, 1, 2, 3], [1, 1, 2, 4, 2]]
-    rows = pack_setwise(prompts, places_of(prompts, ANCHOR), (int_array([5]), NO_INTS), VOCAB)
+    rows = pack_setwise(
+        prompts, places_of(prompts, ANCHOR), (int_array([5]), NO_INTS), VOCAB, CONFIG
+    )
     assert (rows.prefix_len, rows.read_lens.tolist()) == (2, [2, 3])
     assert rows.label_lens.tolist() == [1, 0, 1, 0, 1]
 
 
 def test_embeddings_may_stand_at_anchors_and_ids_are_checked() -> None:
     labels, table = (int_array([5]), NO_INTS), np.ones((1, 2), np.float32)
-    rows = pack_setwise([[1, -1], [-1, 3]], [[1], [0]], labels, VOCAB, table)
+    rows = pack_setwise([[1, -1], [-1, 3]], [[1], [0]], labels, VOCAB, CONFIG, table)
     assert rows.tokens.tolist() == [1, -1, -1, 3]
     assert rows.label_lens.tolist() == [1, 1, 0]
     assert rows.overrides is table
     with pytest.raises(RequestError, match="id -1"):
-        pack_setwise([[1, -1]], [[1]], labels, VOCAB)
+        pack_setwise([[1, -1]], [[1]], labels, VOCAB, CONFIG)
     with pytest.raises(RequestError, match="id 99"):
-        pack_setwise([[2], [2, 99]], [[0], [0]], labels, VOCAB)
+        pack_setwise([[2], [2, 99]], [[0], [0]], labels, VOCAB, CONFIG)

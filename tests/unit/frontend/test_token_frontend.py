@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import PackedForwardError, ServerBusyError
+from sglang_prefill_ext.errors import PackedForwardError, RequestError, ServerBusyError
+from sglang_prefill_ext.frontend import token_frontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token_call import TokenCall
@@ -119,3 +120,33 @@ def test_where_tokens_are_marked_only_log_probs_are_read() -> None:
     assert setup.frontend.call_of(reading, ()).ids.tolist() == [1, 2]
     with pytest.raises(StockPathTaken, match="watermark"):
         setup.frontend.call_of(tokenized([1, 2]), ())
+
+
+def test_log_probs_that_take_too_much_memory_are_refused_before_they_are_packed() -> None:
+    setup = Setup(right, max_queued_mib=1)
+    wants = {"return_logprob": True, "logprob_start_len": 0}
+    for fields in ({"top_logprobs_num": 162}, {"token_ids_logprob": list(range(324))}):
+        assert setup.frontend.call_of(tokenized([1] * 100, **(wants | fields)), ()).num_values
+    for fields in ({"top_logprobs_num": 170}, {"token_ids_logprob": list(range(330))}):
+        with pytest.raises(RequestError, match=r"100 tokens and \d+ numbers .* limit of 1\."):
+            setup.frontend.call_of(tokenized([1] * 100, **(wants | fields)), ())
+
+
+async def test_prompts_of_one_call_are_counted_together() -> None:
+    setup = Setup(right, max_queued_mib=1)
+    many = [replace(call(*[1] * 100), start=0, num_top=100)] * 2
+    assert len(await setup.frontend.read_all(many[:1], RequestOptions(), None)) == 1
+    with pytest.raises(RequestError, match="0 tokens and 40600 numbers"):
+        await setup.frontend.read_all(many, RequestOptions(), None)
+
+
+async def test_calls_with_much_to_read_share_no_packed_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_frontend, "_MOST_SHARED", 30)
+    setup = Setup(right)
+    small, large = (replace(call(1, 2, 3), start=0, num_top=num) for num in (3, 4))
+    for each in (small, large):
+        found = await setup.read(each, each)
+        assert [len(read_out.table) for read_out in found] == [3, 3]
+    assert [rows.num_rows for _, rows in setup.link.sent] == [2, 1, 1]

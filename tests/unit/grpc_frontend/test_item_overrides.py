@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.item_overrides import item_overrides
-from sglang_prefill_ext.grpc_frontend.questions import next_items, score_question
+from sglang_prefill_ext.grpc_frontend.questions import next_items, score_question, without_items
 from tests.unit.grpc_frontend.calls import id_request, int32
 
 WIDTH = 3
@@ -34,6 +35,21 @@ def request_with(**fields: Any) -> pb.ScoreRequest:
     request = id_request([1, 2], [[3], [4]])
     request.embed_overrides.CopyFrom(pb.EmbedOverrides(**fields))
     return request
+
+
+def test_embeddings_are_not_divided_before_items_are_counted() -> None:
+    many = 1_000_000
+    sent = request_with(token_id=3, dtype="float16", width=1, item_counts=int32([1]) * many)
+    sent.embed_overrides.items = bytes(2 * many)
+    sent.item_ids.CopyFrom(pb.Int32Rows(values=int32([3]) * many, counts=int32([1]) * many))
+    tracemalloc.start()
+    try:
+        question = score_question(sent)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(question.items) == many
+    assert peak < 60 * many
 
 
 def assert_same(found: np.ndarray | None, wanted: np.ndarray | None) -> None:
@@ -100,11 +116,11 @@ def test_later_messages_of_a_stream_bring_embeddings_of_their_items() -> None:
     later.CopyFrom(bare)
     later.embed_overrides.CopyFrom(pb.EmbedOverrides(items=HALF, item_counts=int32([0, 2, 0])))
 
-    without = score_question(next_items(first, bare)).overrides
+    without = score_question(next_items(without_items(first), bare)).overrides
     assert without is not None
     assert without.query is not None
     assert without.items is None
-    found = score_question(next_items(first, later)).overrides
+    found = score_question(next_items(without_items(first), later)).overrides
     assert found is not None
     assert found.items is not None
     assert found.token_id == 7

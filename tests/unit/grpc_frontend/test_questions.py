@@ -15,6 +15,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     options_of,
     prompts_of,
     score_question,
+    without_items,
 )
 from tests.unit.grpc_frontend.calls import id_request, int32, int32_rows, text_request
 
@@ -75,14 +76,24 @@ def test_broken_requests_are_refused_by_field(request_: pb.ScoreRequest, field: 
 
 def test_later_messages_of_a_stream_hold_items_and_nothing_else() -> None:
     first = id_request([1, 2], [[3]])
-    whole = next_items(first, pb.ScoreRequest(item_ids=int32_rows([[7, 8], [9]])))
+    whole = next_items(without_items(first), pb.ScoreRequest(item_ids=int32_rows([[7, 8], [9]])))
     assert whole == id_request([1, 2], [[7, 8], [9]])
     assert first == id_request([1, 2], [[3]])
-    texts = next_items(text_request("q", "a"), pb.ScoreRequest(item_texts=pb.Texts(texts=["b"])))
+    texts = next_items(
+        without_items(text_request("q", "a")), pb.ScoreRequest(item_texts=pb.Texts(texts=["b"]))
+    )
     assert texts == text_request("q", "b")
     with pytest.raises(RequestError, match="only the first message") as caught:
-        next_items(first, id_request([], [[1]]))
+        next_items(without_items(first), id_request([], [[1]]))
     assert caught.value.field == "labels"
+
+
+def test_what_a_stream_keeps_of_its_first_message_has_no_items() -> None:
+    first = id_request([1, 2], [[3]] * 10_000)
+    first.embed_overrides.CopyFrom(pb.EmbedOverrides(token_id=3, query=b"1234", items=bytes(9999)))
+    shared = without_items(first)
+    assert (shared.query_ids, shared.embed_overrides.query) == (int32([1, 2]), b"1234")
+    assert shared.ByteSize() < 100
 
 
 def test_prompts_are_texts_or_ids() -> None:

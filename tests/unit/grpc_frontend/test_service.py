@@ -13,6 +13,7 @@ from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from tests.unit.attach.engines import StubEngine, facts
@@ -234,6 +235,49 @@ async def test_vectors_of_texts_and_of_ids(path: Path) -> None:
         for prompts, words in ((wrong, "token id 100"), (pb.Prompts(), "there are none")):
             with pytest.raises(grpc.aio.AioRpcError, match=words):
                 await stub_of(channel).Embed(pb.EmbedRequest(prompts=prompts))
+
+
+@pytest.mark.parametrize("method", ["Embed", "Classify"])
+@pytest.mark.parametrize("options", [pb.Options(), pb.Options(stock=True)], ids=["packed", "stock"])
+async def test_too_many_prompts_are_refused_on_either_path(
+    path: Path, method: str, options: pb.Options
+) -> None:
+    engine = StubEngine(facts(is_generation=False))
+    kind = {"Embed": pb.EmbedRequest, "Classify": pb.ClassifyRequest}[method]
+    async with served(engine, path) as (channel, metrics):
+        for prompts in (
+            pb.Prompts(ids=int32_rows([[1]] * 6)),
+            pb.Prompts(texts=pb.Texts(texts=["a"] * 6)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="6 prompts exceed the limit") as caught:
+                await getattr(stub_of(channel), method)(kind(prompts=prompts, options=options))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert wrong_field(caught.value) == "prompts"
+        assert metrics.requests == {"refused": 2}
+    assert engine.link.sent == engine.stock_calls == []
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+async def test_a_call_too_large_for_memory_or_for_the_model(path: Path, item_first: bool) -> None:
+    config = PrefillOnlyConfig(max_items=500, max_queued_mib=1)
+    engine = StubEngine(facts(config=config))
+    engine.stock_outcome = StockError("", 400, "a prompt is too long")
+    request = id_request([1] * 1000, [[2]])
+    request.item_first = item_first
+    async with served(engine, path) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError, match="a prompt is too long"):
+            await stub_of(channel).Score(request)
+        (call,) = engine.stock_calls
+        assert isinstance(call, StockScore)
+        assert (call.arguments["query"], call.arguments["items"]) == ([1] * 1000, [[2]])
+        labels = list(range(70))
+        request = id_request([1] * 600, [[2]] * 500, labels)
+        request.item_first = item_first
+        with pytest.raises(grpc.aio.AioRpcError, match=r"35000 numbers .* limit of 1") as caught:
+            await stub_of(channel).Score(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert wrong_field(caught.value) == "items"
+    assert not engine.link.sent
 
 
 @pytest.mark.parametrize("method", ["Embed", "Classify"])

@@ -219,11 +219,9 @@ class Simulation:
         assert len(self.executor.in_flight) <= (1 if self.executor.asynchronous else 0)
 
     def abort(self, number: int | None) -> None:
-        """Abort the jobs whose id starts like that of one job, or everything."""
+        """Abort one job, or everything."""
         rid = "nobody" if number is None else f"job-{number}"
-        self.aborted |= {
-            job for job in self.unanswered if number is None or f"job-{job}".startswith(rid)
-        }
+        self.aborted |= {job for job in self.unanswered if number in (None, job)}
         self.runtime.abort(rid, everything=number is None)
         assert not self.unanswered & self.aborted, "an aborted job is answered at once"
 
@@ -526,12 +524,16 @@ def test_k_v_of_one_prefix_is_held_at_a_time() -> None:
     assert simulation.executor.launches == [[0], [0, 2], [1], [1]]
 
 
-def test_an_abort_reaches_all_jobs_whose_id_starts_alike() -> None:
+def test_an_abort_reaches_the_job_of_that_whole_name_alone() -> None:
     simulation = Simulation(StubExecutor(asynchronous=False))
     for _ in range(12):
         simulation.submit(REQUEST)
+    simulation.step()  # so that one has begun
+    for beginning in ("", "j", "job", "job-", "job-12", "job-1 "):
+        simulation.runtime.abort(beginning)
+        assert not simulation.results, beginning
     simulation.runtime.abort("job-1")
-    assert sorted(simulation.results) == [1, 10, 11]
+    assert sorted(simulation.results) == [1]
     simulation.finish()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice, TokenizerChoice
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend import sizes
 from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.tokenization import choice, text_encoder
@@ -64,7 +66,8 @@ def test_joined_texts_have_the_ids_of_the_plain_way(kind: str, item_first: bool)
         joined = encoder.encode_joined(query, ITEMS, item_first=item_first)
         assert whole(joined, item_first) == plain(texts)
     assert len(joined[0])
-    assert metrics.totals["spliced"] == 2  # the first one was a sample
+    assert metrics.totals["spliced"] == 3
+    assert plain.asked.count(texts) == 4  # the first one was a sample
 
 
 def test_texts_have_the_ids_of_the_plain_way_with_and_without_special_tokens() -> None:
@@ -164,6 +167,44 @@ def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
     assert isinstance(choice_, Best)
     choice_.giving_up.join(10)
     assert encoder._encoder is None
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_a_sample_repeats_the_shared_text_a_few_times(item_first: bool) -> None:
+    encoder, plain, _ = made()
+    query, items = "a b c. " * 3000, [f" {number}?" for number in range(100)]
+    shared, rest = encoder.encode_joined(query, items, item_first=item_first)
+    assert (len(shared) > 3000, len(rest)) == (True, 100)
+    (asked,) = plain.asked
+    assert len(asked) == 3
+
+
+LONG = "x" * 1000
+
+
+@pytest.mark.parametrize(
+    ("query", "item_first", "repeated"),
+    [
+        (LONG, False, True),
+        (LONG, True, True),
+        (f"a b {LONG}", False, True),
+        (f"a b {LONG}", True, False),
+        (f"{LONG} a b", False, False),
+        (f"{LONG} a b", True, True),
+    ],
+)
+def test_a_long_text_without_a_cut_is_not_repeated_for_ever(
+    monkeypatch: pytest.MonkeyPatch, query: str, item_first: bool, repeated: bool
+) -> None:
+    monkeypatch.setattr(sizes, "MOST_REPEATED_CHARACTERS", 20_000)
+    encoder, plain, _ = made()
+    items = [str(number) for number in range(30)]
+    if not repeated:
+        assert len(encoder.encode_joined(query, items, item_first=item_first)[0])
+        return
+    with pytest.raises(RequestError, match="would be repeated for 30 items"):
+        encoder.encode_joined(query, items, item_first=item_first)
+    assert plain.asked == []
 
 
 def test_splicing_can_be_turned_off() -> None:

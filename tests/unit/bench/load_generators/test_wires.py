@@ -6,6 +6,7 @@ import numpy as np
 
 from bench.load_generators.wires import Wire, answer_body, grpc_messages, http_bodies
 from bench.workloads import LABEL_IDS, Shape, draw_requests
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.array_body import with_lists
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.questions import score_question
@@ -19,7 +20,10 @@ def as_text(ids: object) -> str:
 
 def test_every_way_asks_the_same() -> None:
     lists = [json.loads(each) for each in http_bodies(Wire.IDS, REQUESTS, as_text)]
-    arrays = [json.loads(with_lists(each)) for each in http_bodies(Wire.ARRAYS, REQUESTS, as_text)]
+    arrays = [
+        json.loads(with_lists(each, PrefillOnlyConfig()))
+        for each in http_bodies(Wire.ARRAYS, REQUESTS, as_text)
+    ]
     called = [
         score_question(pb.ScoreRequest.FromString(each)).arguments()
         for each in grpc_messages(REQUESTS)
