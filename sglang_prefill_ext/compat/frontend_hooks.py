@@ -43,7 +43,7 @@ from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.prompts import check_positions, check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
-from sglang_prefill_ext.frontend.token_limits import TokenNumbers
+from sglang_prefill_ext.frontend.token_limits import TokenNumbers, check_readout
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.runtime.startup import STARTUP
 
@@ -148,12 +148,13 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     Raises:
         RequestError: the prompt is empty, an id lies outside the vocabulary, embeddings that
             come with it are unlike the model's, or an encoder has no use for them, or no positions
-            for so many tokens; or the request is for tokens that there are not.
+            for so many tokens; or the request is for tokens or positions that there are not.
     """
     if getattr(manager, _ATTRIBUTE, None) is None:
         return
     if isinstance(obj, GenerateReqInput):
         _numbers_of(obj).check(manager.model_config.vocab_size)
+        _check_readout(manager.server_args, obj, input_ids)
     if input_ids is None:
         return
     if getattr(obj, "input_embeds", None) is not None:
@@ -171,6 +172,24 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     # What is over the context length is refused by SGLang.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
+
+
+def _check_readout(server_args: Any, obj: Any, input_ids: Any) -> None:
+    """Check what a `GenerateReqInput` for one prompt asks to be read inside it.
+
+    SGLang reads there only where no token is generated; then as its setwise scores do, whose
+    conditions these are.
+    """
+    if obj.token_indices_to_pool is None:
+        return
+    in_one_piece = (
+        server_args.disable_radix_cache
+        and server_args.chunked_prefill_size == -1
+        and not server_args.allow_auto_truncate
+    )
+    generates = obj.sampling_params.get("max_new_tokens") != 0
+    tokens = None if input_ids is None else len(input_ids)
+    check_readout(obj.token_indices_to_pool, tokens, in_one_piece=in_one_piece or generates)
 
 
 def _numbers_of(obj: Any) -> TokenNumbers:

@@ -12,11 +12,13 @@ from typing import Any
 
 from fastapi import Depends, Request
 from sglang.srt.entrypoints.openai.protocol import ScoringRequest
+from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.compat.fast_route import OUR_PATHS
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
+from sglang_prefill_ext.frontend.roll_call import Turns
 from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.patching import engine
 from sglang_prefill_ext.runtime.startup import STARTUP
@@ -46,11 +48,16 @@ def add_routes(
 
         limit_heads()
 
-    async def status() -> dict[str, Any]:
-        attached = [] if broker is None else broker.peers()
-        return await _status(frontend, link) | {"attached": attached}
+    schedulers = Turns(link.scheduler_status)
 
-    app.add_api_route(STATUS_PATH, status, methods=["GET"])
+    async def status() -> dict[str, Any]:
+        """Tell what an operator wants to know, so it takes the keys of administrative routes."""
+        replicas = await schedulers.answer()
+        attached = [] if broker is None else broker.peers()
+        return _status(frontend, link) | {"schedulers": replicas, "attached": attached}
+
+    administrative = auth_level(AuthLevel.ADMIN_OPTIONAL)
+    app.add_api_route(STATUS_PATH, administrative(status), methods=["GET"])
     server: Any = sys.modules[SERVER_MODULE]
     like_score = [Depends(server.validate_json_request)]
     app.add_api_route(EXPLAIN_PATH, _explain, methods=["POST"], dependencies=like_score)
@@ -71,7 +78,7 @@ async def _explain(request: ScoringRequest, raw_request: Request) -> Any:
     return raw_request.scope[_EXPLANATION] if response.status_code == 200 else response
 
 
-async def _status(frontend: ScoreFrontend, link: TokenizerManagerLink) -> dict[str, Any]:
+def _status(frontend: ScoreFrontend, link: TokenizerManagerLink) -> dict[str, Any]:
     return {
         "enabled": True,
         "version": __version__,
@@ -85,5 +92,4 @@ async def _status(frontend: ScoreFrontend, link: TokenizerManagerLink) -> dict[s
             "startup": STARTUP.as_dict(),
             "patches": [state.as_dict() for state in engine.states()],
         },
-        "schedulers": await link.scheduler_status(),
     }

@@ -1,9 +1,9 @@
-"""Questions to several processes at once."""
+"""Questions to several processes at once, and one at a time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from sglang_prefill_ext.frontend.names import unique_name
@@ -43,3 +43,31 @@ class RollCall(Generic[T]):
         """Hand an answer to whoever asked; one that comes too late is dropped."""
         if (replies := self._open.get(rid)) is not None:
             replies.put_nowait(answer)
+
+
+class Turns(Generic[T]):
+    """Asks one question at a time: all who ask meanwhile share the answer to the next one.
+
+    Every answer is younger than the question. However many ask, whoever answers does so once in a
+    turn.
+
+    Args:
+        ask: returns a new answer.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._current: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def answer(self) -> T:
+        """Return the answer of the next turn."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._current))
+        return await asyncio.shield(self._next)
+
+    async def _after(self, current: asyncio.Task[T] | None) -> T:
+        if current is not None and not current.done():
+            await asyncio.wait([current])
+        self._current, self._next = self._next, None
+        return await self._ask()

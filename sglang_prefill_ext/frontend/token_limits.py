@@ -45,3 +45,28 @@ class TokenNumbers:
                     "stop_token_ids",
                     f"{token} beside min_new_tokens; valid ids are 0 to {vocab_size - 1}.",
                 )
+
+
+def check_readout(positions: object, tokens: int | None, *, in_one_piece: bool) -> None:
+    """Refuse positions to read that are none, or that SGLang would look for in a part of a prompt.
+
+    Args:
+        positions: a request's `token_indices_to_pool`.
+        tokens: of the prompt; None if they are not counted yet.
+        in_one_piece: the server computes every prompt from its first token to its last at once.
+
+    Raises:
+        RequestError: names the field, the value and the remedy.
+    """
+    field, last = "token_indices_to_pool", 2**63 - 1 if tokens is None else tokens - 1
+    if not isinstance(positions, list) or not positions:
+        raise wrong(field, f"{positions!r:.80} is no list of positions; send one, or leave it out.")
+    for each in positions:
+        if not isinstance(each, int) or not 0 <= each <= last:
+            raise wrong(field, f"{each!r:.80} is no position; valid ones are 0 to {last}.")
+    if not in_one_piece:
+        raise wrong(
+            field,
+            "positions are those of whole prompts. Start the server with --disable-radix-cache "
+            "--chunked-prefill-size -1, and without --allow-auto-truncate.",
+        )

@@ -81,7 +81,8 @@ _FLAG_USES = (
             *"tokenizer_worker_num dp_size tp_size max_total_tokens device".split(),
             *"load_balance_method mem_fraction_static weight_cache_mode attn_dp_size".split(),
             *"enable_pd_role_switch speculative_algorithm attn_cp_size dcp_size".split(),
-            *"moe_a2a_backend moe_dense_tp_size".split(),
+            *"moe_a2a_backend moe_dense_tp_size admin_api_key chunked_prefill_size".split(),
+            "allow_auto_truncate",
         ),
     ),
 )
@@ -150,7 +151,7 @@ _FRONTEND_USES = (
             *"input_ids input_embeds session_params contains_mm_input rid text".split(),
             *"sampling_params return_logprob logprob_start_len top_logprobs_num".split(),
             *"token_ids_logprob return_text_in_logprobs stream lora_path".split(),
-            "parallel_sample_num",
+            *"parallel_sample_num token_indices_to_pool".split(),
         ),
     ),
     Use(

@@ -67,6 +67,24 @@ def test_numbers_that_end_a_plain_server(
     assert len(client.generate([5, 6], 2)) == 2
 
 
+@pytest.mark.patch("P22")
+def test_positions_that_end_a_plain_server(client: Client) -> None:
+    body = {"input_ids": [5, 6, 7], "return_logprob": True, "token_ids_logprob": [5]}
+    nothing, one = {"max_new_tokens": 0}, {"max_new_tokens": 1}
+    for places, sampling, status in (
+        ([1], nothing, 400),
+        ([1], one, 200),
+        ([3], one, 400),
+        ([], nothing, 400),
+    ):
+        asked = body | {"token_indices_to_pool": places, "sampling_params": sampling}
+        for _ in range(2):  # the second time, a plain server finds the prompt in its cache
+            response = client.post("/generate", asked)
+            assert response.status_code == status
+        assert status == 200 or "token_indices_to_pool" in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
 @pytest.mark.parametrize("start", [-1, 0])
 def test_fewer_log_probs_than_none_are_none(client: Client, start: int) -> None:
     sampling = {"max_new_tokens": 1, "temperature": 0}

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
-from sglang_prefill_ext.frontend.roll_call import RollCall
+import pytest
+
+from sglang_prefill_ext.frontend.roll_call import RollCall, Turns
 
 
 async def test_answers_are_collected_until_all_are_there() -> None:
@@ -42,3 +44,39 @@ async def test_the_silent_are_left_out_and_what_comes_late_is_dropped() -> None:
 async def test_nobody_to_ask() -> None:
     calls: RollCall[int] = RollCall()
     assert await calls.ask(lambda _: None, 0, 60) == []
+
+
+async def test_who_asks_meanwhile_shares_the_next_answer() -> None:
+    asked: list[asyncio.Future[str]] = []
+
+    async def ask() -> str:
+        asked.append(asyncio.get_running_loop().create_future())
+        return await asked[-1]
+
+    turns = Turns(ask)
+    first = asyncio.create_task(turns.answer())
+    await settled()
+    later = [asyncio.create_task(turns.answer()) for _ in range(100)]
+    await settled()
+    assert len(asked) == 1, "one at a time"
+    later.pop().cancel()
+    asked[0].set_result("old")
+    assert await first == "old"
+    await settled()
+    assert len(asked) == 2
+    asked[1].set_result("new")
+    assert await asyncio.gather(*later) == ["new"] * 99
+    last = asyncio.create_task(turns.answer())
+    await settled()
+    asked[2].set_exception(OSError("gone"))
+    with pytest.raises(OSError, match="gone"):
+        await last
+    again = asyncio.create_task(turns.answer())
+    await settled()
+    asked[3].set_result("back")
+    assert await again == "back"
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.token_limits import TokenNumbers
+from sglang_prefill_ext.frontend.token_limits import TokenNumbers, check_readout
 
 VOCAB = 50
 
@@ -48,3 +48,33 @@ def test_what_there_is_not_is_refused(asked: dict[str, Any], words: str) -> None
     with pytest.raises(RequestError, match=words) as refused:
         TokenNumbers(**asked).check(VOCAB)
     assert refused.value.field in asked
+
+
+@pytest.mark.parametrize("positions", [[0], [2, 0, 2]])
+def test_positions_inside_a_whole_prompt_pass(positions: list[int]) -> None:
+    check_readout(positions, 3, in_one_piece=True)
+    check_readout(positions, None, in_one_piece=True)
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        ([], r"\[\] is no list of positions"),
+        (1, "1 is no list of positions"),
+        ([[1]], r"\[1\] is no position"),
+        (["1"], "'1' is no position"),
+        ([0, 3], "3 is no position; valid ones are 0 to 2"),
+        ([-1], "-1 is no position; valid ones are 0 to 2"),
+        ([2**63], f"{2**63} is no position"),
+    ],
+)
+def test_what_is_no_position_is_refused(positions: object, words: str) -> None:
+    with pytest.raises(RequestError, match=f"token_indices_to_pool: {words}"):
+        check_readout(positions, 3, in_one_piece=True)
+
+
+def test_positions_are_read_in_whole_prompts_only() -> None:
+    with pytest.raises(RequestError, match=r"whole prompts\. Start .* --disable-radix-cache"):
+        check_readout([1], 3, in_one_piece=False)
+    with pytest.raises(RequestError, match="is no position"):
+        check_readout([2**63], None, in_one_piece=False)
