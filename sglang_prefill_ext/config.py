@@ -80,7 +80,10 @@ class PrefillOnlyConfig:
     )
     max_items: int = field(
         default=10000,
-        metadata={"help": "Most items of one scoring request; a larger one gets HTTP 400."},
+        metadata={
+            "help": "Most items of one scoring request, or prompts of one call for vectors; a "
+            "larger one gets HTTP 400."
+        },
     )
     readout_chunk_mib: int = field(
         default=64,
@@ -183,7 +186,10 @@ class PrefillOnlyConfig:
     )
     max_queued_mib: int = field(
         default=1024,
-        metadata={"help": "Most memory (MiB) of waiting requests; beyond, requests are rejected."},
+        metadata={
+            "help": "Most memory (MiB) of waiting requests; beyond, requests are rejected. One "
+            "that alone takes more gets HTTP 400."
+        },
     )
     decode_step_tokens: int = field(
         default=0,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sglang.srt.environ import Envs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
@@ -28,6 +29,7 @@ class SglangSampler:
 
     def __init__(self, runner: Any) -> None:
         self._sampler = runner.sampler
+        self._hides_nan: bool = Envs.SGLANG_SANITIZE_NAN_LOGITS.get()
 
     def draw(
         self,
@@ -41,6 +43,7 @@ class SglangSampler:
         info, output = batch_info(sampling, logits), LogitsProcessorOutput(logits)
         info.apply_logits_bias(logits)
         reads = len(sampling)
+        hidden = logits.isnan().any(dim=-1) if self._hides_nan else None
         # Without None it copies and gathers for every read, also where nothing is asked for.
         asked = [tokens or None for tokens in listed]
         tokens = self._sampler(output, info, True, [num_top] * reads, asked, positions)
@@ -51,7 +54,10 @@ class SglangSampler:
         of_listed = logits.new_empty(0)
         if output.next_token_token_ids_logprobs_val:
             of_listed = torch.cat(output.next_token_token_ids_logprobs_val)
-        return Drawn(tokens, output.next_token_logprobs, top_log_probs, top_tokens, of_listed)
+        log_probs = output.next_token_logprobs
+        if hidden is not None:  # it may come from another request's rows
+            log_probs = log_probs.masked_fill(hidden, torch.nan)
+        return Drawn(tokens, log_probs, top_log_probs, top_tokens, of_listed)
 
 
 def batch_info(sampling: Sampling, logits: Tensor) -> SamplingBatchInfo:

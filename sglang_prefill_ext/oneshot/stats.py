@@ -14,7 +14,7 @@ class RuntimeStats:
 
     Attributes:
         forwards: packed forwards launched.
-        retried_forwards: forwards of several requests that failed and were split up.
+        retried_forwards: forwards of several requests that failed or gave NaN and were split up.
         rows: rows whose read-out was computed.
         tokens_computed: tokens that went through the model.
         tokens_cached: prefix tokens that the prefix cache had instead.

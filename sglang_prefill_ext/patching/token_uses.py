@@ -171,4 +171,12 @@ HEADER_USES = (
         why="whether headers of a request change its fields, which is SGLang's to do",
         members=("SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES",),
     ),
+    Use(
+        id="U380",
+        target="sglang.srt.environ.Envs",
+        group=Group.SCHEDULER,
+        used_by=("compat.sampler",),
+        why="whether SGLang's sampler takes other numbers for NaN, which has to show nevertheless",
+        members=("SGLANG_SANITIZE_NAN_LOGITS",),
+    ),
 )

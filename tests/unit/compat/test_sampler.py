@@ -26,6 +26,7 @@ from tests.unit.frontend.token_requests import tokenized
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang.srt.environ import Envs
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.sampler import Sampler
     from sglang.srt.runtime_context import get_context, get_parallel
@@ -204,3 +205,14 @@ def test_a_draw_without_questions_has_no_more_to_say(sampler: Sampler) -> None:
     drawn = ours.draw(random_logits(), packed(params), positions, 0, [[]] * READS)
     assert drawn.top_log_probs.shape == drawn.top_tokens.shape == (READS, 0)
     assert drawn.listed.shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["plain", "filtered"])
+def test_a_draw_from_nan_shows_where_sglang_replaces_it(kind: str, sampler: Sampler) -> None:
+    params = params_of(CHOICES[kind])
+    logits, nothing = random_logits(), [[] for _ in range(READS)]
+    logits[3, 5] = torch.nan
+    with Envs.SGLANG_SANITIZE_NAN_LOGITS.override(True):
+        ours = SglangSampler(SimpleNamespace(sampler=sampler))
+        drawn = ours.draw(logits, packed(params), torch.arange(READS), 0, nothing)
+    assert drawn.log_probs.isnan().nonzero().tolist() == [[3]]

@@ -299,6 +299,18 @@ async def test_a_decline_takes_the_stock_path_and_is_remembered(
     assert _nothing_is_left(frontend, link)
 
 
+async def test_what_is_computed_to_nan_takes_the_stock_path_and_nothing_else_does(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer("not_finite", "beyond float16"))
+    with pytest.raises(StockPathTaken) as taken:
+        await frontend.score(CALL)
+    assert taken.value.reason == "not_finite"
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    await frontend.score(CALL)
+    assert _nothing_is_left(frontend, link)
+
+
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:

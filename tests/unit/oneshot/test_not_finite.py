@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from sglang_prefill_ext.oneshot import forwards
+from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
+from tests.unit.oneshot.caches import MemoryCache
 from tests.unit.oneshot.overflowing import HUGE, PREFIX, Overflow, assert_spoils_nobody, rows
+from tests.unit.oneshot.test_runtime_cache import JOINING, FailingExecutor
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 each_prefix = pytest.mark.parametrize("prefix", [PREFIX, []], ids=["shared-prefix", "no-prefix"])
@@ -46,3 +53,22 @@ def test_a_prefix_beyond_the_range_is_never_kept(dtype: torch.dtype) -> None:
     assert set(overflow.statuses.values()) == {"not_finite"}
     assert overflow.cache.outcomes == ["rollback", "rollback"]
     assert not overflow.cache.committed
+
+
+@pytest.mark.parametrize("value", [-np.inf, np.inf])
+def test_infinity_is_an_answer(value: float) -> None:
+    """A token of probability 0 has such a log-prob."""
+
+    class Infinite(FailingExecutor):
+        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+            values = np.full(plan.num_values, value, dtype=np.float32)
+            return SimpleNamespace(held=[None] * len(plan.hold), wait=lambda: values)
+
+    ended: list[Ended] = []
+    runtime = PackedRuntime(Infinite(), ended.extend, JOINING, cache=(cache := MemoryCache()))
+    runtime.submit("job", rows(PREFIX, [1], [2]), None)
+    runtime.step()
+    ((_, result),) = ended
+    assert result.status == "ok"
+    assert result.row_values().tolist() == [value] * 4
+    assert cache.outcomes == ["commit"]

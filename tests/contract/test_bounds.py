@@ -1,0 +1,144 @@
+"""The table of bounds in the docs: each exists, with that value, and what it refuses is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name
+from sglang_prefill_ext.errors import RequestError, ServerBusyError
+from sglang_prefill_ext.frontend import sizes
+from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
+from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.override_body import read_score_overrides
+from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
+from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.admission import QueueLimits, QueueLoad
+from tests.unit.frontend.links import StubLink
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+OPEN = {"what is under way", "none"}
+FLAGS = {flag_name(knob.name) for knob in fields(PrefillOnlyConfig)}
+
+
+def table() -> dict[str, tuple[str, str]]:
+    """What can grow: its bound, and what happens beyond."""
+    text = PAGE.read_text().split("\n## What can grow, and its bound\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", text, re.MULTILINE)
+    return {what: (bound, beyond) for what, bound, beyond in rows[1:]}
+
+
+def frontend(**knobs: int) -> ScoreFrontend:
+    return ScoreFrontend(
+        StubLink(),
+        PrefillOnlyConfig(**knobs),
+        FrontendMetrics(),
+        vocab_size=300,
+        hidden_size=4,
+        label_vocab_size=300,
+        has_tokenizer=True,
+        truncates=False,
+    )
+
+
+async def items() -> None:
+    frontend(max_items=2).check_limits(ScoreCall([1], [[2]] * 3, [7]))
+
+
+async def prompts() -> None:
+    link, config = StubLink(), PrefillOnlyConfig(max_items=2)
+    exchange = PackedExchange(link, max_row_tokens=9)
+    about: dict[str, Any] = {"vocab_size": 300, "hidden_size": 4, "reads_places": False}
+    vectors = EmbedFrontend(
+        link, exchange, config, FrontendMetrics(), has_tokenizer=True, caching=False, **about
+    )
+    vectors.check_limits(3, field="input")
+
+
+async def documents() -> None:
+    sizes.check_count(3, PrefillOnlyConfig(max_items=2), field="documents")
+
+
+async def embeddings() -> None:
+    body = b'{"items": [[1], [1], [1]], "item_embed_overrides": [{}, {}, {}]}'
+    read_score_overrides(body, PrefillOnlyConfig(max_items=2))
+
+
+async def memory_of_a_call() -> None:
+    await frontend(max_queued_mib=1).score(ScoreCall([1], [[2]] * 400, list(range(100))))
+
+
+async def too_long() -> None:
+    call = ScoreCall([1] * 100_000, [[2]] * 3, [7])
+    await frontend(max_queued_tokens=300_000).score(call)
+
+
+async def repeated_text() -> None:
+    sizes.check_repeated("a" * (sizes.MOST_REPEATED_CHARACTERS // 2 + 1), ["b"] * 3)
+
+
+async def waiting() -> None:
+    await Worker("test", most_waiting=0).run(abs, 1)
+
+
+def queued(**load: int) -> Callable[[], Awaitable[None]]:
+    async def over() -> None:
+        limits = QueueLimits(tokens=10, rows=10, bytes=10)
+        refusal = limits.refusal(QueueLoad(1, 1, 1), QueueLoad(**load))
+        if refusal:
+            raise ServerBusyError(refusal)
+
+    return over
+
+
+REFUSING = {
+    "items of a scoring request": items,
+    "prompts of one call for vectors, over HTTP or gRPC": prompts,
+    "documents of a rerank request": documents,
+    "embeddings that come for items": embeddings,
+    "memory of one call: 4 bytes a token, 32 a number of its answer": memory_of_a_call,
+    "tokens of prompts that are too long, each with the query": too_long,
+    "characters of a text that is repeated for every item": repeated_text,
+    "calls that wait for a thread that encodes or packs": waiting,
+    "tokens that wait in a scheduler": queued(tokens=10),
+    "rows that wait in a scheduler": queued(rows=10),
+    "memory of what waits in a scheduler": queued(bytes=10),
+}
+"""What goes beyond a bound and is refused."""
+
+
+@pytest.mark.parametrize("what", table())
+def test_a_bound_exists_with_its_value(what: str) -> None:
+    bound, _ = table()[what]
+    constant = re.fullmatch(r"`(\w+)/(\w+)\.py` `(\w+)` = (\d+)", bound)
+    if constant is not None:
+        package, module, name, value = constant.groups()
+        found = getattr(import_module(f"sglang_prefill_ext.{package}.{module}"), name)
+        assert found == int(value)
+    else:
+        assert bound in OPEN or bound.strip("`") in FLAGS
+
+
+def test_whatever_is_refused_is_tried() -> None:
+    refused = {what for what, (_, beyond) in table().items() if beyond.startswith("HTTP 4")}
+    assert refused == REFUSING.keys()
+
+
+@pytest.mark.parametrize("what", REFUSING)
+async def test_beyond_its_bound_a_request_is_refused(what: str) -> None:
+    _, beyond = table()[what]
+    error = {"400": RequestError, "429": ServerBusyError}[beyond[5:8]]
+    with pytest.raises(error):
+        await REFUSING[what]()
+
+
+def test_the_weights_are_those_of_the_table() -> None:
+    assert (sizes.TOKEN_BYTES, sizes.NUMBER_BYTES) == (4, 32)

@@ -1,0 +1,119 @@
+"""Hostile requests beside innocent clients: these get all their answers, and soon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+import pytest
+
+from sglang_prefill_ext.local_server import LocalServer
+from tests.integration.client import Client, score_body
+from tests.integration.hostile_bodies import TYPED, Hostile, requests
+from tests.integration.load import steady_load
+from tests.integration.parity import assert_same_answers
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+GOOD = score_body(3, 40, [3, 12, 1])
+MIB = 1 << 20
+MOST_GROWTH = 1024 * MIB
+LONGEST_HOLD_S = 1.0
+ATTEMPTS = 4
+"""What the machine does beside this may hold a server up, but hardly so often."""
+
+
+@dataclass
+class Watch:
+    """What is seen of a server from the outside.
+
+    Attributes:
+        held_s: for how long its event loop has answered nothing, since this was last set to 0.
+        most_bytes: resident memory of its processes, at most.
+    """
+
+    held_s: float = 0.0
+    most_bytes: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def probe(self, url: str) -> None:
+        """Ask for what the event loop answers by itself."""
+        with httpx.Client(base_url=url, timeout=180) as http:
+            while not self.stop.is_set():
+                start = time.monotonic()
+                assert http.get("/v1/models").status_code == 200
+                self.held_s = max(self.held_s, time.monotonic() - start)
+                self.stop.wait(0.01)
+
+    def weigh(self, server: LocalServer) -> None:
+        while not self.stop.is_set():
+            self.most_bytes = max(self.most_bytes, memory_of(server))
+            self.stop.wait(0.05)
+
+
+def memory_of(server: LocalServer) -> int:
+    found = 0
+    for pid in server.pids:
+        with suppress(psutil.NoSuchProcess):
+            found += psutil.Process(pid).memory_info().rss
+    return found
+
+
+@contextmanager
+def watched(client: Client, server: LocalServer) -> Iterator[Watch]:
+    """Watch a server while innocent clients keep asking; all of these are answered rightly."""
+    wanted, watch = client.score(GOOD), Watch()
+    with ThreadPoolExecutor(2) as pool, steady_load(client, GOOD, workers=1) as answers:
+        watching = [pool.submit(watch.probe, server.base_url), pool.submit(watch.weigh, server)]
+        try:
+            yield watch
+        finally:
+            watch.stop.set()
+    for each in watching:
+        each.result()
+    assert_same_answers(answers, [wanted] * len(answers))
+
+
+def send(client: Client, hostile: Hostile) -> None:
+    response = client.http.post(
+        hostile.path, content=hostile.content, headers=TYPED | hostile.headers
+    )
+    assert response.status_code in hostile.statuses, (hostile.name, response.text[:300])
+
+
+def test_hostile_requests_cost_nobody_else_an_answer_or_much_time(
+    client: Client, server: LocalServer
+) -> None:
+    count, slow, before = 0, {}, memory_of(server)
+    with watched(client, server) as watch:
+        for hostile in requests():
+            count += 1
+            holds = []
+            while len(holds) < ATTEMPTS and (not holds or holds[-1] > LONGEST_HOLD_S):
+                watch.held_s = 0.0
+                send(client, hostile)
+                holds.append(watch.held_s)
+            if holds[-1] > LONGEST_HOLD_S:
+                slow[hostile.name] = holds
+    assert count >= 100
+    assert not slow
+    assert watch.most_bytes - before < MOST_GROWTH
+
+
+def test_names_of_others_beginnings_end_nobody(client: Client, server: LocalServer) -> None:
+    """A client that names its generation "p" leaves, which SGLang takes for an abort of "p"."""
+    sampling = {"max_new_tokens": 2000, "temperature": 0, "ignore_eos": True}
+    with watched(client, server), client.counting() as moved:
+        for rid in ("p", "pack", "packed-"):
+            body = {"rid": rid, "input_ids": [5, 6, 7], "sampling_params": sampling, "stream": True}
+            with client.http.stream("POST", "/generate", json=body) as response:
+                assert response.status_code == 200
+                next(response.iter_raw())
+    assert moved["scheduler.requests.aborted"] == 0
+    assert moved["scheduler.requests.ok"] > 0
