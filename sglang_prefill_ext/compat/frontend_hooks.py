@@ -41,6 +41,7 @@ from sglang_prefill_ext.frontend.prompts import check_positions, check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.frontend.token_limits import TokenNumbers
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.runtime.startup import STARTUP
 
 _ATTRIBUTE = "_prefill_only_frontend"
@@ -191,6 +192,7 @@ def _build_frontend(
         hidden_size=manager.model_config.hidden_size,
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
+        prefixes=repeated_prefixes(config, caching=not manager.server_args.disable_radix_cache),
     )
     if manager.server_args.enable_mis:
         frontend.exchange.decline("multi_item_scoring")

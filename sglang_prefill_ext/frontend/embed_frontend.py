@@ -27,6 +27,7 @@ from sglang_prefill_ext.frontend.prompt_encoder import PromptEncoder
 from sglang_prefill_ext.frontend.served import Served, served_prompts
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.packed import (
     VECTOR_AND_STATE,
@@ -76,7 +77,7 @@ class EmbedFrontend:
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
         hidden_size: numbers of an embedding.
-        caching: SGLang keeps a prefix cache.
+        prefixes: see `shared_beginnings`.
         reads_places: see `ineligible_embed_reason`.
         encoder: None where the model is none.
     """
@@ -91,14 +92,14 @@ class EmbedFrontend:
         vocab_size: int,
         hidden_size: int,
         has_tokenizer: bool,
-        caching: bool,
+        prefixes: PrefixPolicy | None,
         reads_places: bool,
         encoder: EncoderTraits | None = None,
     ) -> None:
         self._exchange = exchange
         self.metrics = metrics
         self._hidden_size = hidden_size
-        self._caching = caching
+        self._prefixes = prefixes
         self._reads_places = reads_places
         self._is_encoder = encoder is not None
         self.makes_numbers = encoder is not None and encoder.makes_numbers
@@ -215,7 +216,7 @@ class EmbedFrontend:
             vector_width=kind.vector_width,
             overrides=NO_OVERRIDES if kind.overridden is None else kind.overridden.table,
             adapter=kind.adapter,
-            caching=self._caching,
+            policy=self._prefixes,
         )
         async with self._exchange.admitted(kind.options):
             return await self._batches.ask(prompts, kind.options, pack)

@@ -14,6 +14,7 @@ from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
 from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.frontend.served import Served, served_rows
@@ -21,6 +22,7 @@ from sglang_prefill_ext.frontend.setwise import pack_setwise, setwise_scores
 from sglang_prefill_ext.frontend.text_pack import pack_texts
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
@@ -49,6 +51,7 @@ class ScoreFrontend:
         vocab_size: rows of the embedding table; prompt ids must lie below.
         hidden_size: numbers of an embedding.
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
+        prefixes: see `shared_beginnings`.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class ScoreFrontend:
         hidden_size: int,
         label_vocab_size: int,
         has_tokenizer: bool,
+        prefixes: PrefixPolicy | None,
     ) -> None:
         self.metrics = metrics
         self.config = config
@@ -70,6 +74,7 @@ class ScoreFrontend:
         self._hidden_size = hidden_size
         self.label_vocab_size = label_vocab_size
         self._has_tokenizer = has_tokenizer
+        self.prefixes = prefixes
         self._worker = Worker("prefill-only-pack")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
@@ -87,6 +92,8 @@ class ScoreFrontend:
         async with self.exchange.admitted(options):
             rows = await self._pack(call, labels)
             rows = replace(rows, normalised=_needs_vocabulary(call))
+            longest = self.config.max_forward_tokens
+            rows, options = lone_prompt(rows, options, self.prefixes, longest)
             try:
                 answer = await self.exchange.ask(rows, options, call.request)
             except StockPathTaken as taken:

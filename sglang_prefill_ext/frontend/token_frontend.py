@@ -20,6 +20,7 @@ from sglang_prefill_ext.frontend.token_call import (
     token_call_of,
 )
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class TokenFrontend:
     """Serves eligible calls; concurrent ones share packed requests.
 
     Args:
-        caching: SGLang keeps a prefix cache.
+        prefixes: see `shared_beginnings`.
         watermarks: SGLang marks generated tokens, also of requests that do not ask for it.
     """
 
@@ -44,12 +45,12 @@ class TokenFrontend:
         config: PrefillOnlyConfig,
         metrics: FrontendMetrics,
         *,
-        caching: bool,
+        prefixes: PrefixPolicy | None,
         watermarks: bool,
     ) -> None:
         self.metrics = metrics
         self._exchange = exchange
-        self._caching = caching
+        self._prefixes = prefixes
         self._watermarks = watermarks
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._batches = BatchExchange(exchange, metrics, most_retried=2 * most)
@@ -123,5 +124,5 @@ class TokenFrontend:
             raise StockPathTaken(self._exchange.declined_reason)
 
     async def _serve(self, kind: _Kind, calls: list[TokenCall]) -> Sequence[ReadOut | Exception]:
-        pack = partial(pack_calls, kind=kind.reads, caching=self._caching)
+        pack = partial(pack_calls, kind=kind.reads, policy=self._prefixes)
         return await self._batches.ask(calls, kind.options, pack)

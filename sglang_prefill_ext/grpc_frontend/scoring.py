@@ -12,6 +12,7 @@ from sglang_prefill_ext.errors import TooManyItemsError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat, unpacked
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
+from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
 from sglang_prefill_ext.frontend.scores import flat_scores
 from sglang_prefill_ext.frontend.text_pack import pack_texts
 from sglang_prefill_ext.frontend.worker import Worker
@@ -53,6 +54,8 @@ class Scoring:
             rows = await self._pack(question, labels)
             needs_vocabulary = question.return_token_logprobs or not question.apply_softmax
             rows = replace(rows, normalised=needs_vocabulary)
+            longest = self._session.facts.config.max_forward_tokens
+            rows, scheduling = lone_prompt(rows, scheduling, self._session.prefixes, longest)
             try:
                 answer = await exchange.ask(rows, scheduling, None)
             except StockPathTaken as taken:

@@ -55,7 +55,7 @@ class Setup:
             vocab_size=VOCAB,
             hidden_size=2,
             has_tokenizer=has_tokenizer,
-            caching=False,
+            prefixes=None,
             reads_places=True,
             encoder=encoder,
         )

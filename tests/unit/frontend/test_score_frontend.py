@@ -30,6 +30,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, stub_answer
@@ -55,7 +56,12 @@ def frontend(link: StubLink) -> ScoreFrontend:
 
 
 def _frontend(
-    link: StubLink, *, has_tokenizer: bool = True, label_vocab_size: int = VOCAB, **knobs: int
+    link: StubLink,
+    *,
+    has_tokenizer: bool = True,
+    label_vocab_size: int = VOCAB,
+    prefixes: PrefixPolicy | None = None,
+    **knobs: int,
 ) -> ScoreFrontend:
     return ScoreFrontend(
         link,
@@ -65,6 +71,7 @@ def _frontend(
         hidden_size=HIDDEN,
         label_vocab_size=label_vocab_size,
         has_tokenizer=has_tokenizer,
+        prefixes=prefixes,
     )
 
 
