@@ -166,26 +166,32 @@ def lone_prompt(
     usual = rows.reads_row_ends and not len(rows.overrides)
     if rows.num_rows > 1 or len(rows.tokens) > longest or not usual:
         return rows, options
-    prefix, repeated = _lone_prefix(rows.tokens, rows.adapter, policy)
+    keep = options.keep_prefix
+    prefix, repeated = _lone_prefix(rows.tokens, rows.adapter, policy, keep=keep)
     if not prefix:
         return rows, options
     rows = replace(rows, prefix_len=prefix, suffix_lens=int_array([len(rows.tokens) - prefix]))
-    return rows, replace(options, keep_prefix=repeated or options.keep_prefix)
+    return rows, replace(options, keep_prefix=repeated or keep)
 
 
-def _lone_prefix(prompt: Int32Array, adapter: str, policy: PrefixPolicy | None) -> tuple[int, bool]:
+def _lone_prefix(
+    prompt: Int32Array, adapter: str, policy: PrefixPolicy | None, *, keep: bool = False
+) -> tuple[int, bool]:
     """How many tokens of a prompt that shares none to look up in the cache, and whether these came
     before.
 
     A long prompt is looked up in any case, and the scheduler knows whether it came before. A
     short one has to come before: most never come again, and a look takes the scheduler a sixth
     more time than a lone prompt of a small model.
+
+    Args:
+        keep: the client says that it will come again, as if it had come before.
     """
     if policy is None:
         return 0, False
     if len(prompt) >= _WORTH_A_LOOK:
         return len(prompt) - 1, False
-    seen = policy.tokens_to_commit(prompt[:-1], adapter)
+    seen = policy.tokens_to_commit(prompt[:-1], adapter, keep=keep)
     return seen, seen > 0
 
 

@@ -59,9 +59,11 @@ class PrefixPolicy:
 
     def _tokens_seen(self, prefix: Int32Array, adapter: str) -> int:
         """Tokens of `prefix` in blocks that came before; remembers all of them."""
+        if len(prefix) < BLOCK_TOKENS:
+            return 0
         digest = hashlib.blake2b(adapter.encode(), digest_size=16)
         seen = 0
-        for start in range(0, len(prefix) if len(prefix) >= BLOCK_TOKENS else 0, BLOCK_TOKENS):
+        for start in range(0, len(prefix), BLOCK_TOKENS):
             block = prefix[start : start + BLOCK_TOKENS]
             digest.update(block.tobytes())
             key = digest.digest()

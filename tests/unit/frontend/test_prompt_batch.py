@@ -136,6 +136,8 @@ def test_a_packed_prompt_is_given_the_same_prefix() -> None:
     assert (again.prefix_len, again.suffix_lens.tolist()) == (99, [1])
     assert again.tokens.tolist() == rows.tokens.tolist()
     assert options == RequestOptions(priority=3, keep_prefix=True)
+    marked, _ = lone_prompt(rows_of(90), RequestOptions(keep_prefix=True), policy(), 1_000)
+    assert marked.prefix_len == 89
     long, options = lone_prompt(rows_of(300), RequestOptions(), seen, 1_000)
     assert (long.prefix_len, options.keep_prefix) == (299, False)
 
