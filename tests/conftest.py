@@ -25,6 +25,9 @@ EXTENSION_FLAGS = (
     "--sleep-on-idle",
 )
 
+IN_FLIGHT = {"PREFILL_ONLY_TEST_IN_FLIGHT": "1"}
+"""Has a server on the CPU collect forwards one step after their launch, as on CUDA."""
+
 
 @pytest.fixture(scope="session")
 def model_dir() -> Callable[[str], Path]:
@@ -44,8 +47,9 @@ def model_dir() -> Callable[[str], Path]:
 def server(model_dir: Callable[[str], Path], worker_id: str) -> Iterator[LocalServer]:
     """The shared server: the extension on the `micro` model, in the overlap event loop.
 
-    Each worker of a run has its own.
+    Each worker of a run has its own. A forward is in flight between its iterations, as on CUDA.
     """
     log = CACHE / "logs" / f"server-{worker_id}.log"
-    with LocalServer(model_dir("micro"), EXTENSION_FLAGS, log_path=log) as running:
+    model = model_dir("micro")
+    with LocalServer(model, EXTENSION_FLAGS, env=IN_FLIGHT, log_path=log) as running:
         yield running

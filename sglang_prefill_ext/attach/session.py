@@ -33,6 +33,7 @@ from sglang_prefill_ext.frontend.exchange import UNREACHABLE, PackedExchange
 from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.tokenization.huggingface import faithful_copy
 from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
@@ -60,6 +61,7 @@ class Session:
     ) -> None:
         self.facts = facts
         self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
+        self.prefixes = repeated_prefixes(facts.config, caching=facts.caching)
         if facts.declined:
             self.exchange.decline(facts.declined)
         copy = faithful_copy(facts.tokenizer, facts.probes)

@@ -44,7 +44,7 @@ def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> 
         vocab_size=embedding_rows(manager),
         embeddings=embedding_kind(manager),
         has_tokenizer=manager.tokenizer is not None,
-        caching=encoder is None and not manager.server_args.disable_radix_cache,
+        prefixes=scoring.prefixes if encoder is None else None,
         reads_places=reads_places(manager.model_config.hf_config.architectures or []),
         encoder=encoder,
     )

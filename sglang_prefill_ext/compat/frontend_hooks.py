@@ -45,6 +45,7 @@ from sglang_prefill_ext.frontend.prompts import check_positions, check_prompt
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.frontend.token_limits import TokenNumbers, check_readout
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.runtime.startup import STARTUP
 
 _ATTRIBUTE = "_prefill_only_frontend"
@@ -221,6 +222,7 @@ def _build_frontend(
         label_vocab_size=label_vocab_size,
         has_tokenizer=tokenizer is not None,
         truncates=manager.allow_auto_truncate,
+        prefixes=repeated_prefixes(config, caching=not manager.server_args.disable_radix_cache),
     )
     if manager.server_args.enable_mis:
         frontend.exchange.decline("multi_item_scoring")

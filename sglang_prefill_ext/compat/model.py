@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -24,6 +25,10 @@ from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides, ProductHe
 from sglang_prefill_ext.oneshot.streams import in_order
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.sampling import Sampling
+
+_IN_FLIGHT_VARIABLE = "PREFILL_ONLY_TEST_IN_FLIGHT"
+"""For tests: if set, a CPU's forwards are collected one step after their launch, as on CUDA,
+although they are done by then. No option for users: it delays every answer."""
 
 
 class SglangModel:
@@ -54,7 +59,8 @@ class SglangModel:
         self.unit_length = False
         self._sampler = SglangSampler(runner)
         self._head = OutputHead(runner.model, self.vocab_size) if runner.is_generation else None
-        self.asynchronous = forward_stream is not None and self.device.type != "cpu"
+        runs_on = self.device.type != "cpu" or _IN_FLIGHT_VARIABLE in os.environ
+        self.asynchronous = forward_stream is not None and runs_on
 
     def stream(self) -> AbstractContextManager[object]:
         """Slots of cached prefixes were looked up and allocated on the scheduler's own stream."""

@@ -48,6 +48,11 @@ class PackedWork:
             self.show_queue()
         return moved
 
+    def collect(self) -> None:
+        """Wait for the forwards in flight and answer their requests."""
+        if self.runtime.step(launch=False):
+            self.show_queue()
+
     def record_iteration(self, computed_before: int, stock_batch: Any) -> None:
         """Account for an iteration.
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from sglang.srt.managers import io_struct
 from sglang.srt.runtime_context import get_serving
 
 from sglang_prefill_ext.compat.activation import config_of
@@ -29,6 +30,19 @@ from sglang_prefill_ext.runtime.startup import STARTUP
 logger = logging.getLogger(__name__)
 
 _ATTRIBUTE = "_prefill_only"
+
+_AFTER_FORWARDS = (
+    io_struct.PauseGenerationReqInput,
+    io_struct.BeginWeightUpdateReqInput,
+    io_struct.EndWeightUpdateReqInput,
+    io_struct.UpdateWeightFromDiskReqInput,
+    io_struct.UpdateWeightsFromDistributedReqInput,
+    io_struct.UpdateWeightsFromIPCReqInput,
+    io_struct.UpdateWeightsFromTensorReqInput,
+    io_struct.ReleaseMemoryOccupationReqInput,
+)
+"""Messages on which SGLang acts once the forwards in flight were collected. In a pause nobody
+would; and before the others nobody waits for a forward whose requests were aborted."""
 
 # A process runs one scheduler; some of its parts have no other way to reach it.
 _process_work: PackedWork | None = None
@@ -85,7 +99,18 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         PackedStatusReq: on_status,
         GcReq: on_gc,
     }
-    scheduler._request_dispatcher._mapping.update(handlers)
+    mapping = scheduler._request_dispatcher._mapping
+    mapping.update(handlers)
+    for kind in _AFTER_FORWARDS:
+        mapping[kind] = _after_forwards(work, mapping[kind])
+
+
+def _after_forwards(work: PackedWork, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def handle(message: Any) -> Any:
+        work.collect()
+        return handler(message)
+
+    return handle
 
 
 def _gather_reports(message: GcReq, group: Any) -> None:

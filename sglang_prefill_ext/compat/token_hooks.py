@@ -51,7 +51,7 @@ def attach(manager: Any, scoring: ScoreFrontend) -> TokenFrontend:
         scoring.exchange,
         scoring.config,
         scoring.metrics,
-        caching=not manager.server_args.disable_radix_cache,
+        prefixes=scoring.prefixes,
         watermarks=manager.server_args.enable_watermark,
     )
     setattr(manager, _ATTRIBUTE, frontend)

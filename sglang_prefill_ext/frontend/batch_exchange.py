@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
@@ -27,10 +27,14 @@ class PackedGroup(Protocol):
 
     Attributes:
         members: the number of each row's item.
+        keep_prefix: the rows' prefix will come again, whatever the client says of it.
     """
 
     @property
     def members(self) -> list[int]: ...
+
+    @property
+    def keep_prefix(self) -> bool: ...
 
     @property
     def rows(self) -> PackedRows: ...
@@ -119,6 +123,8 @@ class BatchExchange(Generic[Item]):
         pack: Callable[[list[Item]], Sequence[PackedGroup]],
     ) -> Sequence[ReadOut | Exception]:
         members, rows = group.members, group.rows
+        if group.keep_prefix and not options.keep_prefix:
+            options = replace(options, keep_prefix=True)
         try:
             answer = await self._exchange.ask(rows, options, None)
             self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)

@@ -29,6 +29,7 @@ from sglang_prefill_ext.frontend.served import Served, served_prompts
 from sglang_prefill_ext.frontend.sizes import check_count, check_memory
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, EmbeddingKind, OverrideArray
 from sglang_prefill_ext.wire.packed import (
     VECTOR_AND_STATE,
@@ -78,7 +79,7 @@ class EmbedFrontend:
     Args:
         vocab_size: rows of the embedding table; prompt ids must lie below.
         embeddings: of the model.
-        caching: SGLang keeps a prefix cache.
+        prefixes: see `shared_beginnings`.
         reads_places: see `ineligible_embed_reason`.
         encoder: None where the model is none.
     """
@@ -93,7 +94,7 @@ class EmbedFrontend:
         vocab_size: int,
         embeddings: EmbeddingKind,
         has_tokenizer: bool,
-        caching: bool,
+        prefixes: PrefixPolicy | None,
         reads_places: bool,
         encoder: EncoderTraits | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class EmbedFrontend:
         self.metrics = metrics
         self._embeddings = embeddings
         self._config = config
-        self._caching = caching
+        self._prefixes = prefixes
         self._reads_places = reads_places
         self._is_encoder = encoder is not None
         self.makes_numbers = encoder is not None and encoder.makes_numbers
@@ -235,7 +236,7 @@ class EmbedFrontend:
             vector_width=kind.vector_width,
             overrides=NO_OVERRIDES if kind.overridden is None else kind.overridden.table,
             adapter=kind.adapter,
-            caching=self._caching,
+            policy=self._prefixes,
         )
         async with self._exchange.admitted(kind.options):
             return await self._batches.ask(prompts, kind.options, pack)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.read_places import ReadPlaces
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
-from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows
+from sglang_prefill_ext.wire.packed import (
+    NO_INTS,
+    Float32Array,
+    Int32Array,
+    PackedRows,
+    int_array,
+)
 
 _BEGINNING = 16
 """Tokens by which prompts of one beginning are told from others."""
@@ -18,8 +27,22 @@ _BEGINNING = 16
 _LEAST_SAVING = 128
 """Tokens that a packed request of its own must save: about what its way costs."""
 
-_WORTH_CACHING = 256
+_WORTH_A_LOOK = 256
 """Tokens of a prompt that is worth a packed request for what a prefix cache may have of it."""
+
+
+class Beginning(NamedTuple):
+    """Prompts that become one packed request.
+
+    Attributes:
+        members: their numbers.
+        prefix: tokens that they share, at most all but one.
+        repeated: this prefix came before, so the prefix cache is to keep it.
+    """
+
+    members: list[int]
+    prefix: int
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +51,12 @@ class PromptGroup:
 
     Attributes:
         members: the number of each row's prompt.
+        keep_prefix: see `Beginning.repeated`.
     """
 
     members: list[int]
     rows: PackedRows
+    keep_prefix: bool = False
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
         """Return the vector of every member, float32 ``[width]``."""
@@ -44,19 +69,19 @@ def pack_prompts(
     overrides: OverrideArray = NO_OVERRIDES,
     *,
     adapter: str = "",
-    caching: bool,
+    policy: PrefixPolicy | None = None,
 ) -> list[PromptGroup]:
     """Pack prompts, each with at least one token and all ids valid, into requests for vectors.
 
     Args:
         vector_width, overrides, adapter: see `PackedRows`.
-        caching: see `shared_beginnings`.
+        policy: see `shared_beginnings`.
 
     Returns:
         One request for each of the `shared_beginnings`.
     """
     groups = []
-    for members, prefix in shared_beginnings(prompts, caching=caching):
+    for members, prefix, repeated in shared_beginnings(prompts, adapter, policy):
         tokens, lens = flat_tokens([prompts[each] for each in members], prefix)
         rows = PackedRows(
             tokens,
@@ -68,7 +93,7 @@ def pack_prompts(
             overrides=overrides,
             adapter=adapter,
         )
-        groups.append(PromptGroup(members, rows))
+        groups.append(PromptGroup(members, rows, repeated))
     return groups
 
 
@@ -97,34 +122,77 @@ def pack_read_places(
 
 
 def shared_beginnings(
-    prompts: Sequence[Int32Array], *, caching: bool
-) -> list[tuple[list[int], int]]:
+    prompts: Sequence[Int32Array], adapter: str, policy: PrefixPolicy | None
+) -> list[Beginning]:
     """Divide prompts by how they begin.
 
     Args:
-        caching: there is a prefix cache, which may know the beginning of a long prompt that none
-            of the others shares.
+        policy: remembers prompts; None where there is no prefix cache, which may know the
+            beginning of a prompt that none of the others shares.
 
     Returns:
-        The members' numbers and the length of the prefix that they share, at most all tokens but
-        one: for each beginning that is worth a request, and for all other prompts.
+        One for each beginning that is worth a request, and one for all other prompts.
     """
     alike: defaultdict[bytes, list[int]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
         alike[prompt[:_BEGINNING].tobytes()].append(number)
     groups, others = [], []
     for members in alike.values():
-        if caching and len(members) == 1 and len(prompts[members[0]]) >= _WORTH_CACHING:
-            groups.append((members, len(prompts[members[0]]) - 1))
-            continue
-        prefix = _shared_prefix_len([prompts[each] for each in members])
-        if len(alike) == 1 or (len(members) - 1) * prefix >= _LEAST_SAVING:
-            groups.append((members, prefix))
+        least_saving = 0 if len(alike) == 1 else _LEAST_SAVING
+        if len(members) > 1:
+            group = Beginning(members, _shared_prefix_len([prompts[each] for each in members]))
+            saving = (len(members) - 1) * group.prefix
+        else:
+            group = Beginning(members, *_lone_prefix(prompts[members[0]], adapter, policy))
+            saving = group.prefix
+        if saving >= least_saving:
+            groups.append(group)
         else:
             others += members
     if others:
-        groups.append((others, _shared_prefix_len([prompts[each] for each in others])))
+        groups.append(Beginning(others, _shared_prefix_len([prompts[each] for each in others])))
     return groups
+
+
+def lone_prompt(
+    rows: PackedRows, options: RequestOptions, policy: PrefixPolicy | None, longest: int
+) -> tuple[PackedRows, RequestOptions]:
+    """Give a packed request of one prompt the prefix that `shared_beginnings` would give it.
+
+    Args:
+        policy: see `shared_beginnings`.
+        longest: tokens of a prompt that fits a forward; longer ones stay as they are.
+    """
+    usual = rows.reads_row_ends and not len(rows.overrides)
+    if rows.num_rows > 1 or len(rows.tokens) > longest or not usual:
+        return rows, options
+    keep = options.keep_prefix
+    prefix, repeated = _lone_prefix(rows.tokens, rows.adapter, policy, keep=keep)
+    if not prefix:
+        return rows, options
+    rows = replace(rows, prefix_len=prefix, suffix_lens=int_array([len(rows.tokens) - prefix]))
+    return rows, replace(options, keep_prefix=repeated or keep)
+
+
+def _lone_prefix(
+    prompt: Int32Array, adapter: str, policy: PrefixPolicy | None, *, keep: bool = False
+) -> tuple[int, bool]:
+    """How many tokens of a prompt that shares none to look up in the cache, and whether these came
+    before.
+
+    A long prompt is looked up in any case, and the scheduler knows whether it came before. A
+    short one has to come before: most never come again, and a look takes the scheduler a sixth
+    more time than a lone prompt of a small model.
+
+    Args:
+        keep: the client says that it will come again, as if it had come before.
+    """
+    if policy is None:
+        return 0, False
+    if len(prompt) >= _WORTH_A_LOOK:
+        return len(prompt) - 1, False
+    seen = policy.tokens_to_commit(prompt[:-1], adapter, keep=keep)
+    return seen, seen > 0
 
 
 def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array, Int32Array]:

@@ -16,6 +16,7 @@ from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
 from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.scores import Matrix, logprob_rows, scores_from_values
 from sglang_prefill_ext.frontend.served import Served, served_rows
@@ -29,6 +30,7 @@ from sglang_prefill_ext.frontend.sizes import (
 )
 from sglang_prefill_ext.frontend.worker import Worker, is_large
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
@@ -67,6 +69,7 @@ class ScoreFrontend:
         embeddings: of the model.
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
         truncates: SGLang shortens prompts that are too long, and refuses none.
+        prefixes: see `shared_beginnings`.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class ScoreFrontend:
         label_vocab_size: int,
         has_tokenizer: bool,
         truncates: bool,
+        prefixes: PrefixPolicy | None,
     ) -> None:
         self.metrics = metrics
         self.config = config
@@ -90,6 +94,7 @@ class ScoreFrontend:
         self.label_vocab_size = label_vocab_size
         self._has_tokenizer = has_tokenizer
         self._truncates = truncates
+        self.prefixes = prefixes
         self._worker = Worker("prefill-only-pack")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
@@ -110,6 +115,8 @@ class ScoreFrontend:
             try:
                 rows = await self._pack(encoded, labels, run)
                 rows = replace(rows, normalised=_needs_vocabulary(call))
+                longest = self.config.max_forward_tokens
+                rows, options = lone_prompt(rows, options, self.prefixes, longest)
                 answer = await self.exchange.ask(rows, options, call.request)
             except StockPathTaken as taken:
                 listed = None if encoded is call else _with_lists(encoded)

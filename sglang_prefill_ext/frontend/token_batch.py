@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.frontend.prompt_batch import flat_tokens, shared_beginnings
+from sglang_prefill_ext.frontend.prompt_batch import Beginning, flat_tokens, shared_beginnings
 from sglang_prefill_ext.frontend.token_call import TokenCall
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows, int_array
 from sglang_prefill_ext.wire.sampling import Sampling
 
@@ -53,6 +54,7 @@ class TokenGroup:
 
     Attributes:
         members: the number of each row's call.
+        keep_prefix: see `Beginning.repeated`.
         starts: the first read of each call, as a position in its prompt.
     """
 
@@ -60,6 +62,7 @@ class TokenGroup:
     starts: list[int]
     kind: ReadKind
     rows: PackedRows
+    keep_prefix: bool
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
         """Return for every call its reads, ``[reads, values a read]``, to the prompt's last."""
@@ -75,19 +78,23 @@ class TokenGroup:
         return found
 
 
-def pack_calls(calls: Sequence[TokenCall], kind: ReadKind, *, caching: bool) -> list[TokenGroup]:
+def pack_calls(
+    calls: Sequence[TokenCall], kind: ReadKind, policy: PrefixPolicy | None = None
+) -> list[TokenGroup]:
     """Pack calls of a kind; those that begin alike share a prefix, whose reads are shared, too.
 
     Args:
-        caching: see `shared_beginnings`.
+        policy: see `shared_beginnings`.
     """
+    prompts = [call.ids for call in calls]
     return [
-        _group([calls[each] for each in members], members, prefix, kind)
-        for members, prefix in shared_beginnings([call.ids for call in calls], caching=caching)
+        _group([calls[each] for each in beginning.members], beginning, kind)
+        for beginning in shared_beginnings(prompts, kind.adapter, policy)
     ]
 
 
-def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKind) -> TokenGroup:
+def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> TokenGroup:
+    members, prefix, repeated = beginning
     prompts = [call.ids for call in calls]
     starts = [len(call.ids) - 1 if call.start is None else call.start for call in calls]
     if len(calls) == 1:
@@ -108,7 +115,7 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
             sampling=sampling,
             adapter=kind.adapter,
         )
-        return TokenGroup(members, starts, kind, rows)
+        return TokenGroup(members, starts, kind, rows, repeated)
     prefix_reads = max(0, prefix - min(starts))
     first_reads = np.maximum(starts, prefix)
     successors = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
@@ -127,7 +134,7 @@ def _group(calls: list[TokenCall], members: list[int], prefix: int, kind: ReadKi
         sampling=sampling,
         adapter=kind.adapter,
     )
-    return TokenGroup(members, starts, kind, rows)
+    return TokenGroup(members, starts, kind, rows, repeated)
 
 
 def _labels(successors: Int32Array, token_ids: Int32Array) -> Int32Array:

@@ -22,6 +22,7 @@ from sglang_prefill_ext.frontend.token_call import (
 )
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 
 _MOST_SHARED = 1 << 18
 """Numbers that are read for a call which may share a packed request."""
@@ -39,7 +40,7 @@ class TokenFrontend:
     """Serves eligible calls; concurrent ones share packed requests.
 
     Args:
-        caching: SGLang keeps a prefix cache.
+        prefixes: see `shared_beginnings`.
         watermarks: SGLang marks generated tokens, also of requests that do not ask for it.
     """
 
@@ -49,12 +50,12 @@ class TokenFrontend:
         config: PrefillOnlyConfig,
         metrics: FrontendMetrics,
         *,
-        caching: bool,
+        prefixes: PrefixPolicy | None,
         watermarks: bool,
     ) -> None:
         self.metrics = metrics
         self._exchange = exchange
-        self._caching = caching
+        self._prefixes = prefixes
         self._watermarks = watermarks
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._config = config
@@ -142,5 +143,5 @@ class TokenFrontend:
             raise StockPathTaken(self._exchange.declined_reason)
 
     async def _serve(self, kind: _Kind, calls: list[TokenCall]) -> Sequence[ReadOut | Exception]:
-        pack = partial(pack_calls, kind=kind.reads, caching=self._caching)
+        pack = partial(pack_calls, kind=kind.reads, policy=self._prefixes)
         return await self._batches.ask(calls, kind.options, pack)

@@ -13,6 +13,7 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
 from sglang_prefill_ext.frontend.labels import num_labels
 from sglang_prefill_ext.frontend.override_pack import pack_overridden
+from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
 from sglang_prefill_ext.frontend.scores import flat_scores
 from sglang_prefill_ext.frontend.sizes import PromptLengths, check_count, check_memory
 from sglang_prefill_ext.frontend.worker import Worker
@@ -56,6 +57,8 @@ class Scoring:
                 rows = await self._pack(encoded, labels)
                 needs_vocabulary = question.return_token_logprobs or not question.apply_softmax
                 rows = replace(rows, normalised=needs_vocabulary)
+                longest = self._session.facts.config.max_forward_tokens
+                rows, scheduling = lone_prompt(rows, scheduling, self._session.prefixes, longest)
                 answer = await exchange.ask(rows, scheduling, None)
             except StockPathTaken as taken:  # the engine need not encode texts again
                 raise StockPathTaken(taken.reason, encoded) from None

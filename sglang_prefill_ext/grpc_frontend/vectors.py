@@ -31,7 +31,7 @@ class Vectors:
             vocab_size=session.facts.vocab_size,
             embeddings=session.facts.embeddings,
             has_tokenizer=session.has_tokenizer,
-            caching=session.facts.caching,
+            prefixes=session.prefixes,
             reads_places=False,  # calls here name none
         )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-from sglang_prefill_ext.config import PrefixCaching
+from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
 from sglang_prefill_ext.wire.packed import Int32Array
 
 BLOCK_TOKENS = 16
-"""Prefixes are recognised again in whole blocks of so many tokens."""
+"""Prefixes are recognised again in blocks of so many tokens; only the last may be shorter."""
 
 REMEMBERED_BLOCKS = 1 << 16
 """Blocks that are remembered at most; the longest unseen are forgotten first (about 10 MB)."""
@@ -20,7 +20,8 @@ class PrefixPolicy:
 
     A cached prefix displaces others and costs a write per layer, so by default only what came
     before is kept: a query that is asked once leaves nothing behind. A block is recognised by a
-    digest of all tokens up to its end, so that requests that differ later share what is equal.
+    digest of all tokens up to its end, so that requests that differ later share what is equal. What
+    comes again as a whole is kept as a whole, unless it is shorter than one block.
     It depends on the requests and their order alone: tensor-parallel ranks decide alike.
 
     Args:
@@ -58,15 +59,23 @@ class PrefixPolicy:
 
     def _tokens_seen(self, prefix: Int32Array, adapter: str) -> int:
         """Tokens of `prefix` in blocks that came before; remembers all of them."""
+        if len(prefix) < BLOCK_TOKENS:
+            return 0
         digest = hashlib.blake2b(adapter.encode(), digest_size=16)
         seen = 0
-        for stop in range(BLOCK_TOKENS, len(prefix) + 1, BLOCK_TOKENS):
-            digest.update(prefix[stop - BLOCK_TOKENS : stop].tobytes())
+        for start in range(0, len(prefix), BLOCK_TOKENS):
+            block = prefix[start : start + BLOCK_TOKENS]
+            digest.update(block.tobytes())
             key = digest.digest()
             if key in self._seen:
-                seen = stop
+                seen = start + len(block)
                 self._seen.move_to_end(key)
             self._seen[key] = None
         while len(self._seen) > REMEMBERED_BLOCKS:
             self._seen.popitem(last=False)
         return seen
+
+
+def repeated_prefixes(config: PrefillOnlyConfig, *, caching: bool) -> PrefixPolicy | None:
+    """What a front end remembers of the prompts that it sends; None without a prefix cache."""
+    return PrefixPolicy(config.prefix_caching, page_tokens=1) if caching else None

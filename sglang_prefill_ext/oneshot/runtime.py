@@ -187,13 +187,13 @@ class PackedRuntime:
         return [job.rid for job in late]
 
     def restart_waiting(self) -> None:
-        """Make queued jobs start over, unless a forward of theirs is in flight.
+        """Make queued jobs start over, once what is in flight was collected.
 
         What a job holds of its earlier forwards belongs to the weights of that time.
         """
-        job = self._queue.begun
-        if job is not None and all(job is not flying for flying in self._forwards.flying):
-            self._forwards.requeue(job)
+        self.step(launch=False)
+        if self._queue.begun is not None:
+            self._forwards.requeue(self._queue.begun)
 
     def abort(self, rid: str, *, everything: bool = False) -> None:
         """End the job of that id, or all; forwards in flight are let finish.

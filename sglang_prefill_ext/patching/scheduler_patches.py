@@ -27,12 +27,19 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:attach_runtime",
         group=Group.SCHEDULER,
-        why="The scheduler would have no handler for packed requests.",
+        why="The scheduler would have no handler for packed requests; it would pause, change "
+        "weights and release memory while a packed forward runs.",
         signature="(self)",
-        relies_on=("self._request_dispatcher", "TypeBasedDispatcher"),
+        relies_on=(
+            *("self._request_dispatcher", "TypeBasedDispatcher"),
+            *"PauseGenerationReqInput BeginWeightUpdateReqInput EndWeightUpdateReqInput".split(),
+            *"UpdateWeightFromDiskReqInput UpdateWeightsFromDistributedReqInput".split(),
+            *"UpdateWeightsFromIPCReqInput UpdateWeightsFromTensorReqInput".split(),
+            "ReleaseMemoryOccupationReqInput",
+        ),
         fingerprints={"0.5.23": "a79b2747a8c40a56921e2bb2ab097e0e4a819efa0b266d6c1c7258a8b1c366ad"},
-        diffs=_MESSAGES,
-        remove_when=_HAS_MESSAGES,
+        diffs=_MESSAGES + _OUT_OF_BAND,
+        remove_when=_HAS_MESSAGES + _HAS_OUT_OF_BAND,
     ),
     Patch(
         id="P11",

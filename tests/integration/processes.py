@@ -90,6 +90,33 @@ def held_back(
     awake.result()
 
 
+@contextmanager
+def in_flight(
+    server: LocalServer, client: Client, pool: Executor, body: Json
+) -> Iterator[Future[httpx.Response]]:
+    """Have a request's forward launched, and the scheduler sleep in a stock batch behind it.
+
+    What is sent within the block reaches the scheduler before it collects that forward, if
+    its server keeps forwards in flight.
+    """
+    client.post("/slow_down", {"forward_sleep_time": GATE_S})
+    seen = server.log_path.stat().st_size
+
+    def asleep(times: int) -> bool:
+        return server.log_path.read_bytes()[seen:].count(b"run_batch sleep") == times
+
+    blocker = pool.submit(client.generate, [5, 6, 7], 3, stock=True)
+    wait_until(lambda: asleep(1))
+    (reply,) = sent(client, pool, [body], "/v1/score")
+    wait_until(lambda: asleep(2))
+    awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
+    yield reply
+    assert asleep(2), "the block was left too late"
+    assert not reply.done()
+    assert not blocker.done()
+    awake.result()
+
+
 def sent(
     client: Client,
     pool: Executor,

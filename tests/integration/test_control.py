@@ -12,7 +12,7 @@ from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.client import Client, score_body
 from tests.integration.load import steady_load
 from tests.integration.parity import assert_same_answer, assert_same_answers
-from tests.integration.processes import held_back
+from tests.integration.processes import held_back, in_flight
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -44,6 +44,31 @@ def test_a_pause_holds_queued_requests_back(
     assert client.post("/continue_generation", {}).status_code == 200
     assert_same_answers([reply.result().json() for reply in replies], wanted)
     assert_same_answer(later.result(), wanted[0])
+
+
+def test_a_pause_in_place_answers_what_is_in_flight(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    wanted = client.score(BODIES[0])
+    with in_flight(server, client, pool, BODIES[0]) as reply:
+        pause = pool.submit(client.post, "/pause_generation", {"mode": "in_place"})
+    assert pause.result().status_code == 200
+    assert_same_answer(reply.result(timeout=60).json(), wanted)
+
+
+@pytest.mark.patch("P10")
+def test_a_retracting_pause_leaves_nothing_in_flight(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor, new_weights: dict[str, str]
+) -> None:
+    wanted = client.score(BODIES[0])
+    with in_flight(server, client, pool, BODIES[0]) as reply:
+        pause = pool.submit(client.post, "/pause_generation", {"mode": "retract"})
+    assert pause.result().status_code == 200
+    assert_same_answer(reply.result(timeout=60).json(), wanted)
+    assert client.http.post("/flush_cache").status_code == 200
+    update = client.post("/update_weights_from_disk", new_weights)
+    assert update.json()["success"], update.text
+    assert client.post("/continue_generation", {}).status_code == 200
 
 
 def test_a_pause_that_aborts_ends_queued_requests(

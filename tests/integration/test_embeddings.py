@@ -108,6 +108,16 @@ def vectors(response: Any) -> NDArray[np.float64]:
     return np.array([each["embedding"] for each in response.json()["data"]])
 
 
+def test_a_short_prompt_that_comes_again_is_kept(embedder: Serving) -> None:
+    client, prompt = embedder.client, random_ids(random.Random(9), 100)
+    body = {"model": "m", "input": prompt}
+    with client.counting() as moved:
+        found = [vectors(client.post("/v1/embeddings", body)) for _ in range(3)]
+    assert moved["scheduler.tokens_cached"] == len(prompt) - 1
+    for each in (*found, vectors(client.post("/v1/embeddings", body, stock=True))):
+        np.testing.assert_allclose(each, found[0], atol=TOLERANCE)
+
+
 def both(client: Client, path: str, body: Json) -> tuple[Any, Any]:
     """The answers of the packed and of the stock path, which must have been taken."""
     with client.counting() as moved:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
+from tests.conftest import IN_FLIGHT
 from tests.integration import wrong_readout
 from tests.integration.client import Client, score_body, wait_until
 from tests.integration.own_server import Serving, serving
@@ -57,7 +58,7 @@ def unchecked(
     fault = wrong_readout.install(tmp_path_factory.mktemp("plugin"))
     flags = (*wrong_readout.FLAGS, "--prefill-only-known-answers", "off")
     flags += ("--crash-dump-folder", str(tmp_path_factory.mktemp("crash")))
-    with serving(model_dir("micro"), "unchecked", *flags, env=fault) as running:
+    with serving(model_dir("micro"), "unchecked", *flags, env=fault | IN_FLIGHT) as running:
         yield running
 
 

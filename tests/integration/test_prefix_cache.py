@@ -13,8 +13,7 @@ from tests.integration.parity import assert_same_answers
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 QUERY, ITEMS = 200, [5, 7, 3]
-WHOLE_BLOCKS = 192
-"""Prefixes are recognised again in blocks of 16 tokens."""
+ONE_TOKEN = {"max_new_tokens": 1, "temperature": 0}
 
 
 def send(client: Client, body: Json) -> tuple[Json, int, int]:
@@ -28,11 +27,67 @@ def send(client: Client, body: Json) -> tuple[Json, int, int]:
 
 
 def cached_by_generation(client: Client, ids: list[int]) -> int:
-    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
-    response = client.post("/generate", body, stock=True)
-    assert response.status_code == 200, response.text
-    cached: int = response.json()["meta_info"]["cached_tokens"]
+    cached: int = one_token(client, ids, stock=True)["cached_tokens"]
     return cached
+
+
+def one_token(client: Client, ids: list[int], *, stock: bool) -> Json:
+    """Return what is told of a request for one token."""
+    body = {"input_ids": ids, "sampling_params": ONE_TOKEN}
+    with client.counting() as moved:
+        response = client.post("/generate", body, stock=stock)
+    assert response.status_code == 200, response.text
+    assert moved["frontend.requests.packed"] == (not stock)
+    meta: Json = response.json()["meta_info"]
+    return meta
+
+
+def completion_details(client: Client, ids: list[int], *, stock: bool) -> Json | None:
+    """What `return_cached_tokens_details` shows of a completion."""
+    body = {"model": "m", "prompt": ids, "max_tokens": 1, "return_cached_tokens_details": True}
+    response = client.post("/v1/completions", body, stock=stock)
+    assert response.status_code == 200, response.text
+    details: Json | None = (response.json().get("sglext") or {}).get("cached_tokens_details")
+    return details
+
+
+@pytest.mark.parametrize("length", [40, 128, 255])
+def test_a_short_prompt_that_comes_again_is_kept_like_stock_keeps_it(
+    client: Client, length: int
+) -> None:
+    rng = random.Random(7_200 + length)
+    ours, theirs = random_ids(rng, length), random_ids(rng, length)
+    stock = [one_token(client, theirs, stock=True) for _ in range(2)]
+    packed = [one_token(client, ours, stock=False) for _ in range(3)]
+    assert [each["cached_tokens"] for each in stock] == [0, length - 1]
+    assert [each["cached_tokens"] for each in packed] == [0, 0, length - 1]
+    assert packed[-1]["cached_tokens_details"] == stock[-1]["cached_tokens_details"]
+    shown = [completion_details(client, each, stock=each is theirs) for each in (ours, theirs)]
+    assert shown == [{"device": length - 1, "host": 0}] * 2
+    # A generation starts where the prompt ends.
+    assert cached_by_generation(client, ours) == length - 1
+    output = client.generate(ours, 5, stock=True)
+    client.flush()
+    assert client.generate(ours, 5, stock=True) == output
+
+
+def test_a_scored_prompt_is_kept_for_generations(client: Client) -> None:
+    body = score_body(76, 60, [40])
+    prompt = [*body["query"], *body["items"][0]]
+    with client.counting() as moved:
+        answers = [client.score(body) for _ in range(3)]
+    assert moved["scheduler.tokens_cached"] == len(prompt) - 1
+    assert cached_by_generation(client, prompt) == len(prompt) - 1
+    assert_same_answers(answers, [client.score(body, stock=True)] * 3)
+
+
+def test_short_prompts_keep_what_they_begin_with_alike(client: Client) -> None:
+    rng = random.Random(7_300)
+    beginning = random_ids(rng, 64)
+    prompts = [beginning + random_ids(rng, 30) for _ in range(4)]
+    cached = [one_token(client, each, stock=False)["cached_tokens"] for each in prompts]
+    assert cached == [0, 0, 64, 64]
+    assert one_token(client, prompts[0], stock=True)["cached_tokens"] == 64
 
 
 def test_single_prompts_that_come_one_by_one_use_the_cache(client: Client) -> None:
@@ -41,7 +96,7 @@ def test_single_prompts_that_come_one_by_one_use_the_cache(client: Client) -> No
     cached, outputs = [], []
     for stock in (False, False, False, True):
         prompt = beginning + random_ids(rng, 5)
-        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+        body = {"input_ids": prompt, "sampling_params": ONE_TOKEN}
         with client.counting() as moved:
             answer = client.post("/generate", body, stock=stock).json()
         assert moved["frontend.requests.packed"] == (not stock)
@@ -58,8 +113,8 @@ def test_a_repeated_query_is_computed_once_more_and_then_cached(client: Client) 
     before = client.memory()
     body = score_body(71, QUERY, ITEMS)
     answers, _, cached = zip(*(send(client, body) for _ in range(4)), strict=True)
-    assert cached == (0, 0, WHOLE_BLOCKS, WHOLE_BLOCKS)
-    assert _evictable(client) == WHOLE_BLOCKS
+    assert cached == (0, 0, QUERY, QUERY)
+    assert _evictable(client) == QUERY
     client.assert_memory_returns_to(before)
     stock = client.score(body, stock=True)
     assert_same_answers(answers, [stock] * len(answers))
@@ -87,7 +142,7 @@ def test_generations_find_what_scores_have_cached(client: Client) -> None:
     client.flush()
     for _ in range(2):
         send(client, body)
-    assert cached_by_generation(client, [*body["query"], 5, 6]) == WHOLE_BLOCKS
+    assert cached_by_generation(client, [*body["query"], 5, 6]) == QUERY
     assert client.generate(body["query"], 5) == _uncached(client, body["query"])
 
 
@@ -104,11 +159,11 @@ def test_scores_find_what_generations_have_cached(client: Client) -> None:
 
 def test_flushing_empties_it(client: Client) -> None:
     body = score_body(74, QUERY, ITEMS)
-    assert [send(client, body)[2] for _ in range(3)] == [0, 0, WHOLE_BLOCKS]
+    assert [send(client, body)[2] for _ in range(3)] == [0, 0, QUERY]
     client.flush()
     assert _evictable(client) == 0
     # That the query was seen before is not forgotten, so it is stored at once.
-    assert [send(client, body)[2] for _ in range(2)] == [0, WHOLE_BLOCKS]
+    assert [send(client, body)[2] for _ in range(2)] == [0, QUERY]
     client.flush()
     assert _evictable(client) == 0
 

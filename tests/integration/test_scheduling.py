@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
+from tests.conftest import IN_FLIGHT
 from tests.integration.client import OPT_OUT, Client, score_body
 from tests.integration.generation import stream_events
 from tests.integration.load import steady_load
@@ -39,7 +40,7 @@ def server(model_dir: Callable[[str], Path]) -> Iterator[LocalServer]:
     knobs = [f"--prefill-only-{name}={value}" for name, value in FLAGS.items()]
     log = LOGS / "scheduling.log"
     flags = ["--enable-prefill-only", "--enable-metrics", "--sleep-on-idle", *knobs]
-    with LocalServer(model_dir("micro"), flags, log_path=log) as running:
+    with LocalServer(model_dir("micro"), flags, env=IN_FLIGHT, log_path=log) as running:
         yield running
 
 

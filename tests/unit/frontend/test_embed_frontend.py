@@ -63,7 +63,7 @@ class Setup:
             vocab_size=VOCAB,
             embeddings=EmbeddingKind(2, "float32"),
             has_tokenizer=has_tokenizer,
-            caching=False,
+            prefixes=None,
             reads_places=True,
             encoder=encoder,
         )

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, pack_prompts
-from sglang_prefill_ext.wire.packed import int_array
+from sglang_prefill_ext.config import PrefixCaching
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, lone_prompt, pack_prompts
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 BEGINNINGS = [[7] * 40, [7] * 16 + [8] * 30, [9] * 3, [6] * 300, []]
 
@@ -29,12 +36,14 @@ def prompts_of(group: PromptGroup) -> list[list[int]]:
         min_size=1,
         max_size=12,
     ),
-    st.booleans(),
+    st.none() | st.builds(PrefixPolicy, st.sampled_from(PrefixCaching), st.just(1)),
 )
-def test_every_prompt_is_in_one_group_unchanged(prompts: list[list[int]], caching: bool) -> None:
-    groups = pack_prompts(
-        [int_array(prompt) for prompt in prompts], vector_width=3, caching=caching
-    )
+def test_every_prompt_is_in_one_group_unchanged(
+    prompts: list[list[int]], policy: PrefixPolicy | None
+) -> None:
+    ids = [int_array(prompt) for prompt in prompts]
+    pack_prompts(ids[: len(ids) // 2], vector_width=3, policy=policy)
+    groups = pack_prompts(ids, vector_width=3, policy=policy)
     found = {}
     for group in groups:
         assert group.rows.vector_width == 3
@@ -43,11 +52,14 @@ def test_every_prompt_is_in_one_group_unchanged(prompts: list[list[int]], cachin
     assert [found[number] for number in range(len(prompts))] == prompts
 
 
-def shapes(prompts: list[list[int]], *, caching: bool = False) -> list[tuple[int, list[int]]]:
-    groups = pack_prompts(
-        [int_array(prompt) for prompt in prompts], vector_width=1, caching=caching
-    )
-    return [(group.rows.prefix_len, group.members) for group in groups]
+def groups_of(prompts: list[list[int]], policy: PrefixPolicy | None = None) -> list[PromptGroup]:
+    return pack_prompts([int_array(prompt) for prompt in prompts], vector_width=1, policy=policy)
+
+
+def shapes(
+    prompts: list[list[int]], policy: PrefixPolicy | None = None
+) -> list[tuple[int, list[int]]]:
+    return [(group.rows.prefix_len, group.members) for group in groups_of(prompts, policy)]
 
 
 def test_beginnings_worth_a_message_get_one() -> None:
@@ -68,5 +80,79 @@ def test_one_token_stays_in_every_row() -> None:
 
 def test_a_long_prompt_goes_alone_where_a_cache_may_know_its_beginning() -> None:
     prompts = [[1] * 255 + [2], [3] * 200, [4] * 255 + [5]]
-    assert shapes(prompts, caching=True) == [(255, [0]), (255, [2]), (0, [1])]
+    assert shapes(prompts, policy()) == [(255, [0]), (255, [2]), (0, [1])]
     assert shapes(prompts) == [(0, [0, 1, 2])]
+
+
+def policy(caching: PrefixCaching = PrefixCaching.REPEATED) -> PrefixPolicy:
+    return PrefixPolicy(caching, page_tokens=1)
+
+
+def kept(prompt: list[int], policy: PrefixPolicy | None) -> tuple[int, bool]:
+    """How a prompt of its own goes: its prefix, and whether that is to be kept."""
+    (group,) = groups_of([prompt], policy)
+    return group.rows.prefix_len, group.keep_prefix
+
+
+@pytest.mark.parametrize("length", [18, 128, 255])
+def test_a_short_prompt_has_a_prefix_once_it_came_before(length: int) -> None:
+    prompt, seen = list(range(length)), policy()
+    found = [kept(prompt, seen) for _ in range(3)]
+    assert found == [(0, False), (length - 1, True), (length - 1, True)]
+    assert kept([*prompt[:16], 7_000], seen) == (16, True)
+    assert kept([7_000, *prompt[1:]], seen) == (0, False)
+    assert kept(prompt, None) == (0, False)
+
+
+def test_less_than_a_block_does_not_come_again() -> None:
+    short, seen = list(range(16)), policy()  # the last token is never in the prefix
+    assert [kept(short, seen) for _ in range(3)] == [(0, False)] * 3
+
+
+def test_without_memory_prefixes_are_kept_at_once_or_never() -> None:
+    prompt = list(range(100))
+    assert kept(prompt, policy(PrefixCaching.ALWAYS)) == (99, True)
+    assert [kept(prompt, seen) for seen in [policy(PrefixCaching.NEVER)] * 2] == [(0, False)] * 2
+
+
+def test_among_others_a_prompt_that_came_before_must_save_its_message() -> None:
+    seen = policy()
+    prompts = [list(range(100)), list(range(500, 650)), [5, 6]]
+    assert shapes(prompts, seen) == [(0, [0, 1, 2])]
+    assert shapes(prompts, seen) == [(149, [1]), (0, [0, 2])]
+
+
+def rows_of(*lens: int, prefix: int = 0, **fields: Any) -> PackedRows:
+    tokens = int_array(range(prefix + sum(lens)))
+    labels = (int_array([1]), fields.pop("label_lens", NO_INTS))
+    return PackedRows(tokens, prefix, int_array(lens), *labels, **fields)
+
+
+def test_a_packed_prompt_is_given_the_same_prefix() -> None:
+    seen, rows = policy(), rows_of(100)
+    first, options = lone_prompt(rows, RequestOptions(priority=3), seen, 1_000)
+    assert (first, options) == (rows, RequestOptions(priority=3))
+    again, options = lone_prompt(rows, RequestOptions(priority=3), seen, 1_000)
+    assert (again.prefix_len, again.suffix_lens.tolist()) == (99, [1])
+    assert again.tokens.tolist() == rows.tokens.tolist()
+    assert options == RequestOptions(priority=3, keep_prefix=True)
+    marked, _ = lone_prompt(rows_of(90), RequestOptions(keep_prefix=True), policy(), 1_000)
+    assert marked.prefix_len == 89
+    long, options = lone_prompt(rows_of(300), RequestOptions(), seen, 1_000)
+    assert (long.prefix_len, options.keep_prefix) == (299, False)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        rows_of(100, 100),
+        rows_of(50, 50, prefix=50),
+        rows_of(100, read_lens=int_array([2]), label_lens=int_array([1, 0]), num_best=1),
+        rows_of(100, overrides=np.ones((1, 4), dtype=np.float32)),
+        rows_of(1_001),
+    ],
+    ids=["several", "sharing", "read_inside", "overridden", "too_long"],
+)
+def test_other_packed_rows_stay_as_they_are(rows: PackedRows) -> None:
+    seen = policy(PrefixCaching.ALWAYS)
+    assert lone_prompt(rows, RequestOptions(), seen, 1_000) == (rows, RequestOptions())

@@ -30,6 +30,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score_frontend import Scored, ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
@@ -61,6 +62,7 @@ def _frontend(
     has_tokenizer: bool = True,
     label_vocab_size: int = VOCAB,
     truncates: bool = False,
+    prefixes: PrefixPolicy | None = None,
     **knobs: int,
 ) -> ScoreFrontend:
     return ScoreFrontend(
@@ -72,6 +74,7 @@ def _frontend(
         label_vocab_size=label_vocab_size,
         has_tokenizer=has_tokenizer,
         truncates=truncates,
+        prefixes=prefixes,
     )
 
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.token_answer import answer_of, first_text
 from sglang_prefill_ext.frontend.token_batch import ReadKind, pack_calls
 from sglang_prefill_ext.frontend.token_call import TokenCall
+from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.packed import int_array
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
 from tests.unit.frontend.token_requests import VOCAB, heated, log_probs, values_of
@@ -23,7 +25,7 @@ TOKENS = st.integers(0, VOCAB - 1)
 
 @st.composite
 def calls_of_one_kind(draw: st.DrawFn) -> list[TokenCall]:
-    beginning = draw(st.sampled_from([[], [3] * 5, [4] * 140, [5] * 300]))
+    beginning = draw(st.sampled_from([[], [3] * 5, [6] * 40, [4] * 140, [5] * 300]))
     reads_prompt, generates = draw(st.booleans()), draw(st.booleans())
     num_top = draw(st.integers(0, 2))
     token_ids = draw(st.none() | st.lists(TOKENS, min_size=1, max_size=2).map(tuple))
@@ -41,10 +43,13 @@ def calls_of_one_kind(draw: st.DrawFn) -> list[TokenCall]:
 
 @given(calls_of_one_kind(), st.booleans())
 def test_every_call_gets_the_answer_that_it_gets_alone(
-    calls: list[TokenCall], caching: bool
+    calls: list[TokenCall], repeated: bool
 ) -> None:
     found = {}
-    for group in pack_calls(calls, ReadKind.of(calls[0]), caching=caching):
+    kind, policy = ReadKind.of(calls[0]), PrefixPolicy(PrefixCaching.REPEATED, 1)
+    if repeated:
+        pack_calls(calls, kind, policy)
+    for group in pack_calls(calls, kind, policy):
         values = np.array(values_of(group.rows), dtype=np.float32)
         found.update(zip(group.members, group.tables(values), strict=True))
     assert sorted(found) == list(range(len(calls)))
@@ -89,7 +94,7 @@ def call(prompt: list[int], start: int | None) -> TokenCall:
 @pytest.mark.parametrize("start", [None, 0])
 def test_calls_are_computed_with_their_adapter(start: int | None) -> None:
     asked = replace(call([1, 2, 3], start), token_ids=(4,), adapter="a")
-    (group,) = pack_calls([asked], ReadKind.of(asked), caching=False)
+    (group,) = pack_calls([asked], ReadKind.of(asked))
     assert group.rows.adapter == "a"
 
 
@@ -104,7 +109,7 @@ def test_calls_that_draw_share_no_request_with_others() -> None:
 
 def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:
     prompts = [[1] * 200 + [5], [1] * 200 + [6, 7]]
-    (group,) = pack_calls([call(p, 150) for p in prompts], ReadKind(True, (), 0), caching=False)
+    (group,) = pack_calls([call(p, 150) for p in prompts], ReadKind(True, (), 0))
     rows = group.rows
     # One token less is shared: what follows the last token of the prefix differs from row to row.
     assert (rows.prefix_len, rows.prefix_reads, rows.read_lens.tolist()) == (199, 49, [2, 3])
@@ -113,9 +118,9 @@ def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:
 
 def test_where_nothing_is_read_of_the_prefix_all_of_it_is_shared() -> None:
     prompts = [[1] * 200 + [5], [1] * 200 + [6, 7]]
-    (group,) = pack_calls([call(p, 200) for p in prompts], ReadKind(True, (), 0), caching=False)
+    (group,) = pack_calls([call(p, 200) for p in prompts], ReadKind(True, (), 0))
     assert (group.rows.prefix_len, group.rows.read_lens.tolist()) == (200, [1, 2])
-    (group,) = pack_calls([call(p, None) for p in prompts], ReadKind(False, (4,), 0), caching=False)
+    (group,) = pack_calls([call(p, None) for p in prompts], ReadKind(False, (4,), 0))
     assert group.rows.reads_row_ends
 
 
@@ -168,5 +173,5 @@ def test_what_a_cache_may_know_of_a_lone_prompt_is_not_read() -> None:
     prompt = [1] * 300
     for start, prefix in ((None, 299), (200, 200), (0, 0)):
         kind = ReadKind(start is not None, (4,), 0)
-        (group,) = pack_calls([call(prompt, start)], kind, caching=True)
+        (group,) = pack_calls([call(prompt, start)], kind, PrefixPolicy(PrefixCaching.REPEATED, 1))
         assert (group.rows.prefix_len, group.rows.prefix_reads) == (prefix, 0)

@@ -38,7 +38,7 @@ class Setup:
             self.exchange,
             PrefillOnlyConfig(**knobs),
             self.metrics,
-            caching=False,
+            prefixes=None,
             watermarks=watermarks,
         )
 

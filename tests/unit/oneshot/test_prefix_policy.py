@@ -34,14 +34,14 @@ def test_only_whole_pages_of_the_prefix_are_committed(
 
 
 @given(PAGES, st.lists(PREFIXES, max_size=8))
-def test_repeated_commits_the_blocks_that_came_before(
+def test_repeated_commits_the_blocks_that_came_before_the_last_as_short_as_it_is(
     page: int, prefixes: list[Int32Array]
 ) -> None:
     policy = PrefixPolicy(PrefixCaching.REPEATED, page)
     seen: set[tuple[int, ...]] = set()
     for prefix in prefixes:
-        stops = range(BLOCK_TOKENS, len(prefix) + 1, BLOCK_TOKENS)
-        blocks = [tuple(prefix[:stop].tolist()) for stop in stops]
+        stops = [*range(BLOCK_TOKENS, len(prefix), BLOCK_TOKENS), len(prefix)]
+        blocks = [tuple(prefix[:stop].tolist()) for stop in stops if stop >= BLOCK_TOKENS]
         known = max((len(block) for block in blocks if block in seen), default=0)
         assert policy.tokens_to_commit(prefix) == known // page * page
         seen.update(blocks)
@@ -51,7 +51,7 @@ def test_what_came_with_another_adapter_did_not_come_before() -> None:
     policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
     asked = ["", "a", "b", "a", ""]
     committed = [policy.tokens_to_commit(tokens(37), adapter) for adapter in asked]
-    assert committed == [0, 0, 0, 32, 32]
+    assert committed == [0, 0, 0, 37, 37]
 
 
 @pytest.mark.parametrize(("page", "committed"), [(1, 37), (16, 32), (64, 0)])
@@ -91,9 +91,15 @@ def test_every_token_of_a_block_counts(place: int) -> None:
     assert policy.tokens_to_commit(other) == place // BLOCK_TOKENS * BLOCK_TOKENS
 
 
-def test_a_block_that_lacks_a_token_is_none() -> None:
+def test_less_than_a_block_is_not_worth_keeping() -> None:
     policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
-    assert [policy.tokens_to_commit(tokens(31)) for _ in range(2)] == [0, 16]
+    assert [policy.tokens_to_commit(tokens(15)) for _ in range(2)] == [0, 0]
+
+
+def test_a_last_block_is_recognised_only_where_it_ends_alike() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    lengths = [31, 33, 31, 30]
+    assert [policy.tokens_to_commit(tokens(length)) for length in lengths] == [0, 16, 31, 16]
 
 
 def test_the_longest_unseen_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -547,8 +547,9 @@ def test_a_job_that_flies_and_waits_is_aborted_once() -> None:
     simulation.finish()
 
 
-def test_waiting_jobs_start_over_on_demand() -> None:
-    simulation = Simulation(StubExecutor(asynchronous=False))
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_waiting_jobs_start_over_on_demand(asynchronous: bool) -> None:
+    simulation = Simulation(StubExecutor(asynchronous))
     simulation.submit(REQUEST)
     simulation.step()
     assert simulation.runtime.waiting_load.tokens < REQUEST.num_tokens
