@@ -72,7 +72,7 @@ class Scheduler:
         collect.setattr(scheduler_hooks, "_process_work", None)
         collect.setattr(scheduler_hooks, "config_of", lambda _args: CONFIG)
         collect.setattr(scheduler_hooks, "collector_of", lambda _role: StubCollector())
-        setup = RuntimeSetup(runtime, GraphUse())
+        setup = RuntimeSetup(runtime, GraphUse(), (0, 0))
         collect.setattr(scheduler_hooks, "set_up_runtime", lambda *_args: setup)
         scheduler_hooks.attach_runtime(None, self)
 
