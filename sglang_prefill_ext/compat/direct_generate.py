@@ -8,7 +8,6 @@ code, and all fields of its answer.
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Collection, Sequence
@@ -43,8 +42,6 @@ from sglang_prefill_ext.frontend.token_answer import answer_of
 from sglang_prefill_ext.frontend.token_call import TokenCall
 from sglang_prefill_ext.frontend.token_frontend import TokenFrontend
 from sglang_prefill_ext.frontend.token_limits import TokenNumbers
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +115,8 @@ class DirectGenerate:
                 read_outs = await self._frontend.read_all(calls, options, request)
                 lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
                 record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
-        except (StockPathTaken, RequestError):
+        except (StockPathTaken, RequestError, UnicodeError):
             return None  # SGLang takes it from the start, and finds the same
-        except ValueError:
-            logger.exception("A prompt could not be answered directly; SGLang serves it")
-            return None
         ended = _Ended(sampling, stops, record.times, self._manager.enable_metrics)
         answers = [
             self._answer(body, ended, call, read_out)

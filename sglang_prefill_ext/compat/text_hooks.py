@@ -13,9 +13,10 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.runtime_context import get_serving
 
 from sglang_prefill_ext.compat.frontend_link import TokenizerManagerLink
-from sglang_prefill_ext.compat.http_errors import counted
+from sglang_prefill_ext.compat.http_errors import counted_as, with_status
 from sglang_prefill_ext.compat.token_hooks import current_request, is_opted_out
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import ServerBusyError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.worker import Worker
@@ -85,13 +86,16 @@ async def encoded(manager: Any, texts: list[str], request: Any) -> list[list[int
 
 
 async def _asked(batches: TextBatches[list[int]], texts: list[str]) -> list[list[int]]:
-    """The ids of texts that SGLang's own code waits for.
+    """The ids of texts that SGLang's own code waits for, or the tokenizer's own error.
 
     Raises:
         ServerBusyError: too many wait already (HTTP 429).
     """
-    with counted(batches.metrics, current_request()):
+    try:
         return await batches.ask(texts)
+    except ServerBusyError as error:
+        batches.metrics.record_error(counted_as(error))
+        raise with_status(error, current_request()) from error
 
 
 def _batches_of(manager: Any) -> TextBatches[list[int]] | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.generate_api import read_request
@@ -186,12 +187,16 @@ def test_opted_out_and_wrong_headers_are_sglangs(headers: dict[str, str]) -> Non
     assert answer(PLAIN, headers=headers) is None
 
 
-def test_a_defect_of_ours_is_told_and_served_by_sglang(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_of_ours_is_told_and_not_blamed_on_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Defective(Frontend):
         async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
             raise ValueError("could not broadcast")
 
-    assert answer(PLAIN, Defective()) is None
+    with pytest.raises(PackedForwardError, match="could not broadcast") as caught:
+        answer(PLAIN, Defective())
+    assert caught.value.status_code == 500  # type: ignore[attr-defined]
     assert "could not broadcast" in caplog.text
     caplog.clear()
     assert answer(PLAIN | {"sampling_params": {"max_new_tokens": 1, "temperature": -1}}) is None

@@ -12,6 +12,7 @@ from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
 from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
@@ -25,6 +26,7 @@ class Group:
 
     members: list[int]
     items: list[int]
+    keep_prefix = False
 
     @property
     def rows(self) -> PackedRows:
@@ -51,7 +53,9 @@ class Setup:
         self.link = StubLink()
         self.link.admitted = 1
         self.exchange = PackedExchange(self.link, max_row_tokens=100)
-        self.batches = BatchExchange(self.exchange, FrontendMetrics(), most_retried=8)
+        self.batches = BatchExchange(
+            *(self.exchange, FrontendMetrics(), Worker("test")), most_retried=8, size_of=lambda _: 1
+        )
         self.held: list[tuple[str, PackedRows]] = []
         self.hold_single = False
         self.link.on_send = self.serve
