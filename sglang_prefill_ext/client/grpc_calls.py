@@ -93,7 +93,7 @@ def _retry_after_s(error: Any) -> float | None:
             for detail in Status.FromString(value).details:
                 wait = RetryInfo()
                 if detail.Unpack(wait):
-                    return max(0.0, wait.retry_delay.ToMilliseconds() / 1e3)
+                    return max(0.0, float(wait.retry_delay.ToMilliseconds()) / 1e3)
         except DecodeError:
             return None
     return None
