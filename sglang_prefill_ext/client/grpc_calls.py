@@ -97,8 +97,7 @@ def _retry_after_s(error: Any) -> float | None:
             for detail in Status.FromString(value).details:
                 wait = RetryInfo()
                 if detail.Unpack(wait):
-                    wait_ms: int = wait.retry_delay.ToMilliseconds()
-                    return max(0.0, wait_ms / 1e3)
+                    return max(0.0, float(wait.retry_delay.ToMilliseconds()) / 1e3)
         except DecodeError:
             return None
     return None

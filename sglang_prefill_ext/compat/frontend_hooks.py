@@ -178,19 +178,18 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
 def _check_readout(server_args: Any, obj: Any, input_ids: Any) -> None:
     """Check what a `GenerateReqInput` for one prompt asks to be read inside it.
 
-    SGLang reads there only where no token is generated; then as its setwise scores do, whose
+    SGLang reads there only where no token is generated; then as for its setwise scores, whose
     conditions these are.
     """
-    if obj.token_indices_to_pool is None:
+    if obj.token_indices_to_pool is None or obj.sampling_params.get("max_new_tokens") != 0:
         return
     in_one_piece = (
         server_args.disable_radix_cache
         and server_args.chunked_prefill_size == -1
         and not server_args.allow_auto_truncate
     )
-    generates = obj.sampling_params.get("max_new_tokens") != 0
     tokens = None if input_ids is None else len(input_ids)
-    check_readout(obj.token_indices_to_pool, tokens, in_one_piece=in_one_piece or generates)
+    check_readout(obj.token_indices_to_pool, tokens, in_one_piece=in_one_piece)
 
 
 def _numbers_of(obj: Any) -> TokenNumbers:

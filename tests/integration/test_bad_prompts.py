@@ -74,7 +74,8 @@ def test_positions_that_end_a_plain_server(client: Client) -> None:
     for places, sampling, status in (
         ([1], nothing, 400),
         ([1], one, 200),
-        ([3], one, 400),
+        ([3], one, 200),
+        ([3], nothing, 400),
         ([], nothing, 400),
     ):
         asked = body | {"token_indices_to_pool": places, "sampling_params": sampling}
