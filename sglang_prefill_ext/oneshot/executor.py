@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
+from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle, multiprocessors
 from sglang_prefill_ext.attention.libraries import LIBRARIES, library_obstacle
 from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
 from sglang_prefill_ext.attention.way import kernel_way
@@ -165,7 +165,10 @@ class PackedExecutor:
         if self._way is AttentionWay.TORCH:
             return DenseAttention(layout, model.device)
         way = kernel_way(self._way, layout)
-        return KernelAttention(layout, way, model.heads, model.dtype, model.device)
+        return KernelAttention(
+            *(layout, way, model.heads, model.dtype, model.device),
+            processors=multiprocessors(model.device),
+        )
 
 
 def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
