@@ -1,8 +1,8 @@
-"""The host's work for one launch of a kernel: ``python -m bench.kernels.launch_cost``, without a GPU.
+"""The host's work for one launch of a kernel: ``python -m bench.kernels.launch_cost``.
 
-Triton's driver is replaced by one that has a Hopper GPU and launches nothing, so that all that is
-left of a call is Python: the checks and allocations of ours, and Triton's own binding of
-arguments. A real launch adds the driver's call in C. Times are of one core, the best of several.
+Needs no GPU: Triton's driver is replaced by one that has a Hopper GPU and launches nothing, so that
+all that is left of a call is Python: the checks and allocations of ours, and Triton's own binding
+of arguments. A real launch adds the driver's call in C. Times are of one core, the best of several.
 """
 
 from __future__ import annotations

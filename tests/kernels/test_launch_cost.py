@@ -11,7 +11,7 @@ MOST_CALLS = {
     "partial_prefix_attention": 32,
     "merge_state": 30,
 }
-"""Calls of functions of Python and of C outside of Triton. A look at a tensor is two of them; checks
+"""Calls of functions, Python's and C's, outside of Triton. A tensor's look is two of them; checks
 that run again in every layer are 100 to 180 more."""
 
 COUNT = """

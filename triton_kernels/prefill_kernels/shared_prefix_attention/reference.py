@@ -20,7 +20,7 @@ def shared_prefix_attention_reference(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`out` `[Q, H, Dv]` and `lse` `[Q, H]`, float64; NaN for queries of no tile, if keys are whole.
+    """`out` `[Q, H, Dv]` and `lse` `[Q, H]`, float64; NaN for queries of no tile.
 
     Takes the arguments of `shared_prefix_attention`. Keys that no query of a tile sees may hold
     anything.
