@@ -83,10 +83,11 @@ class PrefillOnlyConfig:
         metadata={"help": "Most items of one scoring request; a larger one gets HTTP 400."},
     )
     readout_chunk_mib: int = field(
-        default=64,
+        default=0,
         metadata={
+            "least": 0,
             "help": "Memory (MiB) for full-vocabulary logits during the read-out; rows are read in "
-            "chunks that fit."
+            "chunks that fit. 0 takes what the device can spare, up to 512 on CUDA, else 64.",
         },
     )
     order: Order = field(

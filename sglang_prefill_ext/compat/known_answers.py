@@ -87,8 +87,8 @@ def report(verdict: Verdict) -> None:
         return
     logger.error(
         "Prefill-only serving is OFF: packed forwards answer known prompts otherwise than SGLang "
-        "does (%s), with --prefill-only-attention torch and without graphs, too. Every request takes "
-        "the stock path. Report it with the model, the device and this line; "
+        "does (%s), with --prefill-only-attention torch and without graphs, too. Every request "
+        "takes the stock path. Report it with the model, the device and this line; "
         "--prefill-only-known-answers off serves packed answers all the same.",
         verdict,
     )
@@ -152,9 +152,8 @@ def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array])
             output = runner.forward(forward_batch).logits_output
             read = output.embeddings if model.vector_width else output.next_token_logits
             on_host: Tensor = read.float().cpu()  # waits, so the slots are free to go
-            return on_host.view(
-                len(prompts), -1
-            )  # a head of one class makes a number of no dimension
+            # A head of one class makes a number of no dimension.
+            return on_host.view(len(prompts), -1)
     finally:
         for request in requests:
             release_kv_cache(request, scheduler.tree_cache, checkpoint=False)

@@ -18,10 +18,11 @@ from sglang_prefill_ext.compat.messages import PackedRowsResults
 from sglang_prefill_ext.compat.model import SglangModel
 from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.budget import ForwardBudget, readout_bytes
 from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
+from sglang_prefill_ext.oneshot.memory import free_bytes
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.rehearsal import rehearse
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
@@ -131,15 +132,17 @@ def _tried(
     most_bytes: int | None,
 ) -> tuple[PackedExecutor, Calibration, Verdict | None]:
     """Measure what forwards cost in that way, and compare the paths if that is wanted."""
-    executor = PackedExecutor(
-        model, readout_bytes=config.readout_chunk_mib << 20, attention=attempt.attention
-    )
 
     def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
         tensor = torch.tensor(numbers)
         torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
         return tensor.tolist()
 
+    free = free_bytes(model.device)
+    own = free if most_bytes is None else min(free, most_bytes)
+    (too_much,) = largest_of_all_ranks([-own])
+    readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
+    executor = PackedExecutor(model, readout_bytes=readout, attention=attempt.attention)
     measured = calibrate(
         executor,
         model.device,

@@ -53,14 +53,17 @@ class PackedExecutor:
         self._way = attention
         self._graphs = PackedGraphs(model, attention)
         self._reader: LabelReader | VectorReader
+        self.chunk_reads = 0
+        """Reads whose logits over the vocabulary exist at a time; 0 where vectors are read."""
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
         else:
             if model.device.type == "cpu":
                 readout_bytes = min(readout_bytes, _CPU_CACHE_BYTES)
+            self.chunk_reads = max(1, readout_bytes // (4 * model.vocab_size))
             self._reader = LabelReader(
                 model,
-                max_rows=max(1, readout_bytes // (4 * model.vocab_size)),
+                max_rows=self.chunk_reads,
                 kernels=attention is not AttentionWay.TORCH,
             )
 

@@ -23,7 +23,8 @@ from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 
 class Scene(NamedTuple):
-    """A request with rows of one token that takes two forwards: its prefix is fresh, then held.
+    """A request with rows of one token that takes two forwards: its prefix is fresh, then held. One
+    that fits a forward takes one.
 
     Attributes:
         prefix: tokens of the prefix; fewer where prompts cannot be so long.
@@ -38,6 +39,10 @@ class Scene(NamedTuple):
 
 SMALL = Scene(prefix=64, tokens=256, forward=128)
 """Each kind of read-out has its own launch: 64 rows are few for it, and 128 are many."""
+
+LONE = Scene(prefix=1, tokens=2, forward=2)
+"""One row, after which layers see one token: what models have compiled by torch, such as Cohere's
+norms, has a form of its own for that."""
 
 LARGE = Scene(prefix=2048, tokens=16_384, forward=8192)
 """AUTO merges both forwards, and also those of half the size where a forward may have no more."""
@@ -76,7 +81,7 @@ def rehearse(executor: Rehearsed, budget: ForwardBudget) -> None:
     """
     if executor.attention is AttentionWay.TORCH or not executor.causal:
         return
-    scenes = [SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [SMALL]
+    scenes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
     if executor.longest_prompt is None or executor.longest_prompt > LONG.prefix:
         scenes.append(LONG)
     for scene in scenes:

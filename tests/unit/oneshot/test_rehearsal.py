@@ -15,7 +15,7 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.rehearsal import LARGE, LONG, rehearse
+from sglang_prefill_ext.oneshot.rehearsal import LARGE, LONE, LONG, rehearse
 from tests.unit.attention.strategies import layout
 from tests.unit.oneshot.jobs import IdleExecutor
 
@@ -80,7 +80,8 @@ def test_the_kind_of_any_forward_was_tried(
 
 
 def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
-    small, held_small, large, held_large, *_ = rehearsed(ForwardBudget(16_384))
+    lone, small, held_small, large, held_large, *_ = rehearsed(ForwardBudget(16_384))
+    assert (lone.num_tokens, lone.num_rows) == (2, 1)
     assert [small.num_rows, held_small.num_rows] == [64, 128]
     for fresh, held in ((small, held_small), (large, held_large)):
         assert fresh.groups[0].fresh == held.groups[0].held > 0
@@ -90,7 +91,10 @@ def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
 @pytest.mark.parametrize("asked", [AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3])
 def test_a_way_that_does_not_depend_on_the_size_needs_no_large_forward(asked: AttentionWay) -> None:
     forwards = rehearsed(ForwardBudget(16_384), asked)
-    assert [kind_of(each, asked) for each in forwards] == 2 * [(asked, False), (asked, True)]
+    assert [kind_of(each, asked) for each in forwards] == [
+        (asked, False),
+        *2 * [(asked, False), (asked, True)],
+    ]
 
 
 @pytest.mark.parametrize("max_tokens", [1000, 16_384])
@@ -104,7 +108,8 @@ def test_few_rows_on_a_long_prefix_come_last(max_tokens: int) -> None:
 
 def test_memory_bounds_the_forwards() -> None:
     budget = ForwardBudget(16_384, max_bytes=10_000, bytes_per_token=10, bytes_per_row=20)
-    assert sum(each.num_tokens for each in rehearsed(budget)) == LARGE.tokens + LONG.tokens + 256
+    tokens = sum(each.num_tokens for each in rehearsed(budget))
+    assert tokens == LONE.tokens + 256 + LARGE.tokens + LONG.tokens
 
 
 def test_prompts_are_no_longer_than_they_can_be() -> None:
