@@ -116,6 +116,7 @@ def _set_up_executor(
         if verdict is None or verdict.same:
             break
         logger.error("Prefill-only serving: %s answers wrong: %s", attempt.described, verdict)
+        executor.forget_graphs()  # the next attempt needs the memory
     if verdict is not None:
         report(verdict)
         if verdict.same and attempt.suspect:

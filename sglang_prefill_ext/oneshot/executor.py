@@ -104,6 +104,10 @@ class PackedExecutor:
         """Replay forwards of up to so many tokens as graphs from now on, where that is possible."""
         self._graphs.capture(max_tokens)
 
+    def forget_graphs(self) -> None:
+        """Run all forwards eagerly from now on, and give back what graphs keep."""
+        self._graphs = PackedGraphs(self._model, self._way)
+
     @torch.inference_mode()
     def launch(
         self,
