@@ -86,10 +86,11 @@ class PrefillOnlyConfig:
         },
     )
     readout_chunk_mib: int = field(
-        default=64,
+        default=0,
         metadata={
+            "least": 0,
             "help": "Memory (MiB) for full-vocabulary logits during the read-out; rows are read in "
-            "chunks that fit."
+            "chunks that fit. 0 takes what the device can spare, up to 512 on CUDA, else 64.",
         },
     )
     order: Order = field(

@@ -4,6 +4,7 @@ A *section* is a group's fresh prefix, or all its rows. Queries of one section h
 outside of it, hence a tile never leaves its section.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,18 @@ SPAN_BLOCKS = 8
 queries this keeps one tile from walking over all rows of a group."""
 
 
+DIVIDED_PREFIX_TOKENS = 4096
+"""Keys are divided where the mean query sees a prefix at least so long. Joining the parts is one
+more launch, some 20 us of the host; walking over such a prefix takes a program twice that and more.
+An estimate."""
+
+PART_TOKENS = 512
+"""No fewer tokens of a prefix are a part: the result of each is written and read again."""
+
+_KEY_BLOCK = 64
+"""Parts end where a kernel's block of keys does."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelPlan:
     """The arrays of the kernels' `TilePlan`, on the host.
@@ -25,10 +38,11 @@ class KernelPlan:
         query_token: int32 `[Q]`: the last token of its own row or fresh prefix that each query
             sees: itself, or where the layout is not causal the end of its row.
         segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
-        tiles: int32 `[num_tiles, 8]`: query_start, query_stop, fresh_start, fresh_stop, own_start,
-            own_stop, page_offset, cached_len. Every query is in one tile. The tiles that see most
-            keys come first, so that no long one is left over at the end.
+        tiles: int32 `[num_tiles, 10]`: query_start, query_stop, fresh_start, fresh_stop, own_start,
+            own_stop, page_offset, cached_len, behind, part. Every query is in `parts` tiles. The
+            tiles that see most keys come first, so that no long one is left over at the end.
         block_tokens: no tile has more queries.
+        parts: among how many tiles the keys of a query are divided.
         num_pages: entries of the page table: the pages of each group's held prefix, in order.
     """
 
@@ -37,6 +51,7 @@ class KernelPlan:
     tiles: NDArray[np.int32]
     block_tokens: int
     num_pages: int
+    parts: int = 1
 
 
 def plan_tiles(
@@ -45,6 +60,8 @@ def plan_tiles(
     block_tokens: int,
     queries: NDArray[np.int64] | None = None,
     page_size: int = 1,
+    programs: int = 0,
+    key_heads: int = 1,
 ) -> KernelPlan:
     """Divide the queries of a forward into tiles; linear in its tokens.
 
@@ -53,6 +70,9 @@ def plan_tiles(
         block_tokens: most queries of one tile, >= 1; the kernel says which is best.
         queries: int64 `[Q]`, strictly ascending: the tokens whose attention is wanted; None: all.
         page_size: tokens of a cached page, >= 1.
+        programs: how many the device runs at a time. Where there are so few tiles that most of it
+            would be idle, the keys of long prefixes are divided among more of them. 0: never.
+        key_heads: each tile is one program for each of them.
 
     Raises:
         PackingError: an argument is out of range, or queries do not ascend.
@@ -80,21 +100,62 @@ def plan_tiles(
     fresh_start = group_starts[group] * in_rows
     fresh_len = fresh[group] * in_rows
     own_start, own_stop = segment_start[first], last_key[stop - 1] + 1
-    num_keys = held[group] + fresh_len + own_stop - own_start
+    whole = np.zeros_like(first)
     tiles = np.stack(
         [
             *(first, stop, fresh_start, fresh_start + fresh_len, own_start, own_stop),
-            *(page_offsets[group], held[group]),
+            *(page_offsets[group], held[group], whole, whole),
         ],
         axis=1,
     )
+    seen = int(((held[group] + fresh_len) * (stop - first)).sum()) // max(1, len(queries))
+    parts = parts_of_keys(len(tiles) * key_heads, seen, programs)
+    if parts > 1:
+        tiles = _divided(tiles, parts, page_size)
+    _, _, fresh_start, fresh_stop, own_start, own_stop, _, cached_len, _, _ = tiles.T
+    num_keys = cached_len + fresh_stop - fresh_start + own_stop - own_start
     return KernelPlan(
         query_token=last_key.astype(np.int32),
         segment_start=segment_start.astype(np.int32),
         tiles=tiles[np.argsort(-num_keys, kind="stable")].astype(np.int32),
         block_tokens=block_tokens,
         num_pages=int(pages.sum()),
+        parts=parts,
     )
+
+
+def parts_of_keys(busy: int, prefix_tokens: int, programs: int) -> int:
+    """Among how many tiles the keys of a query are divided.
+
+    Args:
+        busy: programs that there are if they are not divided.
+        prefix_tokens: of the mean query.
+        programs: how many the device runs at a time.
+    """
+    if prefix_tokens < DIVIDED_PREFIX_TOKENS or not busy:
+        return 1
+    return max(1, min(programs // busy, prefix_tokens // PART_TOKENS))
+
+
+def _divided(tiles: NDArray[np.int64], parts: int, page_size: int) -> NDArray[np.int64]:
+    """Every tile `parts` times, each with its part of the prefix; part 0 has the end of it and the
+    own keys of the tile."""
+    number = np.tile(np.arange(parts), len(tiles))
+    tiles = np.repeat(tiles, parts, axis=0)
+    fresh_start, fresh_stop, cached_len = tiles[:, 2].copy(), tiles[:, 3], tiles[:, 7].copy()
+    prefix = cached_len + fresh_stop - fresh_start
+    unit = math.lcm(_KEY_BLOCK, page_size)
+    size = -(-prefix // (parts * unit)) * unit
+    start, stop = np.minimum(number * size, prefix), np.minimum((number + 1) * size, prefix)
+    first = np.minimum(start, cached_len)
+    tiles[:, 2] = fresh_start + np.maximum(start - cached_len, 0)
+    tiles[:, 3] = fresh_start + np.maximum(stop - cached_len, 0)
+    tiles[:, 5] = np.where(number == parts - 1, tiles[:, 5], tiles[:, 4])
+    tiles[:, 6] += first // page_size
+    tiles[:, 7] = np.minimum(stop, cached_len) - first
+    tiles[:, 8] = prefix - stop
+    tiles[:, 9] = parts - 1 - number
+    return tiles
 
 
 def most_tiles(num_tokens: int, num_queries: int, num_groups: int, block_tokens: int) -> int:

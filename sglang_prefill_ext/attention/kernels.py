@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -41,6 +42,8 @@ class KernelAttention:
         reads: int64, ascending: the queries of `read`; None: the layout's own.
         most_groups: make arrays of such sizes as any layout of so many tokens, reads and at most so
             many groups needs; None: no larger than this one needs.
+        processors: of the device. Where few of them would have work, the keys of long prefixes are
+            divided; 0: never, since a graph has a fixed number of tiles.
     """
 
     def __init__(
@@ -53,21 +56,28 @@ class KernelAttention:
         *,
         reads: NDArray[np.int64] | None = None,
         most_groups: int | None = None,
+        processors: int = 0,
     ) -> None:
         sizes = (shape.group_size, shape.largest_dim, dtype)
         own = fused.block_tokens(*sizes)
         self._layout = layout
         self._num_held = sum(group.held for group in layout.groups)
-        self._plans = [plan_tiles(layout, block_tokens=own)]
-        reads = layout.last_layer_queries() if reads is None else reads
-        self._plans.append(plan_tiles(layout, block_tokens=own, queries=reads))
         self._merges = way is AttentionWay.MERGE
+        self._library = LIBRARIES.get(way)
+        # Where another kernel computes the prefix, this one has the own keys only, which are few.
+        programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
+        beside = bool(self._merges or self._library)
+        reads = layout.last_layer_queries() if reads is None else reads
+        kind = {"block_tokens": own, "key_heads": shape.num_key_heads}
+        self._plans = [
+            plan_tiles(layout, **kind, programs=0 if beside else programs),
+            plan_tiles(layout, **kind, programs=programs, queries=reads),
+        ]
         if self._merges:
-            wide = partial.block_tokens(*sizes, device)
-            self._plans.append(plan_tiles(layout, block_tokens=wide))
+            kind["block_tokens"] = partial.block_tokens(*sizes, device)
+            self._plans.append(plan_tiles(layout, **kind, programs=processors))
         if most_groups is not None:
             self._plans = [_of_fixed_size(plan, layout, most_groups) for plan in self._plans]
-        self._library = LIBRARIES.get(way)
         self._spans = prefix_spans(layout) if self._library else ()
         self._device_plans: list[fused.TilePlan] = []
         self._page_table = torch.empty(0)
@@ -126,6 +136,14 @@ class KernelAttention:
         return fused.CachedKV(keys, values, self._page_table, page_size=1)
 
 
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many the device has; 0 where it is no CUDA device."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str:
     """Return why the kernels cannot compute this attention; empty if they can."""
     try:
@@ -162,4 +180,4 @@ def _of_fixed_size(plan: KernelPlan, layout: ForwardLayout, most_groups: int) ->
 
 def _device_plan(plan: KernelPlan, arrays: Sequence[Tensor]) -> fused.TilePlan:
     query_token, segment_start, tiles = arrays
-    return fused.TilePlan(query_token, segment_start, tiles, plan.block_tokens)
+    return fused.TilePlan(query_token, segment_start, tiles, plan.block_tokens, plan.parts)

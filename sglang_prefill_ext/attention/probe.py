@@ -6,7 +6,8 @@ wrong must cost speed, never numbers. It also compiles the kernels ahead of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.prefix import Held, HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
@@ -24,6 +26,9 @@ from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Largest absolute difference from float32, of outputs that are about one."""
+
+_PROCESSORS = 132
+"""Of a made-up device, so that what is divided does not depend on the real one."""
 
 
 def wrong_kernel(
@@ -36,9 +41,11 @@ def wrong_kernel(
         causal: of the model's attention, see `ForwardLayout`.
     """
     kind, layout = (shape, dtype, device), _layout() if causal else _whole_prompts()
+    long = _long_prefix() if causal else layout
     checks: tuple[tuple[str, Callable[[], float]], ...] = (
         ("fused attention", lambda: _attention_error(AttentionWay.FUSED, layout, *kind)),
         ("merged attention", lambda: _attention_error(AttentionWay.MERGE, layout, *kind)),
+        ("divided attention", lambda: _attention_error(AttentionWay.FUSED, long, *kind)),
         ("label read-out", lambda: _readout_error(dtype, device)),
     )
     found = (_fault(name, error_of, dtype) for name, error_of in checks)
@@ -72,12 +79,13 @@ def _attention_error(
 ) -> float:
     reads = torch.from_numpy(layout.read_positions()).to(device)
     inputs, held = _inputs(layout, shape, dtype, device)
-    kernels = KernelAttention(layout, way, shape, dtype, device)
+    kernels = KernelAttention(layout, way, shape, dtype, device, processors=_PROCESSORS)
     kernels.bind([torch.from_numpy(array).to(device) for array in kernels.host_arrays()])
     dense = DenseAttention(layout, device)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.scale
     exact_held = [None if pair is None else (pair[0].float(), pair[1].float()) for pair in held]
-    wanted = dense.forward(LayerInputs(q.float(), k.float(), v.float(), scale), exact_held)
+    with _exact_products():
+        wanted = dense.forward(LayerInputs(q.float(), k.float(), v.float(), scale), exact_held)
     out = kernels.forward(inputs, held)
     read = kernels.read(replace(inputs, q=q[reads]), held)
     # numpy's maximum keeps a NaN, Python's may lose it.
@@ -90,6 +98,11 @@ def _layout() -> ForwardLayout:
     return ForwardLayout(
         tuple(GroupSpan(held, fresh, np.array(lens, np.int32)) for held, fresh, lens in spans)
     )
+
+
+def _long_prefix() -> ForwardLayout:
+    """A prefix whose keys are divided among several tiles."""
+    return ForwardLayout((GroupSpan(DIVIDED_PREFIX_TOKENS, 33, np.array([1, 5], np.int32)),))
 
 
 def _whole_prompts() -> ForwardLayout:
@@ -122,7 +135,8 @@ def _readout_error(dtype: torch.dtype, device: torch.device) -> float:
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(70, 96, generator=generator).to(device, dtype)
     weight = (torch.randn(300, 96, generator=generator) / 96**0.5).to(device, dtype)
-    wanted = (hidden.float() @ weight.float().T).log_softmax(-1)
+    with _exact_products():
+        wanted = (hidden.float() @ weight.float().T).log_softmax(-1)
     errors = []
     for num_rows in (5, 70):  # few and many rows are launched in different ways
         rows = torch.arange(num_rows, device=device)
@@ -131,6 +145,17 @@ def _readout_error(dtype: torch.dtype, device: torch.device) -> float:
         assert lse is not None
         errors.append(_difference(logits - lse, wanted[rows, labels]))
     return float(np.max(errors))
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Products of float32 in float32, whatever the server's flags allow those of the model."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
 
 
 def _difference(found: Tensor, wanted: Tensor) -> float:

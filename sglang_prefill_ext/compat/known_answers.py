@@ -22,15 +22,12 @@ from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.known_answers import (
     Agree,
-    Matrix,
-    Verdict,
-    differences,
     known_requests,
     lengths_of,
     packed_answers,
     prompts_of,
-    tolerance_of,
 )
+from sglang_prefill_ext.oneshot.verdict import Matrix, Verdict, gaps, tolerance_of
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
 
 logger = logging.getLogger(__name__)
@@ -62,33 +59,36 @@ def compare_paths(
         ),
         max_tokens=budget.max_tokens,
     )
-    prompts = lengths_of(requests)
+    prompts, noise = lengths_of(requests), 0.0
     try:
         stock = _stock_answers(scheduler, model, requests)
+        noise = _noise(scheduler, model, requests, stock)
         packed = _joined(packed_answers(executor, requests, budget))
-        apart = differences(stock, packed, vectors=vectors)
+        apart = gaps(stock, packed, vectors=vectors)
     except Exception:
         logger.exception("Prefill-only serving: the known prompts could not be answered")
-        apart = [math.inf] * len(prompts)
+        apart = np.full((len(prompts), 1), math.inf)
     quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype
-    verdict = Verdict(
+    largest, medians = apart.max(axis=1).tolist(), np.median(apart, axis=1).tolist()
+    noise, *agreed = agree([noise, *largest, *medians])
+    return Verdict(
         prompts,
-        tuple(agree(apart)),
-        tolerance_of(_name(model.dtype), quantised=quantised, vectors=vectors),
+        tuple(agreed[: len(prompts)]),
+        tuple(agreed[len(prompts) :]),
+        tolerance_of(_name(model.dtype), quantised=quantised, vectors=vectors, noise=noise),
         time.perf_counter() - begin_s,
     )
-    _report(verdict)
-    return verdict
 
 
-def _report(verdict: Verdict) -> None:
+def report(verdict: Verdict) -> None:
+    """Write to the log whether packed forwards are used."""
     if verdict.same:
         logger.info("Prefill-only serving: both paths answer alike: %s", verdict)
         return
     logger.error(
         "Prefill-only serving is OFF: packed forwards answer known prompts otherwise than SGLang "
-        "does (%s). This server goes on with every request on the stock path. Try "
-        "--prefill-only-attention torch, and report it with the model, the device and this line; "
+        "does (%s), with --prefill-only-attention torch and without graphs, too. Every request "
+        "takes the stock path. Report it with the model, the device and this line; "
         "--prefill-only-known-answers off serves packed answers all the same.",
         verdict,
     )
@@ -97,24 +97,44 @@ def _report(verdict: Verdict) -> None:
 def _stock_answers(scheduler: Any, model: SglangModel, requests: list[PackedRows]) -> Matrix:
     return _joined(
         [
-            _read(_stock_output(scheduler, model, prompt), rows)
+            _read(_stock_output(scheduler, model, [prompt]), rows)
             for rows in requests
             for prompt in prompts_of(rows)
         ]
     )
 
 
-@torch.inference_mode()
-def _stock_output(scheduler: Any, model: SglangModel, prompt: Int32Array) -> Tensor:
-    """Logits or vector of a prompt, ``[1, vocab_size]`` or ``[1, width]`` on the host, float32.
+def _noise(scheduler: Any, model: SglangModel, requests: list[PackedRows], alone: Matrix) -> float:
+    """The largest gap between stock answers to the first prompts in one batch and `alone`; 0 where
+    no batch has room for two. The requests have the same labels."""
+    prompts = _of_one_batch(scheduler, [each for rows in requests for each in prompts_of(rows)])
+    if len(prompts) < 2:
+        return 0.0
+    together = _joined([_read(_stock_output(scheduler, model, prompts), requests[0])])
+    return float(gaps(alone[: len(prompts)], together, vectors=model.vector_width > 0).max())
 
-    One prompt a batch, as `sglang.benchmark.one_batch` builds it: what limits batches, such as the
-    number of running requests, then does not matter.
+
+def _of_one_batch(scheduler: Any, prompts: list[Int32Array]) -> list[Int32Array]:
+    """The first prompts, as many as SGLang's pools have room for; each may leave part of a page."""
+    slots = scheduler.token_to_kv_pool_allocator.available_size()
+    page = scheduler.token_to_kv_pool_allocator.page_size
+    needed = np.cumsum([len(prompt) + page for prompt in prompts])
+    room = min(scheduler.req_to_token_pool.available_size(), int((needed <= slots).sum()))
+    return prompts[:room]
+
+
+@torch.inference_mode()
+def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array]) -> Tensor:
+    """Logits or vectors of a batch, ``[prompts, vocab_size]`` or ``[prompts, width]`` on the host,
+    float32.
+
+    As `sglang.benchmark.one_batch` builds it. With one prompt it does not matter what limits
+    batches, such as the number of running requests.
     """
     runner = scheduler.tp_worker.model_runner
-    request = _request(prompt)
+    requests = [_request(prompt) for prompt in prompts]
     batch = ScheduleBatch.init_new(
-        [request],
+        requests,
         scheduler.req_to_token_pool,
         scheduler.token_to_kv_pool_allocator,
         scheduler.tree_cache,
@@ -132,9 +152,11 @@ def _stock_output(scheduler: Any, model: SglangModel, prompt: Int32Array) -> Ten
             output = runner.forward(forward_batch).logits_output
             read = output.embeddings if model.vector_width else output.next_token_logits
             on_host: Tensor = read.float().cpu()  # waits, so the slots are free to go
-            return on_host.view(1, -1)  # a head of one class makes a number of no dimension
+            # A head of one class makes a number of no dimension.
+            return on_host.view(len(prompts), -1)
     finally:
-        release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
+        for request in requests:
+            release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
 
 
 def _request(prompt: Int32Array) -> Req:

@@ -57,6 +57,7 @@ class SglangModel:
         self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0
         self.unit_length = False
+        self._some_zeros = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._sampler = SglangSampler(runner)
         self._head = OutputHead(runner.model, self.vocab_size) if runner.is_generation else None
         runs_on = self.device.type != "cpu" or _IN_FLIGHT_VARIABLE in os.environ
@@ -81,7 +82,7 @@ class SglangModel:
         *,
         shortened: bool,
     ) -> Callable[[], Tensor]:
-        batch = _forward_batch(token_ids, positions, row_lens)
+        batch = _forward_batch(token_ids, positions, row_lens, self._zeros(len(token_ids)))
         batch.attend = attend
         batch.read_at = read_at if shortened and self.last_layer is not None else None
         batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
@@ -97,6 +98,12 @@ class SglangModel:
                 return self._run(batch, read_at)
 
         return run
+
+    def _zeros(self, count: int) -> Tensor:
+        """int64 ``[count]``: nobody writes to them, so all forwards have the same ones."""
+        if count > len(self._some_zeros):
+            self._some_zeros = torch.zeros(count, dtype=torch.int64, device=self.device)
+        return self._some_zeros[:count]
 
     @contextmanager
     def _overridden(self, overrides: Overrides) -> Iterator[None]:
@@ -179,25 +186,34 @@ class SglangVectorModel(SglangModel):
         return int(vectors.shape[1]) - states, states
 
 
-def _forward_batch(token_ids: Tensor, positions: Tensor, row_lens: list[int]) -> PackedForwardBatch:
+def _forward_batch(
+    token_ids: Tensor, positions: Tensor, row_lens: list[int], zeros: Tensor
+) -> PackedForwardBatch:
+    """A batch of rows that have no slot, of which 0 is padding.
+
+    Args:
+        zeros: int64, one a token.
+    """
     device, rows, total = token_ids.device, len(row_lens), len(token_ids)
     (lens,) = upload([np.array(row_lens, dtype=np.int32)], device)
-    no_slot = torch.zeros(total, dtype=torch.int64, device=device)  # slot 0 is padding
     return PackedForwardBatch(
         forward_mode=ForwardMode.EXTEND,
         batch_size=rows,
         input_ids=token_ids,
         positions=positions,
-        req_pool_indices=no_slot[:rows],
+        req_pool_indices=zeros[:rows],
         seq_lens=lens,
         seq_lens_sum=total,
-        out_cache_loc=no_slot,
+        out_cache_loc=zeros,
         extend_num_tokens=total,
         extend_seq_lens=lens,
         extend_seq_lens_cpu=row_lens,
-        extend_prefix_lens=torch.zeros(rows, dtype=torch.int32, device=device),
+        extend_prefix_lens=zeros.view(torch.int32)[:rows],
         extend_prefix_lens_cpu=[0] * rows,
         capture_hidden_mode=CaptureHiddenMode.NULL,
         global_num_token_non_padded_cpu=total,
         is_prefill_only=True,
+        # With a mask, models leave the storing of K and V to the attention, which stores none; else
+        # some write them all to slot 0 while they rotate.
+        dcp_kv_mask=zeros,
     )

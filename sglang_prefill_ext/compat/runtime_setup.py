@@ -14,19 +14,21 @@ from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.encoder import model_of
-from sglang_prefill_ext.compat.known_answers import compare_paths
+from sglang_prefill_ext.compat.known_answers import compare_paths, report
 from sglang_prefill_ext.compat.messages import PackedRowsResults
+from sglang_prefill_ext.compat.model import SglangModel
 from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.budget import ForwardBudget, readout_bytes
 from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.oneshot.failures import require_usable
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
-from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
+from sglang_prefill_ext.oneshot.memory import free_bytes
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.rehearsal import rehearse
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.oneshot.verdict import DIFFER, Attempt, Verdict, attempts
 from sglang_prefill_ext.runtime.startup import STARTUP
 from sglang_prefill_ext.schedulers.board import Board
 
@@ -108,27 +110,52 @@ def tokens_received(ended: Sequence[Ended]) -> int:
 def _set_up_executor(
     scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
 ) -> tuple[PackedExecutor, Calibration, Verdict | None]:
+    """Set up what was asked for, or what is left of it where that answers wrong."""
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
-    executor = PackedExecutor(
-        model,
-        readout_bytes=config.readout_chunk_mib << 20,
-        attention=resolve_attention(config.attention, model),
-    )
+    asked = resolve_attention(config.attention, model)
     STARTUP.mark("kernels")
+    for attempt in attempts(asked, graphs=config.cuda_graphs > 0):
+        found = _tried(scheduler, config, model, attempt, most_bytes)
+        executor, _, verdict = found
+        if verdict is None or verdict.same:
+            break
+        logger.error("Prefill-only serving: %s answers wrong: %s", attempt.described, verdict)
+        executor.forget_graphs()  # the next attempt needs the memory
+    if verdict is not None:
+        report(verdict)
+        if verdict.same and attempt.suspect:
+            logger.error("%s is left out: without it, both paths answer alike", attempt.suspect)
+    executor.graph_use.forwards.clear()  # nobody has asked for these
+    return found
+
+
+def _tried(
+    scheduler: Any,
+    config: PrefillOnlyConfig,
+    model: SglangModel,
+    attempt: Attempt,
+    most_bytes: int | None,
+) -> tuple[PackedExecutor, Calibration, Verdict | None]:
+    """Measure what forwards cost in that way, and compare the paths if that is wanted."""
 
     def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
         tensor = torch.tensor(numbers)
         torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
         return tensor.tolist()
 
+    free = free_bytes(model.device)
+    own = free if most_bytes is None else min(free, most_bytes)
+    (too_much,) = largest_of_all_ranks([-own])
+    readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
+    executor = PackedExecutor(model, readout_bytes=readout, attention=attempt.attention)
     measured = calibrate(
         executor,
         model.device,
         config.max_forward_tokens,
         largest_of_all_ranks,
         most_bytes,
-        graph_tokens=min(config.cuda_graphs, config.max_forward_tokens),
+        graph_tokens=min(config.cuda_graphs, config.max_forward_tokens) if attempt.graphs else 0,
     )
     STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)
@@ -138,5 +165,4 @@ def _set_up_executor(
     if config.known_answers is KnownAnswers.ON:
         verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
         STARTUP.mark("known_answers")
-    executor.graph_use.forwards.clear()  # nobody has asked for these
     return executor, measured, verdict

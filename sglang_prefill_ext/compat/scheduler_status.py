@@ -9,8 +9,8 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.compat.packed_work import PackedWork
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.oneshot.known_answers import Verdict
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.oneshot.verdict import Verdict
 from sglang_prefill_ext.patching import engine
 from sglang_prefill_ext.runtime.startup import STARTUP
 from sglang_prefill_ext.schedulers.placement import Placement

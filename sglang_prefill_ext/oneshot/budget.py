@@ -115,3 +115,26 @@ def fit_memory(some: Sample, most: Sample, most_rows: Sample) -> MemoryModel:
     )
     rates = (max(0.0, fixed), per_token, per_row)
     return MemoryModel(*(math.ceil(SAFETY * rate) for rate in rates))
+
+
+_READOUT_BYTES = 64 << 20
+_MOST_READOUT_BYTES = 512 << 20
+"""Logits in float32 of the largest vocabularies for 500 reads and more: a forward seldom has more
+that need them, and the output head, hundreds of MB, is read once for each chunk."""
+
+_READOUT_SHARE = 16
+
+
+def readout_bytes(asked_mib: int, device_type: str, free: int) -> int:
+    """Memory for logits over the vocabulary, which is taken some three times while they are read.
+
+    Args:
+        asked_mib: what the operator wants; 0 leaves it to the device.
+        device_type: `torch.device.type`.
+        free: of the device's memory, in bytes; the same number on every rank.
+    """
+    if asked_mib:
+        return asked_mib << 20
+    if device_type != "cuda":
+        return _READOUT_BYTES
+    return min(max(_READOUT_BYTES, free // _READOUT_SHARE), _MOST_READOUT_BYTES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import timeit
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -12,13 +14,16 @@ import numpy as np
 import torch
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel, Sample, fit_memory
+from sglang_prefill_ext.oneshot.budget import SAFETY, ForwardBudget, MemoryModel, Sample, fit_memory
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.flight import Executor
 from sglang_prefill_ext.oneshot.memory import free_bytes, peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+
+logger = logging.getLogger(__name__)
 
 CHUNK_TOKENS = 4096
 """A row of so many tokens fills the chunks of attention scores."""
@@ -109,7 +114,11 @@ def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
 
 
 def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: int) -> MemoryModel:
-    """Run three forwards of up to `max_tokens` tokens, and fit what they took."""
+    """Run forwards of up to `max_tokens` tokens, and fit what they took.
+
+    A read-out begins when the layers have given their memory back. So what that of a small forward
+    takes, which reads whole chunks of logits, is no more than what is fixed.
+    """
     tokens = max(max_tokens, _LEAST_TOKENS)
     sizes = (
         (min(CHUNK_TOKENS, tokens // 2), 1),
@@ -122,7 +131,46 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
         Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
         for plan in plans
     )
-    return fit_memory(*samples)
+    fitted = fit_memory(*samples)
+    if not executor.chunk_reads:
+        return fitted
+    readout = SAFETY * max(
+        peak_bytes(device, partial(_run_if_possible, executor, plan))
+        for plan in _chunk_plans(executor, tokens)
+    )
+    return replace(fitted, fixed_bytes=max(fitted.fixed_bytes, math.ceil(readout)))
+
+
+def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
+    """Forwards of up to so many tokens that need the logits of two whole chunks of rows: for the
+    most probable token of each, and for one that is drawn."""
+    rows = min(2 * executor.chunk_reads, tokens)
+    sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
+    draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
+    return [
+        _plan_of(
+            PackedRows(
+                np.zeros(rows, np.int32),
+                0,
+                int_array([1] * rows),
+                NO_INTS,
+                NO_INTS,
+                num_best=1,
+                sampling=sampling,
+            )
+        )
+        for sampling in (NO_SAMPLING, draws)
+    ]
+
+
+def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
+    """What a sampler cannot do is the business of requests that ask for it."""
+    try:
+        _run(executor, plan)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        logger.warning("Prefill-only serving: a read-out could not be measured", exc_info=True)
 
 
 def _run(executor: Executor, plan: ForwardPlan) -> None:
@@ -148,5 +196,9 @@ def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
         NO_INTS,
         vector_width=executor.vector_width,
     )
-    (piece,) = split_request(packed, ForwardBudget(tokens))
+    return _plan_of(packed)
+
+
+def _plan_of(packed: PackedRows) -> ForwardPlan:
+    (piece,) = split_request(packed, ForwardBudget(len(packed.tokens)))
     return plan_forward([piece])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
+from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle, multiprocessors
 from sglang_prefill_ext.attention.libraries import LIBRARIES, library_obstacle
 from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
 from sglang_prefill_ext.attention.way import kernel_way
@@ -53,14 +53,17 @@ class PackedExecutor:
         self._way = attention
         self._graphs = PackedGraphs(model, attention)
         self._reader: LabelReader | VectorReader
+        self.chunk_reads = 0
+        """Reads whose logits over the vocabulary exist at a time; 0 where vectors are read."""
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
         else:
             if model.device.type == "cpu":
                 readout_bytes = min(readout_bytes, _CPU_CACHE_BYTES)
+            self.chunk_reads = max(1, readout_bytes // (4 * model.vocab_size))
             self._reader = LabelReader(
                 model,
-                max_rows=max(1, readout_bytes // (4 * model.vocab_size)),
+                max_rows=self.chunk_reads,
                 kernels=attention is not AttentionWay.TORCH,
             )
 
@@ -100,6 +103,10 @@ class PackedExecutor:
     def capture_graphs(self, max_tokens: int) -> None:
         """Replay forwards of up to so many tokens as graphs from now on, where that is possible."""
         self._graphs.capture(max_tokens)
+
+    def forget_graphs(self) -> None:
+        """Run all forwards eagerly from now on, and give back what graphs keep."""
+        self._graphs = PackedGraphs(self._model, self._way)
 
     @torch.inference_mode()
     def launch(
@@ -165,7 +172,10 @@ class PackedExecutor:
         if self._way is AttentionWay.TORCH:
             return DenseAttention(layout, model.device)
         way = kernel_way(self._way, layout)
-        return KernelAttention(layout, way, model.heads, model.dtype, model.device)
+        return KernelAttention(
+            *(layout, way, model.heads, model.dtype, model.device),
+            processors=multiprocessors(model.device),
+        )
 
 
 def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:

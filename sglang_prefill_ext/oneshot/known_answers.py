@@ -7,10 +7,9 @@ device, of which a weight update changes none. The prefix cache takes no part.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.errors import PackedForwardError
@@ -30,9 +29,6 @@ from sglang_prefill_ext.wire.packed import (
 )
 from sglang_prefill_ext.wire.result import PackedResult
 
-DIFFER = "known_answers_differ"
-"""Why packed requests are declined where the paths differ."""
-
 MOST_TOKENS = 400
 """Of all forwards together; fewer where a forward or a prompt may not be so long."""
 
@@ -44,69 +40,8 @@ _SEED = 20
 # the last one takes two and so holds the K/V of its prefix in between.
 _SHAPES = ((47, (1, 5, 30)), (0, (1, 7, 69)), (211, (2, 27)))
 
-LABEL_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.25}
-"""Largest difference of a log-probability, by dtype (natural logarithm).
-
-Ten times the parity that is aimed at in float32. In bfloat16 logits from 16 to 32 are multiples of
-0.125, and each path may round the other way: two such steps. What is wrong, such as a mask or a
-position, moves log-probabilities by about 1 and more."""
-
-VECTOR_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.1}
-"""Largest distance of two vectors, in lengths of the stock one: a cosine of 0.995 in bfloat16."""
-
-LARGE_LOGPROB = 10.0
-"""Beyond this the difference is relative: it counts per multiple of 10, as rounding grows with the
-logits."""
-
-Matrix = NDArray[np.float64]
-
 Agree = Callable[[list[float]], list[float]]
 """The largest of each number over all tensor-parallel ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How far the two paths' answers differ; the same on every rank.
-
-    Attributes:
-        prompts: of each prompt, tokens of the prefix it shares and tokens of its own.
-        differences: one a prompt, see `differences`; infinite where only one path gave a number.
-        tolerance: what they may be at most.
-        seconds: what finding out took.
-    """
-
-    prompts: tuple[tuple[int, int], ...]
-    differences: tuple[float, ...]
-    tolerance: float
-    seconds: float
-
-    @property
-    def same(self) -> bool:
-        """Whether every answer is within the tolerance; nothing compared is not."""
-        return bool(self.differences) and self.largest <= self.tolerance
-
-    @property
-    def largest(self) -> float:
-        return max(self.differences, default=float("inf"))
-
-    def as_dict(self) -> dict[str, object]:
-        """Return it ready for JSON, where an infinite difference is None."""
-        return {
-            "verdict": "same" if self.same else "differ",
-            "prompts": len(self.prompts),
-            "largest_difference": self.largest if np.isfinite(self.largest) else None,
-            "tolerance": self.tolerance,
-            "seconds": self.seconds,
-        }
-
-    def __str__(self) -> str:
-        worst = self.differences.index(self.largest)
-        shared, own = self.prompts[worst]
-        return (
-            f"{len(self.prompts)} prompts, largest difference {self.largest:.1e} at prompt "
-            f"{worst + 1} ({shared} tokens of a shared prefix and {own} of its own), tolerance "
-            f"{self.tolerance:g}, {self.seconds:.2f} s"
-        )
 
 
 def known_requests(
@@ -192,41 +127,3 @@ def packed_answers(
         results[str(number)].row_values().reshape(rows.num_rows, rows.values_per_read)
         for number, rows in enumerate(requests)
     ]
-
-
-def differences(stock: Matrix, packed: Matrix, *, vectors: bool) -> list[float]:
-    """How far the answers to each prompt are apart.
-
-    Args:
-        stock, packed: ``[prompts, values]``. A NaN, or an infinite number, is like itself and
-            infinitely far from anything else.
-        vectors: the values of a prompt are a vector, else log-probabilities.
-
-    Returns:
-        Of vectors the Euclidean distance, in lengths of the stock one if that is over 1; else the
-        largest difference of a log-probability, see `LARGE_LOGPROB`.
-    """
-    equal = (stock == packed) | (np.isnan(stock) & np.isnan(packed))
-    with np.errstate(invalid="ignore"):
-        gaps = np.where(equal, 0.0, np.abs(stock - packed))
-    gaps[np.isnan(gaps)] = np.inf
-    sizes = np.where(np.isfinite(stock), np.abs(stock), 0.0)
-    if vectors:
-        lengths = np.maximum(1.0, np.linalg.norm(sizes, axis=1))
-        apart = np.linalg.norm(gaps, axis=1) / lengths
-    else:
-        apart = (gaps / np.maximum(1.0, sizes / LARGE_LOGPROB)).max(axis=1)
-    found: list[float] = apart.tolist()
-    return found
-
-
-def tolerance_of(dtype: str, *, quantised: bool, vectors: bool) -> float:
-    """Return the largest difference that is no error.
-
-    Args:
-        dtype: of the model's numbers, e.g. ``"float32"``.
-        quantised: weights or the KV cache are, and round like half precision or more.
-        vectors: see `differences`.
-    """
-    by_dtype = VECTOR_TOLERANCE if vectors else LABEL_TOLERANCE
-    return by_dtype["bfloat16" if quantised else dtype]

@@ -1,8 +1,8 @@
 """Forwards of every kind, run before the first request; pure.
 
 A Triton kernel is compiled when it is first launched in some form, which takes seconds: with a
-held prefix or without one, in one launch or merged, with few rows or many. Each of them is tried
-here, in the model's own layers, so that no request waits for a compiler.
+held prefix or without one, in one launch, merged or divided, with few rows or many. Each of them
+is tried here, in the model's own layers, so that no request waits for a compiler.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sglang_prefill_ext.attention.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.flight import Executor
@@ -22,7 +23,8 @@ from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 
 class Scene(NamedTuple):
-    """A request with rows of one token that takes two forwards: its prefix is fresh, then held.
+    """A request with rows of one token that takes two forwards: its prefix is fresh, then held. One
+    that fits a forward takes one.
 
     Attributes:
         prefix: tokens of the prefix; fewer where prompts cannot be so long.
@@ -38,8 +40,15 @@ class Scene(NamedTuple):
 SMALL = Scene(prefix=64, tokens=256, forward=128)
 """Each kind of read-out has its own launch: 64 rows are few for it, and 128 are many."""
 
+LONE = Scene(prefix=1, tokens=2, forward=2)
+"""One row, after which layers see one token: what models have compiled by torch, such as Cohere's
+norms, has a form of its own for that."""
+
 LARGE = Scene(prefix=2048, tokens=16_384, forward=8192)
 """AUTO merges both forwards, and also those of half the size where a forward may have no more."""
+
+LONG = Scene(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, forward=DIVIDED_PREFIX_TOKENS)
+"""Its last forward reads few rows behind a prefix so long that its keys are divided."""
 
 
 class Rehearsed(Executor, Protocol):
@@ -72,7 +81,10 @@ def rehearse(executor: Rehearsed, budget: ForwardBudget) -> None:
     """
     if executor.attention is AttentionWay.TORCH or not executor.causal:
         return
-    for scene in (SMALL, LARGE) if executor.attention is AttentionWay.AUTO else (SMALL,):
+    scenes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
+    if executor.longest_prompt is None or executor.longest_prompt > LONG.prefix:
+        scenes.append(LONG)
+    for scene in scenes:
         limit = replace(budget, max_tokens=min(scene.forward, budget.max_tokens))
         held: Sequence[Any] = [None]
         for piece in split_request(_request(scene, executor), limit):

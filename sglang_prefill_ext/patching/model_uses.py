@@ -63,7 +63,7 @@ MODEL_USES = (
             *"extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu".split(),
             *"capture_hidden_mode global_num_token_non_padded_cpu is_prefill_only".split(),
             *"residual_stream return_pooled_hidden_states lora_ids token_indices_to_pool".split(),
-            "token_type_ids",
+            *"token_type_ids dcp_kv_mask".split(),
         ),
     ),
     Use(

@@ -40,6 +40,7 @@ from tests.unit.oneshot.tiny_model import HIDDEN, LAYERS, TinyModel
 KERNELS = (
     attention.attention_kernel,
     merge_state.merge_states_kernel,
+    merge_state.merge_parts_kernel,
     label_readout.label_logits_kernel,
     label_readout.block_lse_kernel,
 )
@@ -129,6 +130,7 @@ def rehearsed(request: pytest.FixtureRequest) -> Any:
     """A server's executor that has been through its rehearsal, and the forms that it launched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, whole_prefix)
+        patch.setattr("sglang_prefill_ext.oneshot.executor.multiprocessors", lambda _device: 132)
         forms = Forms(patch)
         executor = PackedExecutor(Projections(), readout_bytes=1 << 20, attention=request.param)
         rehearse(executor, BUDGET)
@@ -144,6 +146,11 @@ def test_no_request_launches_a_form_that_was_not_rehearsed(
     before = set(forms.seen)
     run(executor, rows, ForwardBudget(max_tokens))
     assert forms.seen - before == set()
+
+
+def test_divided_keys_are_among_the_forms(rehearsed: tuple[PackedExecutor, Forms]) -> None:
+    _, forms = rehearsed
+    assert any(form.startswith("merge_parts_kernel") for form in forms.seen)
 
 
 def test_a_new_form_is_noticed(rehearsed: tuple[PackedExecutor, Forms]) -> None:

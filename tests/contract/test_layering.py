@@ -55,6 +55,7 @@ ZONES = {
             "oneshot.graph_use",
             "oneshot.job",
             "oneshot.known_answers",
+            "oneshot.verdict",
             "oneshot.layout",
             "oneshot.order",
             "oneshot.planner",

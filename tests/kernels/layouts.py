@@ -34,6 +34,7 @@ class Sizes:
     page_size: int = 16
     cache_dtype: torch.dtype | None = None
     """None: the dtype of q."""
+    programs: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,11 @@ def make_case(
     random = torch.Generator().manual_seed(seed)
     index = None if queries is None else np.array(queries, dtype=np.int64)
     host = plan_tiles(
-        layout, block_tokens=size.block_tokens, queries=index, page_size=size.page_size
+        layout,
+        block_tokens=size.block_tokens,
+        queries=index,
+        page_size=size.page_size,
+        programs=size.programs,
     )
     widths = [
         size.heads * size.head_dim,
@@ -112,13 +117,13 @@ def make_case(
 def to_device(plan: KernelPlan, device: torch.device) -> TilePlan:
     arrays = (plan.query_token, plan.segment_start, plan.tiles)
     tensors = (torch.from_numpy(array).to(device) for array in arrays)
-    return TilePlan(*tensors, block_tokens=plan.block_tokens)
+    return TilePlan(*tensors, block_tokens=plan.block_tokens, parts=plan.parts)
 
 
 def _read_tokens(plan: KernelPlan, num_tokens: int) -> np.ndarray:
     """Bool `[T]`: whether a tile may read a token's K and V."""
     read = np.zeros(num_tokens, dtype=np.bool_)
-    for _, _, fresh_start, fresh_stop, own_start, own_stop, _, _ in plan.tiles:
+    for fresh_start, fresh_stop, own_start, own_stop in plan.tiles[:, 2:6]:
         read[fresh_start:fresh_stop] = read[own_start:own_stop] = True
     return read
 

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from sglang_prefill_ext.attention import libraries
+from sglang_prefill_ext.attention import kernel_plan, libraries
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
@@ -80,8 +80,10 @@ class Inputs:
         return attention.read(LayerInputs(reads, self.k, self.v, SCALE, variant), self.held)
 
 
-def kernels(forward: ForwardLayout, way: AttentionWay, device: torch.device) -> KernelAttention:
-    attention = KernelAttention(forward, way, SHAPE, torch.float32, device)
+def kernels(
+    forward: ForwardLayout, way: AttentionWay, device: torch.device, processors: int = 0
+) -> KernelAttention:
+    attention = KernelAttention(forward, way, SHAPE, torch.float32, device, processors=processors)
     attention.bind(upload(attention.host_arrays(), device))
     return attention
 
@@ -93,6 +95,28 @@ def test_every_token(forward: ForwardLayout, way: AttentionWay, device: torch.de
     found = inputs.forward(kernels(forward, way, device))
     wanted = inputs.forward(DenseAttention(forward, device))
     torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@each_way
+@pytest.mark.parametrize("held", [0, 130, 200])
+def test_divided_keys(
+    way: AttentionWay, held: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_plan, "DIVIDED_PREFIX_TOKENS", 1)
+    monkeypatch.setattr(kernel_plan, "PART_TOKENS", 1)
+    forward = layout((held, 200 - held, 2, 1))
+    inputs, attention = Inputs(forward, device), kernels(forward, way, device, processors=60)
+    launched = [plan.parts for plan in attention._plans]
+    assert launched[-1] > 1
+    assert (launched[0] > 1) == (way is AttentionWay.FUSED)
+    dense, positions = DenseAttention(forward, device), forward.read_positions().tolist()
+    sinks = torch.tensor([1.5, -4.0, 3.0, 0.0], device=device)
+    for variant in (PLAIN, AttentionVariant(soft_cap=2.0, window=90, sinks=sinks)):
+        for found, wanted in (
+            (inputs.forward(attention, variant), inputs.forward(dense, variant)),
+            (inputs.read(attention, positions, variant), inputs.read(dense, positions, variant)),
+        ):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
 
 
 @each_layout

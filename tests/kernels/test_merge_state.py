@@ -11,7 +11,7 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefill_kernels.errors import KernelArgumentError
-from prefill_kernels.merge_state import merge_state, merge_states
+from prefill_kernels.merge_state import merge_parts, merge_state, merge_states
 from prefill_kernels.merge_state.op import MAX_PAIRS
 from prefill_kernels.merge_state.reference import merge_states_reference
 from torch import Tensor
@@ -228,6 +228,63 @@ def test_another_device_is_refused(device: torch.device) -> None:
         merge_states([here, elsewhere], [LSE.to(device)] * 2)
     with pytest.raises(KernelArgumentError, match="is on meta"):
         merge_states([here, here], [LSE.to(device), LSE.to("meta")])
+
+
+# Any number of parts in one tensor
+
+
+def _merged_parts(outs: Tensor, lses: Tensor) -> State:
+    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
+    merge_parts(outs, lses, out=out, lse=lse)
+    return out, lse
+
+
+@pytest.mark.parametrize("parts", [1, 2, 9])
+@pytest.mark.parametrize(("tokens", "heads", "dim"), [(5, 3, 16), (40, 7, 80), (0, 2, 16)])
+def test_parts_of_one_tensor(
+    state: Callable[..., State], parts: int, tokens: int, heads: int, dim: int
+) -> None:
+    states = [state(seed, tokens=tokens, heads=heads, dim=dim) for seed in range(parts)]
+    outs, lses = (torch.stack(each) for each in zip(*states, strict=True))
+    _assert_merged(_merged_parts(outs, lses), outs.unbind(), lses.unbind())
+
+
+def test_parts_that_saw_no_key(state: Callable[..., State]) -> None:
+    some = state(0)
+    empty = _empty_like(some)
+    for states in ([empty, some, empty], [some, empty], [empty, some], [empty, empty]):
+        outs, lses = (torch.stack(each) for each in zip(*states, strict=True))
+        _assert_merged(_merged_parts(outs, lses), outs.unbind(), lses.unbind())
+
+
+def test_parts_with_a_nan_are_nan(state: Callable[..., State]) -> None:
+    outs, lses = (torch.stack(each) for each in zip(state(0), state(1), strict=True))
+    lses[1, 2, 1] = torch.nan
+    out, lse = _merged_parts(outs, lses)
+    assert lse.isnan().nonzero().tolist() == [[2, 1]]
+    assert out.isnan().all(-1).nonzero().tolist() == [[2, 1]]
+
+
+def test_large_lse_of_parts_and_any_strides(device: torch.device) -> None:
+    outs = torch.randn(5, 2, 3, 16, device=device).transpose(0, 2)
+    lses = 1e4 + torch.randn(2, 5, 3, device=device).permute(2, 0, 1)
+    _assert_merged(_merged_parts(outs, lses), outs.unbind(), lses.unbind())
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("outs", ((5, 3, 16), (2, 5, 3))),
+        ("outs", ((0, 5, 3, 16), (0, 5, 3))),
+        ("lses", ((2, 5, 3, 16), (3, 5, 3))),
+    ],
+)
+def test_wrong_parts_are_refused(
+    device: torch.device, name: str, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    outs, lses = (torch.zeros(shape, device=device) for shape in shapes)
+    with pytest.raises(KernelArgumentError, match=f"^{name} is "):
+        merge_parts(outs, lses, out=OUT.to(device), lse=LSE.to(device))
 
 
 def test_without_the_interpreter_a_cpu_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from prefill_kernels.shared_prefix_attention import op
 
 from sglang_prefill_ext.attention import probe
 from sglang_prefill_ext.attention.way import HeadShape
@@ -39,6 +42,40 @@ def test_a_wrong_kernel_is_named(
         "label_readout": "label read-out",
     }[broken]
     assert probe.wrong_kernel(HEADS, torch.float32, device).startswith(f"{name} is off by")
+
+
+def test_a_wrong_way_to_join_divided_keys_is_named(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = op.merge_parts
+
+    def wrong(*args: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
+        right(*args, out=out, lse=lse)
+        out += 1
+
+    monkeypatch.setattr(op, "merge_parts", wrong)
+    assert probe.wrong_kernel(HEADS, torch.float32, device).startswith("divided attention is off")
+
+
+def test_the_reference_is_exact_whatever_the_model_is_allowed(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--enable-tf32-matmul` makes products of float32 less exact than the kernels."""
+    used: list[str] = []
+    forward = probe.DenseAttention.forward
+
+    def noting(*args: Any) -> torch.Tensor:
+        used.append(torch.get_float32_matmul_precision())
+        return forward(*args)
+
+    monkeypatch.setattr(probe.DenseAttention, "forward", noting)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert probe.wrong_kernel(HEADS, torch.float32, device) == ""
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(used) == {"highest"}
 
 
 def test_a_kernel_that_raises_is_named(

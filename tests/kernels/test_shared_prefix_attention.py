@@ -22,6 +22,7 @@ from prefill_kernels.shared_prefix_attention import (
 )
 from torch import Tensor
 
+from sglang_prefill_ext.attention import kernel_plan
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from tests.kernels.layouts import Case, make_case
 from tests.unit.attention.strategies import layout, layouts
@@ -176,7 +177,7 @@ def test_out_may_be_q(device: torch.device) -> None:
 
 def test_padding_tiles_and_queries_of_no_tile(device: torch.device) -> None:
     case = make_case(FORWARD, device, torch.float32)
-    padding = case.plan.tiles.new_zeros(3, 8)
+    padding = case.plan.tiles.new_zeros(3, 10)
     kept = case.plan.tiles[1:]
     case = case.replace(plan=replace(case.plan, tiles=torch.cat([kept, padding])))
     out, lse = run(case)
@@ -214,6 +215,62 @@ def test_block_tokens_shrink_with_the_query_heads_of_a_key_head() -> None:
     assert sizes == [64, 32, 16, 16, 8, 8]
 
 
+# Keys that are divided among several tiles
+
+
+@pytest.fixture
+def _divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes are divided that the interpreter has done with in a second."""
+    monkeypatch.setattr(kernel_plan, "DIVIDED_PREFIX_TOKENS", 1)
+    monkeypatch.setattr(kernel_plan, "PART_TOKENS", 1)
+
+
+# Parts of 64 keys: more than there are, a window that hides some of them, and whole parts of it.
+DIVIDED = layout((150, 70, 2, 3), (40, 0, 1), (0, 100, 1))
+
+
+@pytest.mark.usefixtures("_divided")
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize(
+    "scores", [{}, {"soft_cap": 2.0}, {"window": 30}, {"window": 100}, {"sinks": True}], ids=str
+)
+def test_divided_keys_give_what_whole_ones_do(
+    device: torch.device, dtype: torch.dtype, page_size: int, scores: dict[str, Any]
+) -> None:
+    ends = DIVIDED.row_ends.tolist()
+    sizes = {"page_size": page_size, "block_tokens": 8}
+    case = make_case(DIVIDED, device, dtype, ends, **sizes, programs=15)
+    whole = make_case(DIVIDED, device, dtype, ends, **sizes)
+    assert (case.plan.parts, whole.plan.parts) == (5, 1)
+    if "sinks" in scores:
+        scores = {"sinks": torch.tensor([1.5, -4.0, 3.0, 0.0], device=device), "window": 90}
+    result = shared_prefix_attention(*case.arguments, cached=case.cached, **scores)
+    whole.replace(scores=scores).check(result)
+    case.replace(scores=scores).check(result)
+
+
+@pytest.mark.usefixtures("_divided")
+def test_divided_keys_of_every_query_and_part(device: torch.device) -> None:
+    case = make_case(DIVIDED, device, torch.float32, programs=200, page_size=1)
+    assert case.plan.parts > 1
+    for parts in (KeyParts.ALL, *KeyParts, KeyParts.PREFIX):
+        case.check(run(case, parts), parts)
+
+
+@pytest.mark.usefixtures("_divided")
+def test_divided_keys_and_given_outputs(device: torch.device) -> None:
+    case = make_case(DIVIDED, device, torch.float32, DIVIDED.row_ends.tolist(), programs=15)
+    out = torch.full((4, 4, 16), torch.nan, device=device).transpose(0, 1)
+    lse = torch.full((4, 4), torch.nan, device=device).t()
+    result = shared_prefix_attention(*case.arguments, cached=case.cached, out=out, lse=lse)
+    assert result[0] is out
+    assert result[1] is lse
+    case.check(result)
+    q = case.q.clone()
+    arguments = (q, *case.arguments[1:])
+    case.check(shared_prefix_attention(*arguments, cached=case.cached, out=q))
+
+
 def _with_plan(**changes: Tensor | int) -> Callable[[Case], Case]:
     return lambda case: case.replace(plan=replace(case.plan, **changes))
 
@@ -240,9 +297,10 @@ WRONG: dict[str, Callable[[Case], Case]] = {
     "plan.query_token is of shape": lambda c: c.replace(q=c.q[1:]),
     "plan.segment_start is torch.int64": _with_plan(segment_start=torch.zeros(56).long()),
     "plan.tiles is of shape": _with_plan(tiles=torch.zeros(3, 7, dtype=torch.int32)),
-    "plan.tiles is strided": _with_plan(tiles=torch.zeros(8, 3, dtype=torch.int32).t()),
+    "plan.tiles is strided": _with_plan(tiles=torch.zeros(10, 3, dtype=torch.int32).t()),
     "plan.block_tokens is 17: it must be 1 to 16": _with_plan(block_tokens=17),
     "plan.block_tokens is 0": _with_plan(block_tokens=0),
+    "plan.parts is 0: it must be at least 1": _with_plan(parts=0),
     "cached.k is torch.float16": _with_cache(lambda c: {"k": c.k.half()}),
     "cached.k is of shape .*must be .*, 8, 2, 16": _with_cache(lambda c: {"page_size": 8}),
     "cached.k is of shape": _with_cache(lambda c: {"k": c.k[0, 0]}),
@@ -273,6 +331,7 @@ def test_wrong_arguments_are_refused(
     plan = TilePlan(
         *(getattr(changed.plan, x).to(device) for x in ("query_token", "segment_start", "tiles")),
         block_tokens=changed.plan.block_tokens,
+        parts=changed.plan.parts,
     )
     with pytest.raises(KernelArgumentError, match=message):
         run(changed.replace(plan=plan))
@@ -294,3 +353,17 @@ def test_wrong_outputs_are_refused(
     given_output = {name: torch.zeros(shape, dtype=dtype, device=device)}
     with pytest.raises(KernelArgumentError, match=f"^{name} is"):
         shared_prefix_attention(*case.arguments, cached=case.cached, **given_output)
+
+
+def test_wrong_arguments_are_refused_however_often(device: torch.device) -> None:
+    """What was found right once is not taken for what only resembles it, launch after launch."""
+    case = make_case(FORWARD, device, torch.float32)
+    case.check(run(case))
+    for message, change in WRONG.items():
+        changed = change(case)
+        if changed.plan.tiles.device != device:
+            continue  # made for the other test
+        for _ in range(2):
+            with pytest.raises(KernelArgumentError, match=message):
+                run(changed)
+    case.check(run(case))

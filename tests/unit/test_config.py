@@ -21,7 +21,7 @@ KNOBS = [*NUMBERS, *CHOICES, *PATHS]
 MEASURED = ("launch_tokens", "decode_step_tokens")
 """Numbers that are measured or estimated at start unless given."""
 
-ZERO = (*MEASURED, "scheduler_cores", "cuda_graphs")
+ZERO = (*MEASURED, "scheduler_cores", "cuda_graphs", "readout_chunk_mib")
 MAY_BE_ZERO = (*ZERO, "gather_ms", "gc_idle_s")
 
 

@@ -11,6 +11,7 @@ from sglang_prefill_ext.attention.kernel_plan import (
     SPAN_BLOCKS,
     KernelPlan,
     most_tiles,
+    parts_of_keys,
     plan_tiles,
     with_idle_tiles,
 )
@@ -51,7 +52,9 @@ def _expected(forward: ForwardLayout) -> list[list[Key]]:
 
 def _seen(plan: KernelPlan, tile: np.ndarray, query: int, pages: list[Key]) -> list[Key]:
     """The keys of one query as the kernel walks them, with pages of one token."""
-    _, _, fresh_start, fresh_stop, own_start, own_stop, page_offset, cached_len = tile.tolist()
+    _, _, fresh_start, fresh_stop, own_start, own_stop, page_offset, cached_len, _, _ = (
+        tile.tolist()
+    )
     first, last = plan.segment_start[query], plan.query_token[query]
     own = [token for token in range(own_start, own_stop) if first <= token <= last]
     return pages[page_offset : page_offset + cached_len] + [
@@ -86,7 +89,7 @@ def test_tiles_are_of_bounded_size_and_the_longest_come_first(
 ) -> None:
     forward, queries, block_tokens = case
     plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries)
-    start, stop, fresh_start, fresh_stop, own_start, own_stop, _, cached_len = plan.tiles.T
+    start, stop, fresh_start, fresh_stop, own_start, own_stop, _, cached_len, _, _ = plan.tiles.T
     assert ((stop > start) & (stop - start <= block_tokens)).all()
     tokens = np.arange(forward.num_tokens) if queries is None else queries
     spans = tokens[stop - 1] - tokens[start]
@@ -105,7 +108,7 @@ def test_no_plan_has_more_tiles_than_there_is_room_for(
     sizes = forward.num_tokens, len(plan.query_token), len(forward.groups)
     room = most_tiles(*sizes, block_tokens) + more
     padded = with_idle_tiles(plan, room)
-    assert padded.tiles.shape == (room, 8)
+    assert padded.tiles.shape == (room, 10)
     assert padded.tiles.dtype == np.int32
     assert np.array_equal(padded.tiles[: len(plan.tiles)], plan.tiles)
     start, stop = padded.tiles[len(plan.tiles) :, :2].T
@@ -115,9 +118,81 @@ def test_no_plan_has_more_tiles_than_there_is_room_for(
             with_idle_tiles(plan, len(plan.tiles) - 1)
 
 
+# Keys that are divided
+
+
+@settings(deadline=None)
+@given(
+    prefix=st.tuples(st.integers(0, 9000), st.integers(0, 9000)),
+    rows=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    others=st.lists(st.integers(0, 3000), max_size=2),
+    programs=st.integers(0, 600),
+    page_size=st.sampled_from([1, 16, 128]),
+)
+def test_the_parts_of_a_tile_are_the_whole(
+    prefix: tuple[int, int], rows: list[int], others: list[int], programs: int, page_size: int
+) -> None:
+    forward = layout((*prefix, *rows), *((held, 0, 1) for held in others))
+    sizes = {"block_tokens": 32, "page_size": page_size}
+    ends = forward.row_ends
+    whole = plan_tiles(forward, **sizes, queries=ends)
+    divided = plan_tiles(forward, **sizes, queries=ends, programs=programs, key_heads=8)
+    assert whole.parts == 1
+    assert len(divided.tiles) == divided.parts * len(whole.tiles)
+    assert divided.parts == 1 or len(divided.tiles) * 8 <= programs
+    for tile in whole.tiles:
+        queries, (fresh_start, fresh_stop), own = tile[:2], tile[2:4], tile[4:6]
+        offset, held = tile[6:8]
+        parts = divided.tiles[(divided.tiles[:, :2] == queries).all(1)]
+        parts = parts[np.argsort(-parts[:, 9])]
+        assert parts[:, 9].tolist() == list(range(divided.parts))[::-1]
+        assert parts[-1, 4:6].tolist() == own.tolist()
+        assert (parts[:-1, 4] == parts[:-1, 5]).all()
+        pages = [p + i for _, p, n in parts[:, [0, 6, 7]] for i in range(-(-n // page_size))]
+        assert pages == [*range(offset, offset + -(-held // page_size))]
+        assert (parts[:-1, 7] % page_size == 0).all() or parts[-1, 7] == 0
+        assert parts[:, 7].sum() == held
+        fresh = [token for start, stop in parts[:, 2:4] for token in range(start, stop)]
+        assert fresh == [*range(fresh_start, fresh_stop)]
+        lens = parts[:, 7] + parts[:, 3] - parts[:, 2]
+        assert parts[:, 8].tolist() == [lens[number + 1 :].sum() for number in range(len(parts))]
+
+
+@pytest.mark.parametrize(("held", "fresh"), [(8000, 0), (0, 8000), (3000, 5000)])
+def test_a_long_prefix_and_few_queries_have_work_for_the_whole_device(
+    held: int, fresh: int
+) -> None:
+    forward = layout((held, fresh, *[2] * 20))
+    rows = np.arange(fresh, fresh + 40)
+    plan = plan_tiles(forward, block_tokens=32, queries=rows, programs=264, key_heads=8)
+    assert plan.parts == 15
+    assert 132 < len(plan.tiles) * 8 <= 264
+    assert (plan.tiles[:, 7] + plan.tiles[:, 3] - plan.tiles[:, 2]).max() == 576
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        layout((0, 60, *[2] * 50)),
+        layout((60, 0, *[2] * 50)),
+        layout((8000, 0, *[100] * 50)),
+        layout((8000, 0, 1), (0, 60, *[2] * 50)),
+        layout((0, 8000)),
+    ],
+)
+def test_others_are_not_divided(forward: ForwardLayout) -> None:
+    plan = plan_tiles(forward, block_tokens=32, programs=264, key_heads=8)
+    assert (plan.parts, plan.tiles[:, 8:].any()) == (1, False)
+
+
+def test_nothing_is_divided_unless_the_device_is_known() -> None:
+    assert plan_tiles(layout((8000, 0, 1)), block_tokens=32).parts == 1
+    assert parts_of_keys(0, 8000, 264) == 1
+
+
 def test_own_keys_begin_with_the_first_segment_and_end_with_the_last_query() -> None:
     plan = plan_tiles(layout((0, 3, 4, 4)), block_tokens=8, queries=np.array([5, 8]))
-    assert plan.tiles.tolist() == [[0, 2, 0, 3, 3, 9, 0, 0]]
+    assert plan.tiles.tolist() == [[0, 2, 0, 3, 3, 9, 0, 0, 0, 0]]
     assert plan.segment_start.tolist() == [3, 7]
 
 
@@ -135,7 +210,7 @@ def test_each_group_has_its_own_pages(page_size: int, offsets: list[int]) -> Non
 
 def test_no_query_is_no_tile() -> None:
     plan = plan_tiles(FORWARD, block_tokens=8, queries=np.array([], dtype=np.int64))
-    assert plan.tiles.shape == (0, 8)
+    assert plan.tiles.shape == (0, 10)
 
 
 @pytest.mark.parametrize("name", ["query_token", "segment_start", "tiles"])

@@ -2,20 +2,24 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.config import AttentionWay, PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.oneshot.verdict import Tolerance, Verdict
 from sglang_prefill_ext.wire.result import PackedResult
 from tests.unit.oneshot.jobs import IdleExecutor, request
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from sglang_prefill_ext.compat import runtime_setup
     from sglang_prefill_ext.compat.messages import PackedRowsReq
     from sglang_prefill_ext.compat.runtime_setup import result_messages, tokens_received
 
@@ -60,3 +64,72 @@ def test_a_controller_hears_of_as_many_tokens_as_it_has_sent(causal: bool) -> No
     runtime.step()
     assert [result.status for _, result in ended] == ["ok"]
     assert tokens_received(ended) == len(message.input_ids) == 23
+
+
+# What is tried before a server declines
+
+RIGHT, WRONG = (
+    Verdict(((0, 1),), (apart,), (apart,), Tolerance(0.25, 1.0), 0.1) for apart in (0.1, 2.0)
+)
+
+
+class Tries:
+    """Sets up nothing: notes what is tried; the verdicts are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict | None) -> None:
+        self.tried: list[tuple[AttentionWay, bool]] = []
+        self.without_graphs = 0
+        left = list(verdicts)
+
+        def tried(_scheduler: Any, _config: Any, _model: Any, attempt: Any, _bytes: Any) -> Any:
+            self.tried.append(attempt[:2])
+            return self, len(self.tried), left.pop(0)
+
+        self.graph_use = GraphUse()
+        monkeypatch.setattr(runtime_setup, "_tried", tried)
+        monkeypatch.setattr(runtime_setup, "model_of", lambda _runner, _stream: None)
+        monkeypatch.setattr(runtime_setup, "resolve_attention", lambda asked, _model: asked)
+
+    def forget_graphs(self) -> None:
+        self.without_graphs += 1
+
+    def set_up(self, **knobs: Any) -> Any:
+        worker = SimpleNamespace(model_runner=None)
+        scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker)
+        return runtime_setup._set_up_executor(scheduler, PrefillOnlyConfig(**knobs), None)
+
+
+def test_what_answers_alike_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for verdict in (RIGHT, None):
+        tries = Tries(monkeypatch, verdict)
+        assert tries.set_up(cuda_graphs=64) == (tries, 1, verdict)
+        assert (tries.tried, tries.without_graphs) == ([(AttentionWay.AUTO, True)], 0)
+
+
+def test_wrong_graphs_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = Tries(monkeypatch, WRONG, RIGHT)
+    assert tries.set_up(cuda_graphs=64) == (tries, 2, RIGHT)
+    assert tries.tried == [(AttentionWay.AUTO, True), (AttentionWay.AUTO, False)]
+    assert tries.without_graphs == 1
+    assert "replaying forwards as graphs is left out" in caplog.text
+    assert "is OFF" not in caplog.text
+
+
+def test_wrong_kernels_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = Tries(monkeypatch, WRONG, RIGHT)
+    assert tries.set_up(attention="fused") == (tries, 2, RIGHT)
+    assert tries.tried == [(AttentionWay.FUSED, False), (AttentionWay.TORCH, False)]
+    assert "--prefill-only-attention fused is left out" in caplog.text
+
+
+def test_where_nothing_answers_alike_the_server_declines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = Tries(monkeypatch, WRONG, WRONG, WRONG)
+    assert tries.set_up(cuda_graphs=64) == (tries, 3, WRONG)
+    assert caplog.text.count("Prefill-only serving is OFF") == 1
+    assert "left out" not in caplog.text

@@ -11,6 +11,7 @@ from sglang_prefill_ext.oneshot.budget import (
     MemoryModel,
     Sample,
     fit_memory,
+    readout_bytes,
 )
 
 SMALL = st.integers(0, 5)
@@ -96,3 +97,18 @@ def test_measured_memory_is_exceeded_by_the_safety_factor_alone() -> None:
     for each in samples:
         exactly = SAFETY * each.peak_bytes
         assert exactly <= model.num_bytes(each.tokens, each.rows) <= exactly + 1200
+
+
+@pytest.mark.parametrize(
+    ("asked_mib", "device", "free_gib", "mib"),
+    [
+        (7, "cuda", 100, 7),
+        (7, "cpu", 100, 7),
+        (0, "cpu", 100, 64),
+        (0, "cuda", 100, 512),
+        (0, "cuda", 4, 256),
+        (0, "cuda", 0, 64),
+    ],
+)
+def test_memory_of_the_read_out(asked_mib: int, device: str, free_gib: int, mib: int) -> None:
+    assert readout_bytes(asked_mib, device, free_gib << 30) == mib << 20

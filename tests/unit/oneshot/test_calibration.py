@@ -20,7 +20,8 @@ from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
 from tests.unit.oneshot.jobs import IdleExecutor
 from tests.unit.oneshot.tiny_model import TinyModel
 
@@ -69,6 +70,54 @@ def test_forwards_of_other_shapes_stay_below_what_is_expected(
     expected = memory.num_bytes(plan.num_tokens, plan.num_rows)
     assert peak <= expected
     assert expected <= 2 * memory.num_bytes(MAX_TOKENS, MAX_TOKENS // 64)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("rows", [1, 40, 500])
+def test_the_most_probable_token_and_a_drawn_one_are_counted(
+    memory: MemoryModel, executor: PackedExecutor, rows: int, drawn: bool
+) -> None:
+    lens = np.full(rows, 2, np.int32)
+    one = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=5, seed=1, biases={})
+    sampling = Sampling(np.repeat(one.draws, rows), one.biases) if drawn else NO_SAMPLING
+    packed = PackedRows(
+        *(np.ones(2 * rows, np.int32), 0, lens, NO_INTS, NO_INTS), num_best=1, sampling=sampling
+    )
+    (piece,) = split_request(packed, ForwardBudget(2 * rows))
+    plan = plan_forward([piece])
+    peak = peak_bytes(CPU, lambda: executor.launch(plan, [None], [None]).wait())
+    assert peak <= memory.num_bytes(plan.num_tokens, plan.num_rows)
+
+
+def test_whole_chunks_are_read_when_memory_is_measured() -> None:
+    plans: list[ForwardPlan] = []
+
+    class Noting(PackedExecutor):
+        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+            plans.append(plan)
+            return super().launch(plan, *args)
+
+    executor = Noting(TinyModel(), readout_bytes=READOUT_BYTES)
+    large = measured_memory(executor, CPU, MAX_TOKENS)
+    best, drawn = plans[-2:]
+    assert best.num_rows == drawn.num_rows == 2 * executor.chunk_reads
+    assert [plan.num_best.tolist() for plan in (best, drawn)] == [[1] * best.num_rows] * 2
+    assert not best.is_drawn.any()
+    assert drawn.is_drawn.all()
+    logits = best.num_rows * TinyModel.vocab_size * 4 // 2
+    assert large.fixed_bytes > logits
+
+
+def test_a_sampler_that_fails_keeps_no_server_from_starting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class WithoutSampler(TinyModel):
+        def draw(self, *args: Any) -> Any:
+            raise NotImplementedError("no sampler here")
+
+    executor = PackedExecutor(WithoutSampler(), readout_bytes=READOUT_BYTES)
+    assert calibrate(executor, CPU, 100, alone).budget.max_tokens == 100
+    assert "could not be measured" in caplog.text
 
 
 def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
@@ -174,8 +223,8 @@ class NotedGraphs(PackedExecutor):
 def test_memory_is_that_of_eager_forwards_and_a_launch_that_of_a_graph() -> None:
     executor = NotedGraphs()
     calibrate(executor, CPU, 100, alone, graph_tokens=48)
-    assert executor.steps.index(48) == 4  # the forwards whose memory is measured
-    assert executor.steps[5:] == ["forward"] * 6
+    assert executor.steps.index(48) == 6  # the forwards whose memory is measured
+    assert executor.steps[7:] == ["forward"] * 6
     without = NotedGraphs()
     calibrate(without, CPU, 100, alone)
     assert set(without.steps) == {"forward"}

@@ -17,6 +17,7 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.model import Attend, ProductHead
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
@@ -313,3 +314,11 @@ def test_launching_does_not_wait_for_the_device(unreadable: torch.device) -> Non
     plan, nothing = plan_forward(pieces), [None, None]
     PackedExecutor(model, readout_bytes=1 << 10).launch(plan, nothing, nothing)
     assert model.row_lens == [[4, 2, 3]]
+
+
+def test_forgotten_graphs_are_as_if_nobody_had_asked_for_them() -> None:
+    executor = PackedExecutor(TinyModel(), readout_bytes=1 << 16)
+    executor.capture_graphs(16)
+    assert executor.graph_use.obstacle
+    executor.forget_graphs()
+    assert executor.graph_use == GraphUse()

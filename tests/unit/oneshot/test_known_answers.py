@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,26 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.known_answers import (
     LABELS,
     MOST_TOKENS,
-    Verdict,
-    differences,
     known_requests,
     lengths_of,
     packed_answers,
     prompts_of,
-    tolerance_of,
 )
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.oneshot.jobs import IdleExecutor
-
-NAN, INF = float("nan"), float("inf")
 
 sizes = st.integers(1, 100_000)
 
@@ -41,11 +34,6 @@ def known(**limits: int) -> list[PackedRows]:
 
 def total_of(requests: Sequence[PackedRows]) -> int:
     return sum(len(rows.tokens) for rows in requests)
-
-
-def verdict_of(*apart: float) -> Verdict:
-    prompts = tuple((number, number + 1) for number in range(len(apart)))
-    return Verdict(prompts, apart, tolerance=1e-4, seconds=0.25)
 
 
 # The prompts
@@ -166,115 +154,3 @@ def test_a_failed_forward_is_an_error() -> None:
 
     with pytest.raises(PackedForwardError, match="no such kernel"):
         packed_answers(IdleExecutor(fail), known(), ForwardBudget(4_000))
-
-
-# The comparison
-
-
-def one_difference(stock: float, packed: float, *, vectors: bool = False) -> float:
-    (apart,) = differences(np.array([[stock]]), np.array([[packed]]), vectors=vectors)
-    return apart
-
-
-@pytest.mark.parametrize(
-    ("stock", "packed", "apart"),
-    [
-        (-1.0, -1.5, 0.5),
-        (-10.0, -10.5, 0.5),
-        (-20.0, -20.5, 0.25),
-        (NAN, NAN, 0.0),
-        (-INF, -INF, 0.0),
-        (NAN, -1.0, INF),
-        (-1.0, NAN, INF),
-        (-INF, -1.0, INF),
-        (-1.0, -INF, INF),
-        (-INF, INF, INF),
-        (NAN, INF, INF),
-    ],
-)
-def test_differences_of_log_probabilities(stock: float, packed: float, apart: float) -> None:
-    assert one_difference(stock, packed) == pytest.approx(apart)
-
-
-def test_of_a_prompt_the_largest_difference_counts() -> None:
-    stock = np.array([[-1.0, -2.0, -3.0], [NAN, -2.0, -3.0]])
-    packed = np.array([[-1.0, -2.25, -3.125], [NAN, -2.0, -3.5]])
-    assert differences(stock, packed, vectors=False) == [0.25, 0.5]
-
-
-def test_distances_of_vectors() -> None:
-    stock = np.array([[0.6, 0.8], [30.0, 40.0], [0.0, 0.01], [0.6, NAN], [0.6, NAN]])
-    packed = np.array([[0.6, 0.9], [30.0, 45.0], [0.0, 0.02], [0.6, NAN], [0.6, 0.8]])
-    apart = differences(stock, packed, vectors=True)
-    assert apart == pytest.approx([0.1, 0.1, 0.01, 0.0, INF])
-
-
-numbers = st.floats(width=32) | st.sampled_from([NAN, INF, -INF])
-
-
-@given(npst.arrays(np.float64, (3, 4), elements=numbers), st.booleans())
-def test_equal_answers_are_no_distance_apart(answers: Any, vectors: bool) -> None:
-    assert differences(answers, answers.copy(), vectors=vectors) == [0.0] * 3
-
-
-@given(
-    npst.arrays(np.float64, (2, 4), elements=numbers),
-    npst.arrays(np.float64, (2, 4), elements=numbers),
-    st.booleans(),
-)
-def test_a_difference_is_never_nan(stock: Any, packed: Any, vectors: bool) -> None:
-    for apart, one, other in zip(
-        differences(stock, packed, vectors=vectors), stock, packed, strict=True
-    ):
-        assert apart >= 0
-        if (np.isnan(one) != np.isnan(other)).any():
-            assert apart == INF
-
-
-# The verdict
-
-
-@pytest.mark.parametrize(
-    ("apart", "same"),
-    [((0.0, 1e-4), True), ((2e-4, 0.0), False), ((0.0, INF), False), ((), False)],
-)
-def test_a_verdict(apart: tuple[float, ...], same: bool) -> None:
-    assert verdict_of(*apart).same is same
-
-
-def test_a_verdict_names_the_worst_prompt() -> None:
-    text = str(verdict_of(0.0, 0.5, 0.25))
-    assert text == (
-        "3 prompts, largest difference 5.0e-01 at prompt 2 (1 tokens of a shared prefix and 2 of "
-        "its own), tolerance 0.0001, 0.25 s"
-    )
-
-
-@pytest.mark.parametrize(
-    ("apart", "shown"),
-    [
-        ((0.0, 1e-5), {"verdict": "same", "largest_difference": 1e-5}),
-        ((0.5, 0.0), {"verdict": "differ", "largest_difference": 0.5}),
-        ((0.0, INF), {"verdict": "differ", "largest_difference": None}),
-    ],
-)
-def test_a_verdict_is_json(apart: tuple[float, ...], shown: dict[str, Any]) -> None:
-    rest = {"prompts": 2, "tolerance": 1e-4, "seconds": 0.25}
-    text = json.dumps(verdict_of(*apart).as_dict(), allow_nan=False)
-    assert json.loads(text) == shown | rest
-
-
-@pytest.mark.parametrize("vectors", [False, True])
-def test_tolerances(vectors: bool) -> None:
-    exact, *rough = (
-        tolerance_of(dtype, quantised=quantised, vectors=vectors)
-        for dtype, quantised in [
-            ("float32", False),
-            ("float32", True),
-            ("bfloat16", False),
-            ("float16", True),
-        ]
-    )
-    assert exact == 1e-4
-    assert len(set(rough)) == 1
-    assert 10 * exact < rough[0] < 0.5

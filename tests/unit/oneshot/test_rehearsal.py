@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.attention.kernel_plan import DIVIDED_PREFIX_TOKENS, plan_tiles
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.rehearsal import LARGE, rehearse
+from sglang_prefill_ext.oneshot.rehearsal import LARGE, LONE, LONG, rehearse
 from tests.unit.attention.strategies import layout
 from tests.unit.oneshot.jobs import IdleExecutor
 
@@ -79,7 +80,8 @@ def test_the_kind_of_any_forward_was_tried(
 
 
 def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
-    small, held_small, large, held_large = rehearsed(ForwardBudget(16_384))
+    lone, small, held_small, large, held_large, *_ = rehearsed(ForwardBudget(16_384))
+    assert (lone.num_tokens, lone.num_rows) == (2, 1)
     assert [small.num_rows, held_small.num_rows] == [64, 128]
     for fresh, held in ((small, held_small), (large, held_large)):
         assert fresh.groups[0].fresh == held.groups[0].held > 0
@@ -89,12 +91,25 @@ def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
 @pytest.mark.parametrize("asked", [AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3])
 def test_a_way_that_does_not_depend_on_the_size_needs_no_large_forward(asked: AttentionWay) -> None:
     forwards = rehearsed(ForwardBudget(16_384), asked)
-    assert [kind_of(each, asked) for each in forwards] == [(asked, False), (asked, True)]
+    assert [kind_of(each, asked) for each in forwards] == [
+        (asked, False),
+        *2 * [(asked, False), (asked, True)],
+    ]
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 16_384])
+def test_few_rows_on_a_long_prefix_come_last(max_tokens: int) -> None:
+    *_, last = rehearsed(ForwardBudget(max_tokens))
+    assert last.groups[0].prefix_len == DIVIDED_PREFIX_TOKENS
+    # At least where the last layer reads the ends of rows; it is one kernel for all layers.
+    plan = plan_tiles(last, block_tokens=32, queries=last.row_ends, programs=264, key_heads=8)
+    assert plan.parts > 1
 
 
 def test_memory_bounds_the_forwards() -> None:
     budget = ForwardBudget(16_384, max_bytes=10_000, bytes_per_token=10, bytes_per_row=20)
-    assert sum(each.num_tokens for each in rehearsed(budget)) == LARGE.tokens + 256
+    tokens = sum(each.num_tokens for each in rehearsed(budget))
+    assert tokens == LONE.tokens + 256 + LARGE.tokens + LONG.tokens
 
 
 def test_prompts_are_no_longer_than_they_can_be() -> None:
@@ -106,7 +121,7 @@ def test_vectors_are_read_where_the_model_makes_them() -> None:
     stage = Stage(AttentionWay.FUSED)
     stage.vector_width = 3
     rehearse(stage, ForwardBudget(1000))
-    assert {int(plan.label_lens.max()) for plan in stage.plans} == {3}
+    assert {length for plan in stage.plans for length in plan.label_lens.tolist()} == {3}
 
 
 def test_nothing_is_compiled_without_kernels() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from prefill_kernels.merge_state.kernel import merge_states_kernel
+from prefill_kernels.merge_state.kernel import merge_parts_kernel, merge_states_kernel
 from prefill_kernels.variant import TypeSpec, Variant
 
 TILE_BYTES = 8192
@@ -35,37 +35,43 @@ def config_for(head_dim: int, dtype: torch.dtype) -> Config:
 
 
 def variants() -> Iterator[Variant]:
-    """Two and four parts; a head size that is a power of two and one that is not."""
+    """Two, four and any parts; a head size that is a power of two and one that is not."""
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
         for head_dim in (80, 128):
             for parts in (2, 4):
                 yield _variant(name, dtype, head_dim, parts)
+    for head_dim in (80, 128):
+        yield _variant("bf16", torch.bfloat16, head_dim, None)
 
 
-def _variant(name: str, dtype: torch.dtype, head_dim: int, parts: int) -> Variant:
+def _variant(name: str, dtype: torch.dtype, head_dim: int, parts: int | None) -> Variant:
+    """Of so many tensors; None: of any number of parts in one."""
     config = config_for(head_dim, dtype)
-    strides = ("i32:16", "i32:16")
+    pointer, strides = f"*{name}:16", ("i32:16", "i32:16")
     signature: dict[str, TypeSpec] = {
-        "outs": (f"*{name}:16",) * parts,
-        "out_strides": (strides,) * parts,
-        "lses": ("*fp32:16",) * parts,
-        "merged": f"*{name}:16",
+        "merged": pointer,
         "merged_strides": strides,
         "merged_lse": "*fp32:16",
         "merged_lse_strides": ("i32", "i32"),
         "num_pairs": "i32",
         "heads": "i32",
     }
-    constexprs = {
-        "HEAD_DIM": head_dim,
-        "BLOCK_PAIRS": config.block_pairs,
-        "BLOCK_DIM": config.block_dim,
-    }
+    if parts is None:
+        signature |= {"outs": pointer, "out_strides": ("i32:16", *strides)}
+        signature |= {"lses": "*fp32:16", "lse_strides": ("i32:16", "i32", "i32")}
+        signature["num_parts"] = "i32"
+    else:
+        signature |= {"outs": (pointer,) * parts, "out_strides": (strides,) * parts}
+        signature["lses"] = ("*fp32:16",) * parts
     return Variant(
-        f"{parts} parts, {name}, head size {head_dim}",
-        merge_states_kernel,
+        f"{parts or 'any'} parts, {name}, head size {head_dim}",
+        merge_parts_kernel if parts is None else merge_states_kernel,
         signature,
-        constexprs,
+        {
+            "HEAD_DIM": head_dim,
+            "BLOCK_PAIRS": config.block_pairs,
+            "BLOCK_DIM": config.block_dim,
+        },
         num_warps=config.num_warps,
         num_stages=1,
         needs_wgmma=False,

@@ -1,6 +1,7 @@
 """Join attention over disjoint key sets in one launch."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,7 +16,8 @@ from prefill_kernels.errors import (
     require,
 )
 from prefill_kernels.merge_state.configs import config_for
-from prefill_kernels.merge_state.kernel import merge_states_kernel
+from prefill_kernels.merge_state.kernel import merge_parts_kernel, merge_states_kernel
+from prefill_kernels.prepared import PreparedLaunches, look, place
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_PAIRS = 2**30
@@ -69,8 +71,76 @@ def merge_states(
         KernelArgumentError: wrong number of parts, or a dtype, shape, stride or device that the
             kernel cannot take; nothing was launched.
     """
-    require(2 <= len(outs) <= 4, "outs", f"{len(outs)} parts", "pass 2 to 4")
-    require(len(lses) == len(outs), "lses", f"{len(lses)} parts", f"pass {len(outs)}, as in outs")
+    where = place(outs[0]) if outs else None
+    key = (where, *map(look, outs), None, *map(look, lses), None, look(out), look(lse))
+    prepared = _LAUNCHES.get(key)
+    if prepared is None:
+        count = len(outs)
+        require(2 <= count <= 4, "outs", f"{count} parts", "pass 2 to 4")
+        require(len(lses) == count, "lses", f"{len(lses)} parts", f"pass {count}, as in outs")
+        prepared = _LAUNCHES.keep(key, _prepare(outs, lses, out, lse))
+    shape = prepared.shape
+    out = outs[0].new_empty(shape) if out is None else out
+    lse = outs[0].new_empty(shape[:2], dtype=torch.float32) if lse is None else lse
+    if prepared.grid[0]:
+        merge_states_kernel[prepared.grid](
+            tuple(outs),
+            prepared.out_strides,
+            tuple(map(_dense, lses)),
+            *(out, out.stride()[:2], lse, lse.stride()),
+            *(prepared.num_pairs, shape[1]),
+            **prepared.constants,
+        )
+    return out, lse
+
+
+def merge_parts(outs: Tensor, lses: Tensor, *, out: Tensor, lse: Tensor) -> None:
+    """`merge_states` of any number of parts that one tensor holds, into tensors of the caller.
+
+    Args:
+        outs: `[parts, tokens, heads, head_dim]`, at least one part; see `merge_states`.
+        lses: float32 `[parts, tokens, heads]`, any strides.
+        out, lse: where to write, shaped as one part and typed as all; must not overlap them.
+
+    Raises:
+        KernelArgumentError: as `merge_states` does.
+    """
+    key = (place(outs), look(outs), look(lses), look(out), look(lse))
+    prepared = _PARTS_LAUNCHES.get(key)
+    if prepared is None:
+        check_launchable("outs", outs)
+        check_shape("outs", outs, (None, None, None, None))
+        require(outs.shape[0] > 0, "outs", "without parts", "pass at least one")
+        check_shape("lses", lses, outs.shape[:3])
+        prepared = _prepare((outs[0],), (lses[0],), out, lse)
+        prepared = _PARTS_LAUNCHES.keep(key, prepared)
+    if prepared.grid[0]:
+        merge_parts_kernel[prepared.grid](
+            *(outs, outs.stride()[:3], lses, lses.stride()),
+            *(out, out.stride()[:2], lse, lse.stride()),
+            *(outs.shape[0], prepared.num_pairs, prepared.shape[1]),
+            **prepared.constants,
+        )
+
+
+class _Launch(NamedTuple):
+    """What every launch of the same shapes has in common."""
+
+    grid: tuple[int]
+    shape: tuple[int, int, int]
+    out_strides: tuple[tuple[int, ...], ...]
+    num_pairs: int
+    constants: dict[str, int]
+
+
+_LAUNCHES = PreparedLaunches[_Launch]()
+_PARTS_LAUNCHES = PreparedLaunches[_Launch]()
+
+
+def _prepare(
+    outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor | None, lse: Tensor | None
+) -> _Launch:
+    """Check all tensors, and work out what does not depend on their numbers."""
     check_launchable("outs[0]", outs[0])
     check_shape("outs[0]", outs[0], (None, None, None))
     check_dtype("outs[0]", outs[0], DTYPES)
@@ -80,32 +150,24 @@ def merge_states(
     for i, (part, part_lse) in enumerate(zip(outs, lses, strict=True)):
         _check_out(f"outs[{i}]", part, outs[0])
         _check_lse(f"lses[{i}]", part_lse, outs[0])
-    if out is None:
-        out = torch.empty(outs[0].shape, dtype=outs[0].dtype, device=outs[0].device)
-    if lse is None:
-        lse = torch.empty(outs[0].shape[:2], dtype=torch.float32, device=outs[0].device)
-    _check_out("out", out, outs[0])
-    _check_lse("lse", lse, outs[0])
-
-    if lse.numel():
-        config = config_for(head_dim, out.dtype)
-        merge_states_kernel[(triton.cdiv(lse.numel(), config.block_pairs),)](
-            tuple(outs),
-            tuple(part.stride()[:2] for part in outs),
-            tuple(map(_dense, lses)),
-            out,
-            out.stride()[:2],
-            lse,
-            lse.stride(),
-            lse.numel(),
-            heads,
-            HEAD_DIM=head_dim,
-            BLOCK_PAIRS=config.block_pairs,
-            BLOCK_DIM=config.block_dim,
-            num_warps=config.num_warps,
-            num_stages=1,
-        )
-    return out, lse
+    if out is not None:
+        _check_out("out", out, outs[0])
+    if lse is not None:
+        _check_lse("lse", lse, outs[0])
+    config = config_for(head_dim, outs[0].dtype)
+    return _Launch(
+        grid=(triton.cdiv(tokens * heads, config.block_pairs),),
+        shape=(tokens, heads, head_dim),
+        out_strides=tuple(part.stride()[:2] for part in outs),
+        num_pairs=tokens * heads,
+        constants={
+            "HEAD_DIM": head_dim,
+            "BLOCK_PAIRS": config.block_pairs,
+            "BLOCK_DIM": config.block_dim,
+            "num_warps": config.num_warps,
+            "num_stages": 1,
+        },
+    )
 
 
 def _dense(lse: Tensor) -> Tensor:

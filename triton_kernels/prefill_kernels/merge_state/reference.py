@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 
-def merge_states_reference(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """`out` and `lse` of `merge_states`, both float64."""
+def merge_states_reference(
+    outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor
+) -> tuple[Tensor, Tensor]:
+    """`out` and `lse` of `merge_states` and `merge_parts`, both float64."""
     stacked = torch.stack([lse.double() for lse in lses])
     lse = torch.logsumexp(stacked, dim=0)
     weights = torch.exp(stacked - torch.where(lse.isneginf(), 0.0, lse)).unsqueeze(-1)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from prefill_kernels.partial_prefix_attention.configs import tile_config
 from prefill_kernels.shared_prefix_attention.arguments import CachedKV, KeyParts, TilePlan
+from prefill_kernels.shared_prefix_attention.configs import TileConfig
 from prefill_kernels.shared_prefix_attention.op import launch, tile_tokens
 
 HOPPER = 9
@@ -51,12 +52,14 @@ def partial_prefix_attention(
     as large as this package's `block_tokens` says. A query without a prefix, or whose window ends
     behind it, has `out` 0 and `lse` -inf. There are no sinks: they belong to the other half.
     """
-    head_dim = max(q.shape[-1], v.shape[-1])
-    config = tile_config(head_dim, q.dtype.itemsize, _architecture(q.device))
     return launch(
-        *(config, q, k, v, plan, scale, cached, KeyParts.PREFIX),
+        *(_tile_config, q, k, v, plan, scale, cached, KeyParts.PREFIX),
         *(soft_cap, window, None, out, lse),
     )
+
+
+def _tile_config(head_dim: int, q: Tensor) -> TileConfig | None:
+    return tile_config(head_dim, q.dtype.itemsize, _architecture(q.device))
 
 
 @cache

@@ -4,7 +4,8 @@ Legend: Q queries, T tokens of the forward, H query heads that share KH key head
 (query, key) and Dv (value).
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from enum import Flag, auto
 
 import torch
@@ -18,8 +19,9 @@ from prefill_kernels.errors import (
     check_unit_stride,
     require,
 )
+from prefill_kernels.prepared import look
 
-TILE_COLUMNS = 8
+TILE_COLUMNS = 10
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -48,18 +50,29 @@ class TilePlan:
         query_token: int32 `[Q]`, ascending: the last token of the forward that each query sees:
             itself, or the end of its row where attention is not causal (then without a window).
         segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
-        tiles: int32 `[num_tiles, 8]`, the longest first: `query_start, query_stop, fresh_start,
-            fresh_stop, own_start, own_stop, page_offset, cached_len`. Queries
+        tiles: int32 `[num_tiles, 10]`, the longest first: `query_start, query_stop, fresh_start,
+            fresh_stop, own_start, own_stop, page_offset, cached_len, behind, part`. Queries
             `query_start..query_stop-1` are of one group and share the fresh prefix (tokens), the
             cached prefix (tokens, and where its entries of the page table begin) and the range of
             tokens that holds all their own keys. `query_start == query_stop`: nothing to do.
         block_tokens: no tile has more queries.
+        parts: >= 1; with more than one, the keys of every query are divided among so many tiles.
+            `part` is 0 in the one that has the end of its prefix and its own keys, and may have
+            sinks; in each of the others, another number below `parts`. `behind`: tokens of the
+            prefix that follow those of the tile.
     """
 
     query_token: Tensor
     segment_start: Tensor
     tiles: Tensor
     block_tokens: int
+    parts: int = 1
+    look: Hashable = field(init=False, repr=False, compare=False)
+    """What its checks read."""
+
+    def __post_init__(self) -> None:
+        tensors = look(self.query_token), look(self.segment_start), look(self.tiles)
+        object.__setattr__(self, "look", (*tensors, self.block_tokens, self.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,11 @@ class CachedKV:
     k_scale: float = 1.0
     v_scale: float = 1.0
 
+    def look(self) -> Hashable:
+        """What its checks read."""
+        tensors = look(self.k), look(self.v), look(self.page_table)
+        return *tensors, self.page_size, self.k_scale, self.v_scale
+
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, plan: TilePlan, scale: float) -> None:
     check_launchable("q", q)
@@ -99,6 +117,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, plan: TilePlan, scale: float) 
     _check_index("plan.query_token", plan.query_token, q, [q.shape[0]])
     _check_index("plan.segment_start", plan.segment_start, q, [q.shape[0]])
     _check_index("plan.tiles", plan.tiles, q, [None, TILE_COLUMNS])
+    require(plan.parts >= 1, "plan.parts", plan.parts, "it must be at least 1")
 
 
 def check_scores(q: Tensor, soft_cap: float, window: int | None, sinks: Tensor | None) -> None:
@@ -151,11 +170,13 @@ def _slots(name: str, cache: Tensor, page_size: int, q: Tensor, fresh: Tensor) -
     return cache
 
 
-def check_outputs(out: Tensor, lse: Tensor, q: Tensor, value_dim: int) -> None:
-    check_device("out", out, q.device)
-    check_dtype("out", out, (q.dtype,))
-    check_shape("out", out, [*q.shape[:2], value_dim])
-    check_unit_stride("out", out)
-    check_device("lse", lse, q.device)
-    check_dtype("lse", lse, (torch.float32,))
-    check_shape("lse", lse, q.shape[:2])
+def check_outputs(out: Tensor | None, lse: Tensor | None, q: Tensor, value_dim: int) -> None:
+    if out is not None:
+        check_device("out", out, q.device)
+        check_dtype("out", out, (q.dtype,))
+        check_shape("out", out, [*q.shape[:2], value_dim])
+        check_unit_stride("out", out)
+    if lse is not None:
+        check_device("lse", lse, q.device)
+        check_dtype("lse", lse, (torch.float32,))
+        check_shape("lse", lse, q.shape[:2])

@@ -41,6 +41,8 @@ _CONFIGS: ConfigTable = {
     (128, 4): TileConfig(32, 32, 8, 2),
 }
 
+PROGRAMS_OF_A_PROCESSOR = 2
+"""Programs that run on one multiprocessor at a time."""
 
 GEMMA_2: dict[str, Any] = {"soft_cap": 50.0, "window": 4095, "name": "soft cap, window"}
 """All that a layer without sinks can have, as Gemma 2 has it."""
@@ -118,11 +120,12 @@ def variant(
     signature: dict[str, TypeSpec] = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), pointer),
         **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), cache),
-        **{f"{tensor}_strides": strides for tensor in ("q", "k", "v", "out", "k_cache", "v_cache")},
+        **{f"{tensor}_strides": strides for tensor in ("q", "k", "v", "k_cache", "v_cache")},
+        "out_strides": ("i32:16", *strides),
         **dict.fromkeys(("query_token_ptr", "segment_start_ptr", "tiles_ptr"), "*i32:16"),
         "page_table_ptr": "*i32:16",
         "lse_ptr": "*fp32:16",
-        "lse_strides": ("i32", "i32"),
+        "lse_strides": ("i32:16", "i32", "i32"),
         **dict.fromkeys(("scale", "cached_scale", "v_scale"), "fp32"),
         "num_key_heads": "i32",
     }

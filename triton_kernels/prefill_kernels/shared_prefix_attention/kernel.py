@@ -30,10 +30,10 @@ def attention_kernel(
     page_table_ptr,  # [entries]
     query_token_ptr,  # [Q]
     segment_start_ptr,  # [Q]
-    tiles_ptr,  # [num_tiles, 8]
-    out_ptr,  # [Q, H, VALUE_DIM]
-    out_strides,
-    lse_ptr,  # [Q, H]
+    tiles_ptr,  # [num_tiles, 10]
+    out_ptr,  # [parts, Q, H, VALUE_DIM]
+    out_strides,  # of these two from part to part as well
+    lse_ptr,  # [parts, Q, H]
     lse_strides,
     sinks_ptr,  # [H] or None
     scale,  # of scores with k; where they are capped, twice that over the cap
@@ -57,7 +57,7 @@ def attention_kernel(
 ):
     BLOCK_M: tl.constexpr = BLOCK_TOKENS * GROUP_PAD
     # Key heads run fastest, so that the first tiles, which take longest, start first in all heads.
-    tile_ptr = tiles_ptr + 8 * (tl.program_id(0) // num_key_heads)
+    tile_ptr = tiles_ptr + 10 * (tl.program_id(0) // num_key_heads)
     key_head = (tl.program_id(0) % num_key_heads).to(tl.int64)
     query_start = tl.load(tile_ptr)
     query_stop = tl.load(tile_ptr + 1)
@@ -79,10 +79,12 @@ def attention_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    part = tl.load(tile_ptr + 9).to(tl.int64)
     if sinks_ptr is not None:
         # A sink is a key that all queries of its head have seen, and whose value is 0.
-        row_max = tl.load(sinks_ptr + head, mask=used, other=0.0).to(tl.float32) * LOG2_E
-        row_sum += 1.0
+        sinks = tl.load(sinks_ptr + head, mask=used, other=0.0).to(tl.float32) * LOG2_E
+        row_max = tl.where(part == 0, sinks, row_max)
+        row_sum = tl.where(part == 0, 1.0, row_sum)
     state = (row_max, row_sum, acc)
     WIDTHS: tl.constexpr = (HEAD_DIM, VALUE_DIM)
 
@@ -98,9 +100,10 @@ def attention_kernel(
     own_first = segment
     if WINDOW >= 0:
         begin = tl.where(used[:, None], token - segment - WINDOW, NOTHING)
+        own_first = segment + tl.maximum(begin, 0)
+        begin += tl.load(tile_ptr + 8)
         cached_first = tl.maximum(cached_len + fresh_stop - fresh_start + begin, 0)
         fresh_first = tl.maximum(fresh_stop + begin, fresh_start)
-        own_first = segment + tl.maximum(begin, 0)
 
     if CACHED:
         cache = (
@@ -138,7 +141,7 @@ def attention_kernel(
         else:
             # In a tile of one segment every query sees the keys up to the first query.
             one_segment = tl.load(segment_start_ptr + query_stop - 1) == start
-            seen_by_all = tl.load(query_token_ptr + query_start) + 1 - start
+            seen_by_all = tl.minimum(tl.load(query_token_ptr + query_start) + 1, stop) - start
             full_stop = start + tl.where(one_segment, seen_by_all // BLOCK_N * BLOCK_N, 0)
             state = _attend(
                 *(state, q, tokens, start, full_stop, own_first, token, scale),
@@ -152,11 +155,11 @@ def attention_kernel(
     row_max, row_sum, acc = state
     # A row that saw no key: out 0, and lse -inf because row_max is.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
-    out_rows = query_wide * out_strides[0] + head * out_strides[1]
+    out_rows = part * out_strides[0] + query_wide * out_strides[1] + head * out_strides[2]
     out_mask = used[:, None] & (value_dim < VALUE_DIM)
     out = (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_rows[:, None] + value_dim, out, mask=out_mask)
-    lse_rows = query_wide * lse_strides[0] + head * lse_strides[1]
+    lse_rows = part * lse_strides[0] + query_wide * lse_strides[1] + head * lse_strides[2]
     tl.store(lse_ptr + lse_rows, (row_max + tl.log2(row_sum)) * LN_2, mask=used)
 
 

@@ -1,11 +1,15 @@
 """Attention of packed rows to their shared prefix and to themselves, in one launch."""
 
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from prefill_kernels.errors import KernelArgumentError, require
+from prefill_kernels.merge_state import merge_parts
+from prefill_kernels.prepared import PreparedLaunches, look, place
 from prefill_kernels.shared_prefix_attention.arguments import (
     CachedKV,
     KeyParts,
@@ -82,7 +86,7 @@ def shared_prefix_attention(
     Returns:
         `out` and `lse`, the natural-log sum of exponentials of the scores, sinks included. A query
         without any key has `out` 0 and as `lse` its sink or -inf. Queries of no tile are not
-        written.
+        written; if `plan.parts` > 1 they get what was in memory.
 
         K and V are read within the ranges of the plan's tiles only. All they hold there must be
         finite: a weight of 0 does not hide a NaN of another row in the same tile.
@@ -94,15 +98,33 @@ def shared_prefix_attention(
     Source: prefix sharing as in Hydragen (Juravsky et al. 2024) and cascade attention in FlashInfer
     (Ye et al. 2025), with one online softmax over all parts instead of a merge.
     """
-    config = tile_config(max(q.shape[-1], v.shape[-1]), q.dtype.itemsize)
     return launch(
-        *(config, q, k, v, plan, scale, cached, parts),
+        *(_tile_config, q, k, v, plan, scale, cached, parts),
         *(soft_cap, window, sinks, out, lse),
     )
 
 
+def _tile_config(head_dim: int, q: Tensor) -> TileConfig | None:
+    return tile_config(head_dim, q.dtype.itemsize)
+
+
+class _Launch(NamedTuple):
+    """What every launch of the same shapes has in common; strides in elements."""
+
+    grid: tuple[int]
+    tensor_strides: tuple[tuple[int, ...], ...]
+    """Of q, k, v and the cache: from token to token and from head to head."""
+    scales: tuple[float, float, float, int]
+    """The kernel's `scale`, `cached_scale`, `v_scale` and `num_key_heads`."""
+    out_shape: tuple[int, int, int]
+    constants: dict[str, Any]
+
+
+_LAUNCHES = PreparedLaunches[_Launch]()
+
+
 def launch(
-    config: TileConfig | None,
+    config_of: Callable[[int, Tensor], TileConfig | None],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -116,56 +138,104 @@ def launch(
     out: Tensor | None,
     lse: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Check everything and run the kernel as `config` says."""
+    """Check everything and run the kernel as `config_of` the head size and q says."""
+    key = (
+        *(config_of, place(q), look(q), look(k), look(v), plan.look, scale, parts.value),
+        *(None if cached is None else cached.look(), soft_cap, window, look(sinks)),
+        *(look(out), look(lse)),
+    )
+    prepared = _LAUNCHES.get(key)
+    if prepared is None:
+        arguments = (config_of, q, k, v, plan, scale, cached, parts, soft_cap, window, sinks)
+        prepared = _LAUNCHES.keep(key, _prepare(*arguments, out, lse))
+    out = q.new_empty(prepared.out_shape) if out is None else out
+    lse = q.new_empty(prepared.out_shape[:2], dtype=torch.float32) if lse is None else lse
+    if not prepared.grid[0]:
+        return out, lse
+    whole, whole_lse = out, lse
+    if plan.parts > 1:
+        out, lse = _empty_parts(q, plan.parts, prepared.out_shape)
+        out_strides, lse_strides = out.stride()[:3], lse.stride()
+    else:
+        out_strides, lse_strides = (0, *out.stride()[:2]), (0, *lse.stride())
+    # Placeholders, never read, where there is no cache.
+    k_cache, v_cache, table = (
+        (k, v, plan.tiles) if cached is None else (cached.k, cached.v, cached.page_table)
+    )
+    q_strides, k_strides, v_strides, k_cache_strides, v_cache_strides = prepared.tensor_strides
+    attention_kernel[prepared.grid](
+        *(q, q_strides, k, k_strides, v, v_strides),
+        *(k_cache, k_cache_strides, v_cache, v_cache_strides),
+        *(table, plan.query_token, plan.segment_start, plan.tiles),
+        *(out, out_strides, lse, lse_strides, sinks),
+        *prepared.scales,
+        **prepared.constants,
+    )
+    if plan.parts > 1:
+        merge_parts(out, lse, out=whole, lse=whole_lse)
+    return whole, whole_lse
+
+
+def _empty_parts(q: Tensor, parts: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Where to write `parts` results of that shape. They lie a multiple of 16 elements apart,
+    whatever the number of queries: Triton would compile the kernel again for another distance."""
+    queries, heads, width = shape
+    padded = -(-queries // 16) * 16
+    out = q.new_empty(parts, padded, heads, width)[:, :queries]
+    return out, q.new_empty(parts, padded, heads, dtype=torch.float32)[:, :queries]
+
+
+def _prepare(
+    config_of: Callable[[int, Tensor], TileConfig | None],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: TilePlan,
+    scale: float,
+    cached: CachedKV | None,
+    parts: KeyParts,
+    soft_cap: float,
+    window: int | None,
+    sinks: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor | None,
+) -> _Launch:
+    """Check everything, and work out what does not depend on the tensors' numbers."""
+    head_dim = max(q.shape[-1], v.shape[-1])
+    config = config_of(head_dim, q)
     check_inputs(q, k, v, plan, scale)
     check_scores(q, soft_cap, window, sinks)
     group_size, value_dim = q.shape[1] // k.shape[1], v.shape[2]
-    limit = tile_tokens(config, group_size, max(q.shape[2], value_dim), q.dtype)
+    limit = tile_tokens(config, group_size, head_dim, q.dtype)
     remedy = f"it must be 1 to {limit}; ask block_tokens() before planning"
     require(1 <= plan.block_tokens <= limit, "plan.block_tokens", plan.block_tokens, remedy)
     assert config is not None
-    out = q.new_empty(*q.shape[:2], value_dim) if out is None else out
-    lse = q.new_empty(q.shape[:2], dtype=torch.float32) if lse is None else lse
     check_outputs(out, lse, q, value_dim)
-
     if cached is None:
-        # Placeholders, never read.
-        cached, (k_cache, v_cache) = CachedKV(k, v, plan.tiles, 1), (k, v)
+        tensors, scales, page_size = (q, k, v, k, v), (1.0, 1.0), 1
         parts &= ~KeyParts.CACHED
     else:
-        k_cache, v_cache = slots_of(cached, q, k, v)
-    num_programs = plan.tiles.shape[0] * k.shape[1]
-    if not num_programs:
-        return out, lse
-    tensors = (q, k, v, k_cache, v_cache)
+        tensors = (q, k, v, *slots_of(cached, q, k, v))
+        scales, page_size = (cached.k_scale, cached.v_scale), cached.page_size
     # tanh takes twice its argument; the last factor of a score takes it to base 2.
     scale *= 2 / soft_cap if soft_cap else math.log2(math.e)
-    attention_kernel[(num_programs,)](
-        *(argument for x in tensors for argument in (x, x.stride()[:2])),
-        cached.page_table,
-        plan.query_token,
-        plan.segment_start,
-        plan.tiles,
-        out,
-        out.stride()[:2],
-        lse,
-        lse.stride(),
-        sinks,
-        scale,
-        scale * cached.k_scale,
-        cached.v_scale,
-        k.shape[1],
-        CACHED=KeyParts.CACHED in parts,
-        FRESH=KeyParts.FRESH in parts,
-        OWN=KeyParts.OWN in parts,
-        PAGE_SIZE=cached.page_size,
-        SOFT_CAP=soft_cap * math.log2(math.e),
-        WINDOW=-1 if window is None else window,
-        **constexprs(config, group_size, q.shape[2], value_dim),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+    return _Launch(
+        grid=(plan.tiles.shape[0] * k.shape[1],),
+        tensor_strides=tuple(x.stride()[:2] for x in tensors),
+        scales=(scale, scale * scales[0], scales[1], k.shape[1]),
+        out_shape=(q.shape[0], q.shape[1], value_dim),
+        constants={
+            "CACHED": KeyParts.CACHED in parts,
+            "FRESH": KeyParts.FRESH in parts,
+            "OWN": KeyParts.OWN in parts,
+            "PAGE_SIZE": page_size,
+            "SOFT_CAP": soft_cap * math.log2(math.e),
+            "WINDOW": -1 if window is None else window,
+            **constexprs(config, group_size, q.shape[2], value_dim),
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+        },
     )
-    return out, lse
 
 
 def tile_tokens(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from prefill_kernels.merge_state.reference import merge_states_reference
 from prefill_kernels.shared_prefix_attention.arguments import CachedKV, KeyParts, TilePlan
 
 
@@ -24,18 +25,20 @@ def shared_prefix_attention_reference(
     Takes the arguments of `shared_prefix_attention`. Keys that no query of a tile sees may hold
     anything.
     """
-    out = q.new_full((*q.shape[:2], v.shape[2]), torch.nan, dtype=torch.float64)
-    lse = q.new_full(q.shape[:2], torch.nan, dtype=torch.float64)
+    out = q.new_full((plan.parts, *q.shape[:2], v.shape[2]), torch.nan, dtype=torch.float64)
+    lse = q.new_full((plan.parts, *q.shape[:2]), torch.nan, dtype=torch.float64)
     tokens = torch.arange(k.shape[0], device=k.device)
     for tile in plan.tiles.tolist():
-        start, stop, fresh_start, fresh_stop, _, _, page_offset, cached_len = tile
+        start, stop, fresh_start, fresh_stop, own_start, own_stop, *cached_at, behind, part = tile
+        page_offset, cached_len = cached_at
         first = plan.segment_start[start:stop, None]
         last = plan.query_token[start:stop, None]
         is_fresh = (tokens >= fresh_start) & (tokens < fresh_stop)
         is_own = (tokens >= first) & (tokens <= last)
+        is_own &= (tokens >= own_start) & (tokens < own_stop)
         visible = (is_fresh & (KeyParts.FRESH in parts)) | (is_own & (KeyParts.OWN in parts))
         # Positions in the prompt, [M, T]; where a token is not visible they mean nothing.
-        prefix_len = cached_len + fresh_stop - fresh_start
+        prefix_len = cached_len + fresh_stop - fresh_start + behind
         position = torch.where(
             is_fresh, cached_len + tokens - fresh_start, prefix_len + tokens - first
         )
@@ -49,11 +52,11 @@ def shared_prefix_attention_reference(
         if window is not None:
             visible &= position >= prefix_len + last - first - window
         seen = visible.any(0)
-        out[start:stop], lse[start:stop] = _attend(
+        out[part, start:stop], lse[part, start:stop] = _attend(
             *(q[start:stop].double() * scale, keys[seen], values[seen], visible[:, seen]),
-            *(soft_cap, sinks),
+            *(soft_cap, None if part else sinks),
         )
-    return out, lse
+    return (out[0], lse[0]) if plan.parts == 1 else merge_states_reference(out, lse)
 
 
 def _cached_prefix(cached: CachedKV, page_offset: int, cached_len: int) -> tuple[Tensor, Tensor]:

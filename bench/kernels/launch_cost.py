@@ -1,0 +1,161 @@
+"""The host's work for one launch of a kernel: ``python -m bench.kernels.launch_cost``.
+
+Needs no GPU: Triton's driver is replaced by one that has a Hopper GPU and launches nothing, so that
+all that is left of a call is Python: the checks and allocations of ours, and Triton's own binding
+of arguments. A real launch adds the driver's call in C. Times are of one core, the best of several.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import triton
+from prefill_kernels.compilation import HOPPER
+from prefill_kernels.merge_state import merge_state
+from prefill_kernels.partial_prefix_attention import partial_prefix_attention
+from prefill_kernels.shared_prefix_attention import CachedKV, TilePlan, shared_prefix_attention
+from triton.runtime.jit import JITFunction
+
+from sglang_prefill_ext.attention.kernel_plan import plan_tiles
+from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+
+REPETITIONS, CALLS = 25, 100
+HEADS, KEY_HEADS, HEAD_DIM = 16, 8, 128
+
+Launch = Callable[[], object]
+
+
+@contextmanager
+def without_a_gpu() -> Iterator[None]:
+    """Launch kernels on a driver that does nothing; tensors are the host's."""
+    driver = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device: 0,
+        get_current_target=lambda: HOPPER,
+    )
+    compiled = SimpleNamespace(
+        function=0,
+        packed_metadata=(),
+        launch_metadata=lambda _grid, _stream, *_arguments: None,
+        run=lambda *_arguments: None,
+    )
+
+    def compile_nothing(kernel: Any, key: str, *_arguments: object) -> object:
+        kernel.device_caches[0][0][key] = compiled
+        return compiled
+
+    with (
+        patch.object(triton.runtime.driver, "_active", driver),
+        patch.object(triton.knobs.runtime, "interpret", True),  # tensors of the host will do
+        patch.object(JITFunction, "_do_compile", compile_nothing),
+    ):
+        yield
+
+
+def launches() -> dict[str, Launch]:
+    """One launch of each kernel that every layer has, as it has them."""
+    layout = ForwardLayout((GroupSpan(0, 60, np.full(50, 2, np.int32)),))
+    cached_layout = ForwardLayout((GroupSpan(60, 0, np.full(50, 2, np.int32)),))
+    q, k, v = _projected(layout.num_tokens)
+    cached_q, cached_k, cached_v = _projected(cached_layout.num_tokens)
+    pages = torch.arange(60, dtype=torch.int32)
+    cached = CachedKV(torch.zeros(64, KEY_HEADS, HEAD_DIM, dtype=q.dtype), v[:64].clone(), pages, 1)
+    plan, cached_plan = _plan(layout), _plan(cached_layout)
+    scale = HEAD_DIM**-0.5
+    part = shared_prefix_attention(q, k, v, plan, scale)
+    return {
+        "shared_prefix_attention": lambda: shared_prefix_attention(q, k, v, plan, scale),
+        "shared_prefix_attention, cached": lambda: shared_prefix_attention(
+            cached_q, cached_k, cached_v, cached_plan, scale, cached=cached
+        ),
+        "partial_prefix_attention": lambda: partial_prefix_attention(q, k, v, plan, scale),
+        "merge_state": lambda: merge_state(*part, *part, out=part[0], lse=part[1]),
+    }
+
+
+def calls_of_ours(launch: Launch) -> int:
+    """Functions, Python's and C's, that a launch calls outside of Triton."""
+    count = depth = 0
+
+    def note(frame: Any, event: str, _argument: object) -> None:
+        nonlocal count, depth
+        is_triton = f"{triton.__name__}/runtime" in frame.f_code.co_filename
+        if event == "call" and (is_triton or depth):
+            depth += 1
+        elif event == "return" and depth:
+            depth -= 1
+        elif event in ("call", "c_call") and not depth:
+            count += 1
+
+    sys.setprofile(note)
+    try:
+        launch()
+    finally:
+        sys.setprofile(None)
+    return count - 1  # that which takes the profiler away
+
+
+def us_of(launch: Launch) -> list[float]:
+    """Microseconds of a launch, and how many of them are Triton's own."""
+    bound: list[tuple[JITFunction[Any], tuple[Any, ...], dict[str, Any]]] = []
+    run = JITFunction.run
+
+    def note(kernel: JITFunction[Any], *args: Any, **kwargs: Any) -> Any:
+        bound.append((kernel, args, kwargs))
+        return run(kernel, *args, **kwargs)
+
+    with patch.object(JITFunction, "run", note):
+        launch()
+    ((kernel, args, kwargs),) = bound
+    return _best_us(launch, lambda: kernel.run(*args, **kwargs))
+
+
+def main() -> None:
+    """Print both for every launch."""
+    torch.set_num_threads(1)
+    with without_a_gpu(), torch.inference_mode():
+        for name, launch in launches().items():
+            whole, triton_us = us_of(launch)
+            print(
+                f"{name:32} {whole:5.1f} us, of which Triton {triton_us:4.1f} and ours "
+                f"{whole - triton_us:4.1f}; calls of ours {calls_of_ours(launch)}"
+            )
+
+
+def _plan(layout: ForwardLayout) -> TilePlan:
+    host = plan_tiles(layout, block_tokens=32)
+    arrays = (host.query_token, host.segment_start, host.tiles)
+    return TilePlan(*map(torch.from_numpy, arrays), block_tokens=32)
+
+
+def _projected(tokens: int) -> list[torch.Tensor]:
+    """Queries, keys and values as views of one product."""
+    heads = [HEADS, KEY_HEADS, KEY_HEADS]
+    widths = [number * HEAD_DIM for number in heads]
+    parts = torch.zeros(tokens, sum(widths), dtype=torch.bfloat16).split(widths, dim=1)
+    return [part.unflatten(1, (-1, HEAD_DIM)) for part in parts]
+
+
+def _best_us(*calls: Launch) -> list[float]:
+    """Of each call, in turn, so that other load disturbs all alike."""
+    best = [math.inf] * len(calls)
+    for _ in range(REPETITIONS):
+        for number, call in enumerate(calls):
+            start = time.thread_time()
+            for _ in range(CALLS):
+                call()
+            best[number] = min(best[number], (time.thread_time() - start) / CALLS * 1e6)
+    return best
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What the host does for the launches of a layer; counted, since times depend on the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+MOST_CALLS = {
+    "shared_prefix_attention": 32,
+    "shared_prefix_attention, cached": 40,
+    "partial_prefix_attention": 32,
+    "merge_state": 30,
+}
+"""Calls of functions, Python's and C's, outside of Triton. A tensor's look is two of them; checks
+that run again in every layer are 100 to 180 more."""
+
+COUNT = """
+from bench.kernels.launch_cost import calls_of_ours, launches, without_a_gpu
+with without_a_gpu():
+    for name, launch in launches().items():
+        launch()
+        print(name, calls_of_ours(launch), sep="=")
+"""
+
+
+def test_arguments_are_checked_once_a_layout() -> None:
+    # In a process without the interpreter, under which kernels have no launcher.
+    ran = subprocess.run(
+        [sys.executable, "-c", COUNT], env={"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    counted = dict(line.split("=") for line in ran.stdout.split("\n") if line)
+    assert counted.keys() == MOST_CALLS.keys()
+    over = {name: count for name, count in counted.items() if int(count) > MOST_CALLS[name]}
+    assert over == {}
