@@ -38,9 +38,8 @@ class KernelAttention:
         way: FUSED, MERGE or one of `LIBRARIES`.
         shape: of the heads.
         dtype: of queries, keys and values.
-        reads: int64, ascending: the queries of `read`; None: the layout's own.
-        most_groups: make arrays of such sizes as any layout of so many tokens, reads and at most so
-            many groups needs; None: no larger than this one needs.
+        most_groups: make arrays of such sizes as any layout of so many tokens and at most so many
+            groups needs, and none for `read`; None: no larger than this one needs.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class KernelAttention:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        reads: NDArray[np.int64] | None = None,
         most_groups: int | None = None,
     ) -> None:
         sizes = (shape.group_size, shape.largest_dim, dtype)
@@ -59,14 +57,15 @@ class KernelAttention:
         self._layout = layout
         self._num_held = sum(group.held for group in layout.groups)
         self._plans = [plan_tiles(layout, block_tokens=own)]
-        reads = layout.last_layer_queries() if reads is None else reads
-        self._plans.append(plan_tiles(layout, block_tokens=own, queries=reads))
         self._merges = way is AttentionWay.MERGE
         if self._merges:
             wide = partial.block_tokens(*sizes, device)
             self._plans.append(plan_tiles(layout, block_tokens=wide))
-        if most_groups is not None:
-            self._plans = [_of_fixed_size(plan, layout, most_groups) for plan in self._plans]
+        if most_groups is None:
+            reads = layout.last_layer_queries()
+            self._plans.append(plan_tiles(layout, block_tokens=own, queries=reads))
+        else:
+            self._plans = [_of_fixed_size(plan, most_groups) for plan in self._plans]
         self._library = LIBRARIES.get(way)
         self._spans = prefix_spans(layout) if self._library else ()
         self._device_plans: list[fused.TilePlan] = []
@@ -103,7 +102,7 @@ class KernelAttention:
         # Sinks are counted with one part only.
         out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
         part = partial.partial_prefix_attention(
-            *(inputs.q, inputs.k, inputs.v, self._device_plans[2], inputs.scale),
+            *(inputs.q, inputs.k, inputs.v, self._device_plans[1], inputs.scale),
             cached=cached,
             soft_cap=variant.soft_cap,
             window=variant.window,
@@ -115,7 +114,7 @@ class KernelAttention:
 
         Always fused: one query a row leaves too little for a second launch.
         """
-        return _fused(inputs, self._device_plans[1], cached=self._cached(held))[0]
+        return _fused(inputs, self._device_plans[-1], cached=self._cached(held))[0]
 
     def _cached(self, held: Held) -> fused.CachedKV | None:
         """What the groups hold, as one cache with pages of one token."""
@@ -155,9 +154,10 @@ def _fused(
     )
 
 
-def _of_fixed_size(plan: KernelPlan, layout: ForwardLayout, most_groups: int) -> KernelPlan:
-    queries, block = len(plan.query_token), plan.block_tokens
-    return with_idle_tiles(plan, most_tiles(layout.num_tokens, queries, most_groups, block))
+def _of_fixed_size(plan: KernelPlan, most_groups: int) -> KernelPlan:
+    """The plan of all tokens of a forward."""
+    tokens = len(plan.query_token)
+    return with_idle_tiles(plan, most_tiles(tokens, tokens, most_groups, plan.block_tokens))
 
 
 def _device_plan(plan: KernelPlan, arrays: Sequence[Tensor]) -> fused.TilePlan:

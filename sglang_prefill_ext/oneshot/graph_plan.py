@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.oneshot.graph_cost import groups_of
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 
@@ -23,6 +24,9 @@ SMALLEST_TOKENS = 16
 class Bucket:
     """The size of a graph: forwards up to it are padded to it.
 
+    All tokens go on behind the last layer, since each may be a row of its own. That makes the half
+    of one layer wider, and leaves the last layer's attention that of any other.
+
     Attributes:
         tokens: of the forward, >= 1.
     """
@@ -30,22 +34,12 @@ class Bucket:
     tokens: int
 
     @property
-    def reads(self) -> int:
-        """Rows that are read; most rows have more than one token."""
-        return max(1, self.tokens // 2)
-
-    @property
     def groups(self) -> int:
-        """Every group may add a tile that is not full, and tiles that are not there cost time."""
-        return max(1, self.tokens // 16)
+        return groups_of(self.tokens)
 
     def holds(self, layout: ForwardLayout) -> bool:
         """Whether a forward of rows that are read at their ends can be padded to this size."""
-        return (
-            layout.num_tokens <= self.tokens
-            and layout.num_rows <= self.reads
-            and len(layout.groups) <= self.groups
-        )
+        return layout.num_tokens <= self.tokens and len(layout.groups) <= self.groups
 
 
 def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
@@ -87,14 +81,12 @@ class PaddedForward:
     Attributes:
         layout: of `bucket.tokens` tokens; a padding row is the last one.
         token_ids: int64 `[bucket.tokens]`.
-        reads: int64 `[bucket.reads]`: tokens with which the last layer goes on, ascending.
-        places: int64 `[bucket.reads]`: where the rows' own are among them; behind these, zeros.
+        row_ends: int64 `[bucket.tokens]`: tokens that are read; zeros behind those of the rows.
     """
 
     layout: ForwardLayout
     token_ids: NDArray[np.int64]
-    reads: NDArray[np.int64]
-    places: NDArray[np.int64]
+    row_ends: NDArray[np.int64]
 
 
 def pad(layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket) -> PaddedForward:
@@ -102,15 +94,7 @@ def pad(layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket) -> 
     assert bucket.holds(layout), "choose a larger bucket"
     missing = bucket.tokens - layout.num_tokens
     padding = (GroupSpan(0, 0, np.array([missing], np.int32)),) if missing else ()
-    ids = np.zeros(bucket.tokens, dtype=np.int64)
+    ids, ends = np.zeros((2, bucket.tokens), dtype=np.int64)
     ids[: layout.num_tokens] = token_ids
-    ends = layout.row_ends
-    goes_on = np.zeros(bucket.tokens, dtype=np.bool_)
-    goes_on[ends] = True
-    # Kernels want ascending queries, so other tokens fill up, the last ones first.
-    others = np.flatnonzero(~goes_on)
-    goes_on[others[len(others) - (bucket.reads - len(ends)) :]] = True
-    reads = np.flatnonzero(goes_on)
-    places = np.zeros(bucket.reads, dtype=np.int64)
-    places[: len(ends)] = np.searchsorted(reads, ends)
-    return PaddedForward(ForwardLayout(layout.groups + padding), ids, reads, places)
+    ends[: layout.num_rows] = layout.row_ends
+    return PaddedForward(ForwardLayout(layout.groups + padding), ids, ends)
