@@ -76,7 +76,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes)
     if verdict is not None and not verdict.same:
         return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
-    policy = policy_of(config, measured.budget, measured.launch_tokens)
+    policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config) if executor.causal else None
     runtime = PackedRuntime(executor, answer, policy, cache=cache)
     return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
@@ -123,7 +123,10 @@ def _set_up_executor(
         config.max_forward_tokens,
         largest_of_all_ranks,
         most_bytes,
-        graph_tokens=min(config.cuda_graphs, config.max_forward_tokens),
+        graph_tokens=config.graph_tokens(
+            on_cuda=model.device.type == "cuda" and not scheduler.server_args.disable_cuda_graph,
+            ranks=scheduler.tp_cpu_group.size(),
+        ),
     )
     STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)
