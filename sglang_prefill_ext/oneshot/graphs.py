@@ -134,7 +134,7 @@ class ForwardGraph:
 
         def attend(layer: int, inputs: LayerInputs) -> Tensor:
             is_last = layer == model.last_layer
-            return (attention.read if is_last else attention.forward)(inputs, ())
+            return (attention.read if is_last else attention.forward)(inputs, None)
 
         work = model.prepare(tokens, positions, reads, [bucket.tokens], attend, shortened=True)
         self._replay = capture.capture(work)
