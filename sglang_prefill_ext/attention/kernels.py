@@ -22,7 +22,7 @@ from sglang_prefill_ext.attention.kernel_plan import (
 )
 from sglang_prefill_ext.attention.libraries import LIBRARIES
 from sglang_prefill_ext.attention.plan import prefix_spans
-from sglang_prefill_ext.attention.prefix import Held, merge_prefixes
+from sglang_prefill_ext.attention.prefix import HeldKV, gather_held, merge_prefixes
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -32,7 +32,8 @@ class KernelAttention:
     """`PackedAttention` and `ReadoutAttention` on the kernels.
 
     What the kernels read of the layout are a few small integer arrays. They are made on the host,
-    uploaded by the caller together with everything else, and handed to `bind`.
+    uploaded by the caller together with everything else, and handed to `bind`. Held prefixes are
+    read where they lie, by the slots of a page table; only `LIBRARIES` want them copied.
 
     Args:
         way: FUSED, MERGE or one of `LIBRARIES`.
@@ -55,7 +56,6 @@ class KernelAttention:
         sizes = (shape.group_size, shape.largest_dim, dtype)
         own = fused.block_tokens(*sizes)
         self._layout = layout
-        self._num_held = sum(group.held for group in layout.groups)
         self._plans = [plan_tiles(layout, block_tokens=own)]
         self._merges = way is AttentionWay.MERGE
         if self._merges:
@@ -69,23 +69,21 @@ class KernelAttention:
         self._library = LIBRARIES.get(way)
         self._spans = prefix_spans(layout) if self._library else ()
         self._device_plans: list[fused.TilePlan] = []
-        self._page_table = torch.empty(0)
+        self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
         """The arrays to upload."""
-        arrays = [np.arange(self._num_held, dtype=np.int32)]
-        for plan in self._plans:
-            arrays += [plan.query_token, plan.segment_start, plan.tiles]
-        return arrays
+        plans = self._plans
+        return [each for p in plans for each in (p.query_token, p.segment_start, p.tiles)]
 
-    def bind(self, arrays: Sequence[Tensor]) -> None:
-        """Take the uploaded arrays, int32, in the order of `host_arrays`."""
-        self._page_table, *rest = arrays
+    def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
+        """See `layers.Attention.bind`."""
+        self._page_table = page_table
         self._device_plans = [
-            _device_plan(plan, rest[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
+            _device_plan(plan, arrays[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
         ]
 
-    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
+    def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
         variant = inputs.variant
         if variant.window is not None:
@@ -93,36 +91,34 @@ class KernelAttention:
         own = self._device_plans[0]
         if self._library and variant.is_plain:
             out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
+            held = gather_held(self._layout, cached, self._page_table)
             tensors, library = (out, lse, inputs, held), self._library
             merge_prefixes(self._spans, *tensors, partial=library, merge=merge_state)
             return out
-        cached = self._cached(held)
+        paged = self._paged(cached)
         if not self._merges:
-            return _fused(inputs, own, cached=cached)[0]
+            return _fused(inputs, own, cached=paged)[0]
         # Sinks are counted with one part only.
         out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
         part = partial.partial_prefix_attention(
             *(inputs.q, inputs.k, inputs.v, self._device_plans[1], inputs.scale),
-            cached=cached,
+            cached=paged,
             soft_cap=variant.soft_cap,
             window=variant.window,
         )
         return merge_state(out, lse, *part, out=out, lse=lse)[0]
 
-    def read(self, inputs: LayerInputs, held: Held) -> Tensor:
+    def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`.
 
         Always fused: one query a row leaves too little for a second launch.
         """
-        return _fused(inputs, self._device_plans[-1], cached=self._cached(held))[0]
+        return _fused(inputs, self._device_plans[-1], cached=self._paged(cached))[0]
 
-    def _cached(self, held: Held) -> fused.CachedKV | None:
-        """What the groups hold, as one cache with pages of one token."""
-        pairs = [pair for pair in held if pair is not None]
-        if not pairs:
+    def _paged(self, cached: HeldKV | None) -> fused.CachedKV | None:
+        if cached is None or self._page_table is None:
             return None
-        keys, values = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return fused.CachedKV(keys, values, self._page_table, page_size=1)
+        return fused.CachedKV(*cached, self._page_table, page_size=1)
 
 
 def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) -> str:

@@ -22,11 +22,10 @@ from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.graphs import PackedGraphs
 from sglang_prefill_ext.oneshot.held import HeldPrefix
-from sglang_prefill_ext.oneshot.layers import Attention, LayerAttention
+from sglang_prefill_ext.oneshot.layers import Attention, HeldSource, LayerAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.model import Model, Overrides
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
 from sglang_prefill_ext.oneshot.readout import LabelReader
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.oneshot.vectors import VectorReader
@@ -105,14 +104,13 @@ class PackedExecutor:
     def launch(
         self,
         plan: ForwardPlan,
-        held: Sequence[PrefixSource | None],
-        stores: Sequence[PrefixTransaction | None],
+        held: Sequence[HeldSource],
+        stores: Sequence[Tensor | None],
     ) -> ForwardCompletion:
         """Run the forward up to the copy of its values to the host.
 
         Args:
-            held: per group the source of its held prefix; None where nothing is held.
-            stores: per group where the first tokens of its fresh prefix are stored as well.
+            held, stores: see `LayerAttention`.
 
         Raises:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
@@ -127,8 +125,8 @@ class PackedExecutor:
     def _run_eagerly(
         self,
         plan: ForwardPlan,
-        held: Sequence[PrefixSource | None],
-        stores: Sequence[PrefixTransaction | None],
+        held: Sequence[HeldSource],
+        stores: Sequence[Tensor | None],
     ) -> tuple[Tensor, list[HeldPrefix | None]]:
         """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
         layout, model = plan.layout, self._model
@@ -144,10 +142,10 @@ class PackedExecutor:
         if len(plan.override_at):
             arrays += [plan.override_at, plan.overrides]
         tokens, positions, read_at, *rest = upload(arrays, model.device)
-        attention.bind(rest[: len(planned)])
         overrides = rest[len(planned) :]
         last_layer = model.last_layer if ends_only else None
-        attend = LayerAttention(plan, attention, held, stores, last_layer)
+        attend = LayerAttention(plan, attention, held, stores, last_layer, model.pool)
+        attention.bind(rest[: len(planned)], attend.page_table(model.device))
         run = model.prepare(
             tokens,
             positions,

@@ -156,7 +156,7 @@ class ForwardGraph:
         attention.bind(rest)
 
         def attend(_layer: int, inputs: LayerInputs) -> Tensor:
-            return attention.forward(inputs, ())
+            return attention.forward(inputs, None)
 
         everything = torch.arange(bucket.tokens, device=model.device)
         work = model.prepare(tokens, positions, everything, [bucket.tokens], attend, shortened=True)
