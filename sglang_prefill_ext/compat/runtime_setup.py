@@ -73,12 +73,13 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         return RuntimeSetup(declining(reason), GraphUse())
     most_bytes = None if board is None else board.reserve_bytes
-    executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes)
+    cache = prefix_cache_of(scheduler, config)
+    caches = cache is not None
+    executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes, caches)
     if verdict is not None and not verdict.same:
         return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
-    cache = prefix_cache_of(scheduler, config) if executor.causal else None
-    runtime = PackedRuntime(executor, answer, policy, cache=cache)
+    runtime = PackedRuntime(executor, answer, policy, cache=cache if executor.causal else None)
     return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
 
 
@@ -101,7 +102,7 @@ def tokens_received(ended: Sequence[Ended]) -> int:
 
 
 def _set_up_executor(
-    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
+    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None, caches_prefixes: bool
 ) -> tuple[PackedExecutor, Calibration, Verdict | None]:
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
@@ -109,6 +110,7 @@ def _set_up_executor(
         model,
         readout_bytes=config.readout_chunk_mib << 20,
         attention=resolve_attention(config.attention, model),
+        caches_prefixes=caches_prefixes,
     )
     STARTUP.mark("kernels")
 

@@ -43,14 +43,20 @@ class PackedExecutor:
     Args:
         readout_bytes: memory for full-vocabulary logits in the read-out, in bytes.
         attention: TORCH for dense torch calls, else the Triton kernels in that way.
+        caches_prefixes: whether prefixes may lie in the model's pool, and be stored there.
     """
 
     def __init__(
-        self, model: Model, *, readout_bytes: int, attention: AttentionWay = AttentionWay.TORCH
+        self,
+        model: Model,
+        *,
+        readout_bytes: int,
+        attention: AttentionWay = AttentionWay.TORCH,
+        caches_prefixes: bool = False,
     ) -> None:
         self._model = model
         self._way = attention
-        self._graphs = PackedGraphs(model, attention)
+        self._graphs = PackedGraphs(model, attention, model.pool if caches_prefixes else None)
         self._reader: LabelReader | VectorReader
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)

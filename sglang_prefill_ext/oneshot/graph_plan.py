@@ -6,7 +6,6 @@ finite, in its own place and seen by no one. Only its time is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,17 +54,16 @@ def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
     return tuple(Bucket(size) for size in sorted(sizes))
 
 
-def eager_reason(
-    plan: ForwardPlan, held: Sequence[object | None], stores: Sequence[object | None]
-) -> str:
+def eager_reason(plan: ForwardPlan, *, most_held: int, stores: bool) -> str:
     """Return why a forward is not like those that graphs replay, or "".
 
     Args:
-        held, stores: see `PackedExecutor.launch`.
+        most_held: tokens of held prefixes that graphs can read where these lie.
+        stores: whether K/V are stored where graphs store none.
     """
-    if any(source is not None for source in held):
+    if sum(group.held for group in plan.layout.groups) > most_held:
         return "held_prefix"
-    if any(plan.hold) or any(store is not None for store in stores):
+    if any(plan.hold) or stores:
         return "kept_prefix"
     if plan.override_at.size:
         return "overrides"

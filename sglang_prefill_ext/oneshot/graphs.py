@@ -28,7 +28,11 @@ from sglang_prefill_ext.oneshot.graph_plan import (
     eager_reason,
     pad,
 )
+from sglang_prefill_ext.oneshot.graph_slots import HELD_TOKENS, GraphSlots
 from sglang_prefill_ext.oneshot.graph_use import NO_GRAPHS, REPLAYED, GraphUse
+from sglang_prefill_ext.oneshot.held import HeldPrefix
+from sglang_prefill_ext.oneshot.kv_pool import KVPool
+from sglang_prefill_ext.oneshot.layers import HeldSource
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.memory import kept_bytes
 from sglang_prefill_ext.oneshot.model import Model
@@ -46,21 +50,27 @@ class PackedGraphs:
     Args:
         attention: of eager forwards. Graphs have FUSED where it is AUTO, and MERGE where a library
             shares in it, whose calls are planned on the host.
+        pool: in which prefixes are cached; None: forwards with such run eagerly.
     """
 
-    def __init__(self, model: Model, attention: AttentionWay) -> None:
+    def __init__(self, model: Model, attention: AttentionWay, pool: KVPool | None = None) -> None:
         self.use = GraphUse()
         self._model = model
         self._way = _GRAPH_WAYS.get(attention, attention)
+        self._pool = pool
+        self._slots: GraphSlots | None = None
         self._asked = False
         self._graphs: list[ForwardGraph] = []
 
     def run(
-        self, plan: ForwardPlan, held: Sequence[object | None], stores: Sequence[object | None]
+        self, plan: ForwardPlan, held: Sequence[HeldSource], stores: Sequence[Tensor | None]
     ) -> Tensor | None:
         """Replay a forward, on the current stream and in inference mode.
 
         A replay that fails is the last one: this forward and all later ones run eagerly.
+
+        Args:
+            held, stores: see `LayerAttention`.
 
         Returns:
             What `Model.prepare` makes of the rows' ends; None: the forward is to be run eagerly.
@@ -71,6 +81,8 @@ class PackedGraphs:
         hidden = None
         if graph is not None:
             try:
+                if self._slots is not None:
+                    self._slots.bring(plan.layout, held, stores)
                 hidden = graph.run(plan)
             except Exception as failure:
                 reason = NO_GRAPHS
@@ -103,9 +115,12 @@ class PackedGraphs:
     def _try_capture(self, buckets: Sequence[Bucket], capture: Capture) -> None:
         try:
             with self._model.stream():
+                model, kind = self._model, (self._way, capture)
+                if self._pool is not None:
+                    self._slots = GraphSlots(self._pool, buckets[-1].tokens, model.device)
                 # In the memory of the largest one, the others find room.
                 for bucket in reversed(buckets):
-                    self._graphs.insert(0, ForwardGraph(bucket, self._model, self._way, capture))
+                    self._graphs.insert(0, ForwardGraph(bucket, model, *kind, self._slots))
         except Exception as failure:
             # Models, compilers and drivers fail in any way; each means that there are no graphs.
             self._graphs.clear()
@@ -114,12 +129,16 @@ class PackedGraphs:
         self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
 
     def _choice(
-        self, plan: ForwardPlan, held: Sequence[object | None], stores: Sequence[object | None]
+        self, plan: ForwardPlan, held: Sequence[HeldSource], stores: Sequence[Tensor | None]
     ) -> tuple[str, ForwardGraph | None]:
         """How a forward runs, and the smallest graph that holds it if it is replayed."""
         if self.use.obstacle:
             return NO_GRAPHS, None
-        reason = eager_reason(plan, held, stores)
+        pooled = self._slots is not None
+        in_pool = pooled and not any(isinstance(source, HeldPrefix) for source in held)
+        stores_outside = not pooled and any(store is not None for store in stores)
+        most_held = HELD_TOKENS if in_pool else 0
+        reason = eager_reason(plan, most_held=most_held, stores=stores_outside)
         if reason:
             return reason, None
         graph = next((one for one in self._graphs if one.bucket.holds(plan.layout)), None)
@@ -141,11 +160,21 @@ def _said(failure: Exception) -> str:
 class ForwardGraph:
     """Forwards of up to the size of a bucket, captured once.
 
+    Args:
+        slots: of the pool; None: nothing is held or stored.
+
     Raises:
         RuntimeError: see `Capture`.
     """
 
-    def __init__(self, bucket: Bucket, model: Model, way: AttentionWay, capture: Capture) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        model: Model,
+        way: AttentionWay,
+        capture: Capture,
+        slots: GraphSlots | None,
+    ) -> None:
         self.bucket = bucket
         self._model = model
         self._way = way
@@ -153,10 +182,11 @@ class ForwardGraph:
         attention, arrays = self._inputs(pad(one_token, np.zeros(1, np.int32), bucket))
         self._buffer = in_one_buffer(arrays, pinned=False).to(model.device)
         tokens, positions, self._row_ends, *rest = tensors_in(self._buffer, arrays)
-        attention.bind(rest)
+        attention.bind(rest, None if slots is None else slots.page_table)
 
-        def attend(_layer: int, inputs: LayerInputs) -> Tensor:
-            return attention.forward(inputs, None)
+        def attend(layer: int, inputs: LayerInputs) -> Tensor:
+            cached = None if slots is None else slots.exchange(layer, inputs.k, inputs.v)
+            return attention.forward(inputs, cached)
 
         everything = torch.arange(bucket.tokens, device=model.device)
         work = model.prepare(tokens, positions, everything, [bucket.tokens], attend, shortened=True)

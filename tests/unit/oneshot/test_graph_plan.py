@@ -83,18 +83,30 @@ def test_a_size_holds_so_many_tokens_and_groups(forward: ForwardLayout, held: bo
 
 
 def test_a_plain_forward_is_replayed() -> None:
-    assert eager_reason(plan(), [None], [None]) == ""
+    assert eager_reason(plan(), most_held=0, stores=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("most_held", "reason"), [(0, "held_prefix"), (63, "held_prefix"), (64, "")]
+)
+def test_a_cached_prefix_is_read_in_a_replay_up_to_a_length(most_held: int, reason: str) -> None:
+    """64 of 160 tokens, as with an instruction that all requests begin with."""
+    rows = request(range(96), *[[1, 2]] * 32).pack()
+    (piece,) = split_request(rows, ForwardBudget(1000))
+    behind = plan_forward([piece.behind(64)])
+    assert behind.num_tokens == 96
+    assert eager_reason(behind, most_held=most_held, stores=False) == reason
 
 
 def test_what_differs_from_a_plain_forward_runs_eagerly() -> None:
+    def reason(forward: ForwardPlan, *, stores: bool = False) -> str:
+        return eager_reason(forward, most_held=0, stores=stores)
+
     plain = plan()
     (group,) = plain.layout.groups
     reads_more = ForwardLayout((replace(group, read_lens=np.array([1, 2], np.int32)),))
-    something = object()
-    assert eager_reason(plain, [something], [None]) == "held_prefix"
-    assert eager_reason(plain, [None], [something]) == "kept_prefix"
-    assert eager_reason(replace(plain, hold=(True,)), [None], [None]) == "kept_prefix"
-    overridden = replace(plain, override_at=np.array([1]))
-    assert eager_reason(overridden, [None], [None]) == "overrides"
-    assert eager_reason(plan("a"), [None], [None]) == "adapter"
-    assert eager_reason(replace(plain, layout=reads_more), [None], [None]) == "many_reads"
+    assert reason(plain, stores=True) == "kept_prefix"
+    assert reason(replace(plain, hold=(True,))) == "kept_prefix"
+    assert reason(replace(plain, override_at=np.array([1]))) == "overrides"
+    assert reason(plan("a")) == "adapter"
+    assert reason(replace(plain, layout=reads_more)) == "many_reads"
