@@ -287,7 +287,9 @@ def _checked(knob: Field[Any], value: Any) -> Any:
 
 
 def shown_default(knob: Field[Any]) -> str:
-    return {"": "none", None: "auto"}.get(knob.default, str(knob.default))
+    if knob.default is None:
+        return "auto"
+    return "none" if knob.default == "" else str(knob.default)
 
 
 def flag_name(field_name: str) -> str:

@@ -108,7 +108,7 @@ def calibrate(
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
     free = free_bytes(device)
-    own = free if most_bytes is None else min(free, most_bytes)
+    own = free if most_bytes is None else min(free, most_bytes - executor.graph_use.bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
     per_token, per_row, too_much, launch_tokens, eager_tokens = agree(
         [
