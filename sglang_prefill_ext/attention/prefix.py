@@ -78,10 +78,11 @@ def write_page_table(held: Sequence[Tensor | None], table: Tensor) -> None:
         held: per group its slots, integers `[held]` in the order of the tokens.
         table: int32, at least as long as all of them together; the rest stays as it is.
     """
-    found = [slots for slots in held if slots is not None]
-    if found:
-        slots = found[0] if len(found) == 1 else torch.cat(found)
-        table[: len(slots)].copy_(slots)
+    start = 0
+    for slots in held:
+        if slots is not None:
+            table[start : start + len(slots)].copy_(slots)
+            start += len(slots)
 
 
 def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor | None) -> Held:

@@ -41,7 +41,8 @@ class GraphSlots:
         Args:
             held, stores: see `LayerAttention`; nothing that is held lies beside the pool.
         """
-        write_page_table([each for each in held if isinstance(each, Tensor)], self.page_table)
+        found = [each for each in held if isinstance(each, Tensor)]
+        write_page_table([torch.cat(found)] if len(found) > 1 else found, self.page_table)
         parts: list[Tensor] = []
         end = 0
         for start, slots in zip(layout.group_starts.tolist(), stores, strict=True):
