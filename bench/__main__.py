@@ -55,6 +55,10 @@ def main(
     self_check: Annotated[
         bool, typer.Option("--self-check", help="Stock against stock: the ratio must be about 1.")
     ] = False,
+    radix_cache: Annotated[
+        bool,
+        typer.Option("--radix-cache", help="Leave the prefix cache on in both servers."),
+    ] = False,
     server_flags: Annotated[str, typer.Option(help="Further flags of both servers.")] = "",
     flags: Annotated[str, typer.Option(help="Further flags of the extension's server.")] = "",
     against: Annotated[
@@ -82,6 +86,7 @@ def main(
             extension_args=() if self_check else (*EXTENSION_ARGS, *shlex.split(flags)),
             stock_args=() if against is None else (*EXTENSION_ARGS, *shlex.split(against)),
             args_of_both=tuple(shlex.split(server_flags)),
+            radix_cache=radix_cache,
         )
         presets = preset or (PRESETS[:1] if quick else PRESETS)
         runs = measure([] if model else presets, model or [], plan, logs, console)

@@ -6,7 +6,9 @@ rotary embedding, softmax, activations and all host work are left out, so a meas
 exceed the one counted here: the extension also removes work per row that is no arithmetic at all.
 
 ``python -m bench.floor MODEL_DIR 60+2x50 --tflops 989 --gb-s 3350`` prints the time that a device
-of such peaks needs at least; a measured time divided by it says how much is left to gain.
+of such peaks needs at least; a measured time divided by it says how much is left to gain. What the
+host is expected to need for the same forward stands below (`bench.host_cost`): the longer of the
+two is what one forward after the other takes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Annotated, Self
 
 import typer
 
+from bench import host_cost
 from bench.workloads import LABEL_IDS, Shape
+from sglang_prefill_ext.config import GRAPH_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,7 @@ def operation_ratio(model: ModelShape, shape: Shape, labels: int) -> float:
 
 def packed_bytes(model: ModelShape, shape: Shape, labels: int, number_bytes: int) -> int:
     """The least traffic of a packed forward: weights once, K/V written and read once."""
-    tokens = shape.prefix_tokens + shape.items * (shape.row_tokens - shape.prefix_tokens)
-    keys_values = 2 * model.layers * 2 * model.kv_heads * model.head_dim * tokens
+    keys_values = 2 * model.layers * 2 * model.kv_heads * model.head_dim * shape.packed_tokens
     return number_bytes * (model.weights + keys_values + labels * model.hidden)
 
 
@@ -141,7 +144,8 @@ def main(
     labels: int = len(LABEL_IDS),
     number_bytes: Annotated[int, typer.Option(help="Bytes of a weight: 2 for bf16.")] = 2,
 ) -> None:
-    """Print the least time of one request's forward on a device, stock's and the packed one's."""
+    """Print the least time of one request's forward on a device, stock's and the packed one's, and
+    what launching it is expected to take the host."""
     sizes, wanted = ModelShape.from_directory(model), Shape.parse(shape)
     stock = (stock_operations(sizes, wanted), stock_bytes(sizes, wanted, number_bytes))
     packed = (
@@ -154,6 +158,21 @@ def main(
             f"{name:6}  {operations / 1e9:10.2f} Gop  {traffic / 1e6:9.1f} MB  "
             f"{ms:8.3f} ms  {wanted.items / ms * 1e3:10.0f} items/s"
         )
+    print(f"host, estimated, of one forward ({wanted.packed_tokens} packed tokens):")
+    for name, cost, where in host_costs(sizes.layers, wanted):
+        print(f"{name:15}  {cost.launches:4} launches  {cost.ms:5.2f} ms{where}")
+
+
+def host_costs(layers: int, shape: Shape) -> list[tuple[str, host_cost.HostCost, str]]:
+    """What is expected of the host for a request's forward, and which way is taken by default."""
+    replays = shape.packed_tokens <= GRAPH_TOKENS
+    marks = {replays: "  <- by default on CUDA"}
+    return [
+        ("stock", host_cost.stock(layers), ""),
+        ("packed, eager", host_cost.eager(layers), marks.get(False, "")),
+        ("packed, graph", host_cost.replayed(), marks.get(True, "")),
+        ("prefix cached", host_cost.replayed(cached=True), ""),
+    ]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from sglang_prefill_ext.errors import ConfigError
 STOCK, EXTENSION = "stock", "extension"
 PATHS = (STOCK, EXTENSION)
 
-BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", "--disable-radix-cache")
+NO_CACHE = "--disable-radix-cache"
+BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", NO_CACHE)
 """Stock at its best for distinct prompts: one tokenizer call a request, no cache upkeep."""
 
 SPIN_ARGS = ("--log-level-http", "warning")
@@ -52,6 +53,8 @@ class Plan:
         seed: of requests and arrivals.
         stock_args: what the first one gets; empty unless two extension servers are compared.
         args_of_both: what both get beside the benchmark's own.
+        radix_cache: leave SGLang's prefix cache on in both. Requests come again after
+            `_POOL_REQUESTS`, and stock then has them whole.
 
     Raises:
         ConfigError: an unknown dtype, or a load relative to a closed loop that is not there.
@@ -67,6 +70,7 @@ class Plan:
     seed: int = 0
     stock_args: tuple[str, ...] = ()
     args_of_both: tuple[str, ...] = ()
+    radix_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
@@ -80,7 +84,8 @@ class Plan:
     def server_args(self, path: str) -> list[str]:
         """Flags of the stock or the extension server, beyond the launcher's own."""
         extra = self.extension_args if path == EXTENSION else self.stock_args
-        return ["--dtype", self.dtype, *BEST_STOCK_ARGS, *self.args_of_both, *extra]
+        best = [arg for arg in BEST_STOCK_ARGS if not (self.radix_cache and arg == NO_CACHE)]
+        return ["--dtype", self.dtype, *best, *self.args_of_both, *extra]
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,11 @@ class Shape:
         """Tokens that all rows share; a row keeps at least one token of its own."""
         return min(self.query_tokens, self.row_tokens - 1)
 
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens of a packed forward: the shared ones once, and the rest of every row."""
+        return self.prefix_tokens + self.items * (self.row_tokens - self.prefix_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:

@@ -11,6 +11,10 @@ from sglang_prefill_ext.errors import ConfigError
 ENABLE_FIELD = "enable_prefill_only"
 KNOB_PREFIX = "prefill_only_"
 
+GRAPH_TOKENS = 4096
+"""Of the largest graph where none is asked for: the launches of a larger forward take a fast GPU's
+host less time than the forward takes the GPU."""
+
 
 class Order(StrEnum):
     """In which order waiting requests are served."""
@@ -145,12 +149,14 @@ class PrefillOnlyConfig:
             "library for the prefix), or torch."
         },
     )
-    cuda_graphs: int = field(
-        default=0,
+    cuda_graphs: int | None = field(
+        default=None,
         metadata={
+            "kind": int,
             "least": 0,
             "help": "Packed forwards of up to so many tokens are replayed as CUDA graphs that are "
-            "captured at start; 0 captures none.",
+            f"captured at start; 0 captures none. auto is {GRAPH_TOKENS} on CUDA with --tp-size 1 "
+            "and without --disable-cuda-graph, else 0.",
         },
     )
     known_answers: KnownAnswers = field(
@@ -246,9 +252,28 @@ class PrefillOnlyConfig:
         for knob in fields(self):
             object.__setattr__(self, knob.name, _checked(knob, getattr(self, knob.name)))
 
+    def graph_tokens(self, *, on_cuda: bool, ranks: int) -> int:
+        """Tokens of the largest graph, 0 for none: what was given, else by device.
+
+        Args:
+            on_cuda: the device has graphs, and nobody has switched all of them off.
+            ranks: that share the model; all-reduces in graphs are not verified.
+        """
+        by_device = GRAPH_TOKENS if on_cuda and ranks == 1 else 0
+        asked = by_device if self.cuda_graphs is None else self.cuda_graphs
+        return min(asked, self.max_forward_tokens)
+
+
+def kind_of(knob: Field[Any]) -> type:
+    """The type of a knob's values; one without a default of its own names it."""
+    kind: type = knob.metadata.get("kind") or type(knob.default)
+    return kind
+
 
 def _checked(knob: Field[Any], value: Any) -> Any:
-    kind = type(knob.default)
+    kind = kind_of(knob)
+    if value is None and knob.default is None:
+        return value
     if issubclass(kind, StrEnum):
         if value in list(kind):
             return kind(value)
@@ -269,6 +294,8 @@ def _checked(knob: Field[Any], value: Any) -> Any:
 
 
 def shown_default(knob: Field[Any]) -> str:
+    if knob.default is None:
+        return "auto"
     return "none" if knob.default == "" else str(knob.default)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 from sglang_prefill_ext.wire.packed import Int32Array
 
@@ -59,11 +58,10 @@ class SimulatedTransaction:
     cached: int
     stored: int
 
-    def load(self, layer: int) -> tuple[Any, Any]:
-        return None, None
-
-    def store(self, layer: int, k: Any, v: Any) -> None:
-        pass
+    @property
+    def slots(self) -> range:
+        """As many as there would be."""
+        return range(self.cached + self.stored)
 
     def commit(self) -> None:
         self.cache.end(self.key, kept=self.cached + self.stored, freed=0)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix import Held
+from sglang_prefill_ext.attention.prefix import HeldKV, gather_held
 from sglang_prefill_ext.attention.readout import ReadoutAttention
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.attention.windowed import WindowedAttention
@@ -25,15 +25,19 @@ class DenseAttention:
         self._layout = layout
         self._device = device
         self._plans: dict[int | None, PackedAttention | WindowedAttention] = {}
+        self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
+        """Nothing is uploaded ahead: index arrays are made where they are used."""
         return ()
 
-    def bind(self, arrays: Sequence[Tensor]) -> None:
-        """Nothing is uploaded ahead: index arrays are made where they are used."""
+    def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
+        """See `layers.Attention.bind`."""
+        self._page_table = page_table
 
-    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
+    def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
+        held = gather_held(self._layout, cached, self._page_table)
         window = self._effective(inputs.variant.window)
         if window not in self._plans:
             self._plans[window] = (
@@ -43,10 +47,11 @@ class DenseAttention:
             )
         return self._plans[window].forward(inputs, held)
 
-    def read(self, inputs: LayerInputs, held: Held) -> Tensor:
+    def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`."""
         if not self._layout.num_rows:
             return inputs.q.new_zeros(*inputs.q.shape[:2], inputs.v.shape[2])
+        held = gather_held(self._layout, cached, self._page_table)
         window = self._effective(inputs.variant.window)
         attention = (
             ReadoutAttention(self._layout, self._device)

@@ -23,7 +23,7 @@ from sglang_prefill_ext.attention.kernel_plan import (
 )
 from sglang_prefill_ext.attention.libraries import LIBRARIES
 from sglang_prefill_ext.attention.plan import prefix_spans
-from sglang_prefill_ext.attention.prefix import Held, merge_prefixes
+from sglang_prefill_ext.attention.prefix import HeldKV, gather_held, merge_prefixes
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
@@ -33,15 +33,15 @@ class KernelAttention:
     """`PackedAttention` and `ReadoutAttention` on the kernels.
 
     What the kernels read of the layout are a few small integer arrays. They are made on the host,
-    uploaded by the caller together with everything else, and handed to `bind`.
+    uploaded by the caller together with everything else, and handed to `bind`. Held prefixes are
+    read where they lie, by the slots of a page table; only `LIBRARIES` want them copied.
 
     Args:
         way: FUSED, MERGE or one of `LIBRARIES`.
         shape: of the heads.
         dtype: of queries, keys and values.
-        reads: int64, ascending: the queries of `read`; None: the layout's own.
-        most_groups: make arrays of such sizes as any layout of so many tokens, reads and at most so
-            many groups needs; None: no larger than this one needs.
+        most_groups: make arrays of such sizes as any layout of so many tokens and at most so many
+            groups needs, and none for `read`; None: no larger than this one needs.
         processors: of the device. Where few of them would have work, the keys of long prefixes are
             divided; 0: never, since a graph has a fixed number of tiles.
     """
@@ -54,49 +54,48 @@ class KernelAttention:
         dtype: torch.dtype,
         device: torch.device,
         *,
-        reads: NDArray[np.int64] | None = None,
         most_groups: int | None = None,
         processors: int = 0,
     ) -> None:
         sizes = (shape.group_size, shape.largest_dim, dtype)
-        own = fused.block_tokens(*sizes)
+        own, heads = fused.block_tokens(*sizes), shape.num_key_heads
+        programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
         self._layout = layout
-        self._num_held = sum(group.held for group in layout.groups)
         self._merges = way is AttentionWay.MERGE
         self._library = LIBRARIES.get(way)
         # Where another kernel computes the prefix, this one has the own keys only, which are few.
-        programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
-        beside = bool(self._merges or self._library)
-        reads = layout.last_layer_queries() if reads is None else reads
-        kind = {"block_tokens": own, "key_heads": shape.num_key_heads}
-        self._plans = [
-            plan_tiles(layout, **kind, programs=0 if beside else programs),
-            plan_tiles(layout, **kind, programs=programs, queries=reads),
-        ]
+        few = 0 if self._merges or self._library else programs
+        self._plans = [plan_tiles(layout, block_tokens=own, key_heads=heads, programs=few)]
         if self._merges:
-            kind["block_tokens"] = partial.block_tokens(*sizes, device)
-            self._plans.append(plan_tiles(layout, **kind, programs=processors))
-        if most_groups is not None:
-            self._plans = [_of_fixed_size(plan, layout, most_groups) for plan in self._plans]
+            wide = partial.block_tokens(*sizes, device)
+            plan = plan_tiles(layout, block_tokens=wide, key_heads=heads, programs=processors)
+            self._plans.append(plan)
+        if most_groups is None:
+            reads = layout.last_layer_queries()
+            self._plans.append(
+                plan_tiles(
+                    layout, block_tokens=own, key_heads=heads, programs=programs, queries=reads
+                )
+            )
+        else:
+            self._plans = [_of_fixed_size(plan, most_groups) for plan in self._plans]
         self._spans = prefix_spans(layout) if self._library else ()
         self._device_plans: list[fused.TilePlan] = []
-        self._page_table = torch.empty(0)
+        self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
         """The arrays to upload."""
-        arrays = [np.arange(self._num_held, dtype=np.int32)]
-        for plan in self._plans:
-            arrays += [plan.query_token, plan.segment_start, plan.tiles]
-        return arrays
+        plans = self._plans
+        return [each for p in plans for each in (p.query_token, p.segment_start, p.tiles)]
 
-    def bind(self, arrays: Sequence[Tensor]) -> None:
-        """Take the uploaded arrays, int32, in the order of `host_arrays`."""
-        self._page_table, *rest = arrays
+    def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
+        """See `layers.Attention.bind`."""
+        self._page_table = page_table
         self._device_plans = [
-            _device_plan(plan, rest[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
+            _device_plan(plan, arrays[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
         ]
 
-    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
+    def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
         variant = inputs.variant
         if variant.window is not None:
@@ -104,36 +103,34 @@ class KernelAttention:
         own = self._device_plans[0]
         if self._library and variant.is_plain:
             out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
+            held = gather_held(self._layout, cached, self._page_table)
             tensors, library = (out, lse, inputs, held), self._library
             merge_prefixes(self._spans, *tensors, partial=library, merge=merge_state)
             return out
-        cached = self._cached(held)
+        paged = self._paged(cached)
         if not self._merges:
-            return _fused(inputs, own, cached=cached)[0]
+            return _fused(inputs, own, cached=paged)[0]
         # Sinks are counted with one part only.
         out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
         part = partial.partial_prefix_attention(
-            *(inputs.q, inputs.k, inputs.v, self._device_plans[2], inputs.scale),
-            cached=cached,
+            *(inputs.q, inputs.k, inputs.v, self._device_plans[1], inputs.scale),
+            cached=paged,
             soft_cap=variant.soft_cap,
             window=variant.window,
         )
         return merge_state(out, lse, *part, out=out, lse=lse)[0]
 
-    def read(self, inputs: LayerInputs, held: Held) -> Tensor:
+    def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`.
 
         Always fused: one query a row leaves too little for a second launch.
         """
-        return _fused(inputs, self._device_plans[1], cached=self._cached(held))[0]
+        return _fused(inputs, self._device_plans[-1], cached=self._paged(cached))[0]
 
-    def _cached(self, held: Held) -> fused.CachedKV | None:
-        """What the groups hold, as one cache with pages of one token."""
-        pairs = [pair for pair in held if pair is not None]
-        if not pairs:
+    def _paged(self, cached: HeldKV | None) -> fused.CachedKV | None:
+        if cached is None or self._page_table is None:
             return None
-        keys, values = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        return fused.CachedKV(keys, values, self._page_table, page_size=1)
+        return fused.CachedKV(*cached, self._page_table, page_size=1)
 
 
 @cache
@@ -173,9 +170,10 @@ def _fused(
     )
 
 
-def _of_fixed_size(plan: KernelPlan, layout: ForwardLayout, most_groups: int) -> KernelPlan:
-    queries, block = len(plan.query_token), plan.block_tokens
-    return with_idle_tiles(plan, most_tiles(layout.num_tokens, queries, most_groups, block))
+def _of_fixed_size(plan: KernelPlan, most_groups: int) -> KernelPlan:
+    """The plan of all tokens of a forward."""
+    tokens = len(plan.query_token)
+    return with_idle_tiles(plan, most_tiles(tokens, tokens, most_groups, plan.block_tokens))
 
 
 def _device_plan(plan: KernelPlan, arrays: Sequence[Tensor]) -> fused.TilePlan:

@@ -15,7 +15,8 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
-"""Keys `[held, KH, D]` and values `[held, KH, Dv]` of one group's held prefix in one layer."""
+"""Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of n tokens of a held prefix, or of n
+slots, some of which a page table names."""
 
 Held: TypeAlias = Sequence[HeldKV | None]
 """One entry per group; None where the group holds nothing."""
@@ -68,6 +69,30 @@ def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
         return inputs
     keys, values = zip(*pairs, strict=True)
     return replace(inputs, k=torch.cat([inputs.k, *keys]), v=torch.cat([inputs.v, *values]))
+
+
+def write_page_table(held: Sequence[Tensor | None], table: Tensor) -> None:
+    """Write the slots of all held prefixes into a page table, one behind the other.
+
+    Args:
+        held: per group its slots, integers `[held]` in the order of the tokens.
+        table: int32, at least as long as all of them together; the rest stays as it is.
+    """
+    start = 0
+    for slots in held:
+        if slots is not None:
+            table[start : start + len(slots)].copy_(slots)
+            start += len(slots)
+
+
+def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor | None) -> Held:
+    """Copy what the groups hold out of the slots that a page table names."""
+    if cached is None or page_table is None:
+        return [None] * len(layout.groups)
+    lens = [group.held for group in layout.groups]
+    keys, values = (torch.split(x.index_select(0, page_table), lens) for x in cached)
+    pairs = zip(lens, keys, values, strict=True)
+    return [(k, v) if held else None for held, k, v in pairs]
 
 
 def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:

@@ -19,7 +19,7 @@ from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.attention.kernels import KernelAttention
-from sglang_prefill_ext.attention.prefix import Held, HeldKV
+from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
@@ -78,16 +78,18 @@ def _attention_error(
     device: torch.device,
 ) -> float:
     reads = torch.from_numpy(layout.read_positions()).to(device)
-    inputs, held = _inputs(layout, shape, dtype, device)
+    inputs, cached, page_table = _inputs(layout, shape, dtype, device)
     kernels = KernelAttention(layout, way, shape, dtype, device, processors=_PROCESSORS)
-    kernels.bind([torch.from_numpy(array).to(device) for array in kernels.host_arrays()])
+    arrays = [torch.from_numpy(array).to(device) for array in kernels.host_arrays()]
+    kernels.bind(arrays, page_table)
     dense = DenseAttention(layout, device)
+    dense.bind((), page_table)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.scale
-    exact_held = [None if pair is None else (pair[0].float(), pair[1].float()) for pair in held]
+    exact = LayerInputs(q.float(), k.float(), v.float(), scale)
     with _exact_products():
-        wanted = dense.forward(LayerInputs(q.float(), k.float(), v.float(), scale), exact_held)
-    out = kernels.forward(inputs, held)
-    read = kernels.read(replace(inputs, q=q[reads]), held)
+        wanted = dense.forward(exact, (cached[0].float(), cached[1].float()))
+    out = kernels.forward(inputs, cached)
+    read = kernels.read(replace(inputs, q=q[reads]), cached)
     # numpy's maximum keeps a NaN, Python's may lose it.
     return float(np.maximum(_difference(out, wanted), _difference(read, wanted[reads])))
 
@@ -113,7 +115,8 @@ def _whole_prompts() -> ForwardLayout:
 
 def _inputs(
     layout: ForwardLayout, shape: HeadShape, dtype: torch.dtype, device: torch.device
-) -> tuple[LayerInputs, Held]:
+) -> tuple[LayerInputs, HeldKV, Tensor | None]:
+    """What a layer hands over, slots, and those of them that are held; None for an encoder."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(tokens: int, heads: int, dim: int) -> Tensor:
@@ -127,8 +130,10 @@ def _inputs(
         )
 
     q = draw(layout.num_tokens, shape.num_heads, shape.head_dim)
-    held = [keys_values(group.held) if group.held else None for group in layout.groups]
-    return LayerInputs(q, *keys_values(layout.num_tokens), shape.head_dim**-0.5), held
+    num_held = sum(group.held for group in layout.groups)
+    slots = torch.randperm(2 * num_held, generator=generator)[:num_held].to(device, torch.int32)
+    inputs = LayerInputs(q, *keys_values(layout.num_tokens), shape.head_dim**-0.5)
+    return inputs, keys_values(2 * num_held), slots if num_held else None
 
 
 def _readout_error(dtype: torch.dtype, device: torch.device) -> float:

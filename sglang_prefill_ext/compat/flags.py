@@ -20,6 +20,7 @@ from sglang_prefill_ext.config import (
     PrefillOnlyConfig,
     config_from_mapping,
     flag_name,
+    kind_of,
     shown_default,
 )
 from sglang_prefill_ext.errors import ConfigError
@@ -41,9 +42,9 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
     for knob in fields(PrefillOnlyConfig):
         group.add_argument(
             flag_name(knob.name),
-            type=int if isinstance(knob.default, int) else str,
+            type=int if kind_of(knob) is int else str,
             default=None,
-            metavar=_METAVARS.get(type(knob.default), "NAME"),
+            metavar=_METAVARS.get(kind_of(knob), "NAME"),
             help=f"{knob.metadata['help']} Default: {shown_default(knob)}.",
         )
     _offer_policy(parser)

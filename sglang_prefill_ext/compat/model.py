@@ -19,8 +19,10 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.compat.adapters import Adapters
 from sglang_prefill_ext.compat.attention_backend import PackedAttentionBackend, PackedForwardBatch
 from sglang_prefill_ext.compat.capability import RESIDUAL_ON_BATCH, attention_layers, head_shape
+from sglang_prefill_ext.compat.kv_pool import plain_pool
 from sglang_prefill_ext.compat.output_head import OutputHead
 from sglang_prefill_ext.compat.sampler import SglangSampler
+from sglang_prefill_ext.oneshot.kv_pool import KVPool
 from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides, ProductHead
 from sglang_prefill_ext.oneshot.streams import in_order
 from sglang_prefill_ext.oneshot.upload import upload
@@ -53,6 +55,7 @@ class SglangModel:
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
+        self.pool: KVPool | None = plain_pool(runner)
         self.vocab_size: int = runner.model_config.vocab_size
         self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0

@@ -9,9 +9,9 @@ from typing import Any
 from sglang_prefill_ext.compat.stock_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import SchedulerMetrics
-from sglang_prefill_ext.oneshot.calibration import ROW_TOKENS
 from sglang_prefill_ext.oneshot.execution import Accounts, DecodeShare, IterationPolicy
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
+from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import PackedRuntime
 from sglang_prefill_ext.runtime.collector import Collector
 
@@ -108,7 +108,7 @@ def packed_work(
     """Set up the packed work of a scheduler as the flags ask for it."""
     launch_tokens = runtime.policy.launch_tokens
     share = DecodeShare(
-        step_tokens=config.decode_step_tokens or _step_tokens(scheduler, launch_tokens, graphs),
+        step_tokens=config.decode_step_tokens or _step_tokens(scheduler, runtime.policy),
         slowdown=config.decode_slowdown,
         launch_tokens=launch_tokens,
         max_wait_steps=config.max_wait_steps,
@@ -120,15 +120,16 @@ def packed_work(
     return PackedWork(runtime, IterationPolicy(share), metrics, collector, graphs, counters)
 
 
-def _step_tokens(scheduler: Any, launch_tokens: int, graphs: GraphUse) -> int:
+def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:
     """Estimate what a decode step costs from what launching a packed forward does.
 
     Both are mostly the host's time for a model's kernels, unless a CUDA graph replays them.
     """
     replayed = scheduler.tp_worker.model_runner.decode_cuda_graph_captured
-    measured_on_graph = max(graphs.sizes, default=0) >= ROW_TOKENS
-    kernel_by_kernel = launch_tokens * (GRAPH_SPEEDUP if measured_on_graph else 1)
-    return max(1, kernel_by_kernel // GRAPH_SPEEDUP if replayed else kernel_by_kernel)
+    eager_tokens = policy.graphs.eager_tokens
+    if not eager_tokens:
+        return max(1, policy.launch_tokens // GRAPH_SPEEDUP if replayed else policy.launch_tokens)
+    return policy.launch_tokens if replayed else eager_tokens
 
 
 def _tokens_of(batch: Any) -> int:

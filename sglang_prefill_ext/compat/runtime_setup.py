@@ -77,11 +77,14 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         return RuntimeSetup(declining(reason), GraphUse())
     most_bytes = None if board is None else board.reserve_bytes
-    executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes)
+    cache = prefix_cache_of(scheduler, config)
+    caches = cache is not None
+    executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes, caches)
     if verdict is not None and not verdict.same:
         return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
-    policy = policy_of(config, measured.budget, measured.launch_tokens)
-    cache = prefix_cache_of(scheduler, config) if executor.causal else None
+    policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
+    if not executor.causal:
+        cache = None
     device = torch.device(scheduler.tp_worker.model_runner.device)
     ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
     usable = partial(require_usable, device, ranks)
@@ -108,15 +111,15 @@ def tokens_received(ended: Sequence[Ended]) -> int:
 
 
 def _set_up_executor(
-    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
+    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None, caches_prefixes: bool
 ) -> tuple[PackedExecutor, Calibration, Verdict | None]:
     """Set up what was asked for, or what is left of it where that answers wrong."""
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
     asked = resolve_attention(config.attention, model)
     STARTUP.mark("kernels")
-    for attempt in attempts(asked, graphs=config.cuda_graphs > 0):
-        found = _tried(scheduler, config, model, attempt, most_bytes)
+    for attempt in attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0):
+        found = _tried(scheduler, config, model, attempt, most_bytes, caches_prefixes)
         executor, _, verdict = found
         if verdict is None or verdict.same:
             break
@@ -136,6 +139,7 @@ def _tried(
     model: SglangModel,
     attempt: Attempt,
     most_bytes: int | None,
+    caches_prefixes: bool,
 ) -> tuple[PackedExecutor, Calibration, Verdict | None]:
     """Measure what forwards cost in that way, and compare the paths if that is wanted."""
 
@@ -148,14 +152,19 @@ def _tried(
     own = free if most_bytes is None else min(free, most_bytes)
     (too_much,) = largest_of_all_ranks([-own])
     readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
-    executor = PackedExecutor(model, readout_bytes=readout, attention=attempt.attention)
+    executor = PackedExecutor(
+        model,
+        readout_bytes=readout,
+        attention=attempt.attention,
+        caches_prefixes=caches_prefixes,
+    )
     measured = calibrate(
         executor,
         model.device,
         config.max_forward_tokens,
         largest_of_all_ranks,
         most_bytes,
-        graph_tokens=min(config.cuda_graphs, config.max_forward_tokens) if attempt.graphs else 0,
+        graph_tokens=_graph_tokens(scheduler, config, model) if attempt.graphs else 0,
     )
     STARTUP.mark("calibration")
     logger.info("Prefill-only serving: measured %s", measured)
@@ -166,3 +175,11 @@ def _tried(
         verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
         STARTUP.mark("known_answers")
     return executor, measured, verdict
+
+
+def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:
+    """Tokens of the largest forward that is to be a graph; 0 for none."""
+    return config.graph_tokens(
+        on_cuda=model.device.type == "cuda" and not scheduler.server_args.disable_cuda_graph,
+        ranks=torch.distributed.get_world_size(scheduler.tp_cpu_group),
+    )

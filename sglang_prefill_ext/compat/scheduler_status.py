@@ -34,6 +34,7 @@ def status_of(
         "order": config.order,
         "forward_budget": asdict(runtime.policy.budget),
         "launch_tokens": runtime.policy.launch_tokens,
+        "eager_tokens": runtime.policy.graphs.eager_tokens,
         "decode_step_tokens": work.policy.share.step_tokens,
         "queue": work.queue,
         "busy_s": runtime.stats.busy_s,

@@ -23,9 +23,9 @@ class Boarding:
 
     Attributes:
         plan: the forward, without what the cache has.
-        held: per group the source of its held prefix: what an earlier forward of the job left, or
-            the cache; None where nothing is held.
-        stores: per group the transaction that stores fresh tokens; None where nothing is stored.
+        held: per group its held prefix: what an earlier forward of the job left, or slots of the
+            cache; None where nothing is held.
+        stores: per group the slots where its first fresh tokens are stored; None where none is.
     """
 
     def __init__(self, jobs: Sequence[Job], cache: PrefixCache | None) -> None:
@@ -38,16 +38,17 @@ class Boarding:
             self.rollback()
             raise
         self.held: list[Any] = [None] * len(self.plan.hold)
-        self.stores: list[PrefixTransaction | None] = [None] * len(self.plan.hold)
+        self.stores: list[Any] = [None] * len(self.plan.hold)
         for job, piece, share in zip(jobs, pieces, self.plan.shares, strict=True):
             transaction = self._of(piece)
             if transaction is None:
                 self.held[share.group] = job.held
                 continue
-            if transaction.cached:
-                self.held[share.group] = transaction
-            if transaction.stored:
-                self.stores[share.group] = transaction
+            cached = transaction.cached
+            if cached:
+                self.held[share.group] = transaction.slots[:cached]
+            if len(transaction.slots) > cached:
+                self.stores[share.group] = transaction.slots[cached:]
 
     @property
     def num_cached(self) -> int:
@@ -61,7 +62,8 @@ class Boarding:
 
     def is_storing(self, key: PrefixKey | None) -> bool:
         """Whether this forward is about to put that prefix into the cache."""
-        return key in self._transactions and self._transactions[key].stored > 0
+        transaction = self._transactions.get(key) if key else None
+        return transaction is not None and len(transaction.slots) > transaction.cached
 
     def commit(self) -> None:
         """The forward has succeeded. What raises has ended; `rollback` then ends the others."""

@@ -17,6 +17,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot.budget import SAFETY, ForwardBudget, MemoryModel, Sample, fit_memory
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.flight import Executor
+from sglang_prefill_ext.oneshot.graph_cost import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.oneshot.memory import free_bytes, peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
@@ -48,11 +49,32 @@ class Calibration:
 
     Attributes:
         budget: of one forward.
-        launch_tokens: what a forward costs besides its tokens, in tokens computed in that time.
+        launch_tokens: what a forward costs besides its tokens, in tokens computed in that time;
+            where there are graphs, a replayed one.
+        graphs: how large they are, and what other forwards cost.
     """
 
     budget: ForwardBudget
     launch_tokens: int
+    graphs: GraphCost = NO_GRAPHS
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long forwards take that are all launched in one way: a straight line through two.
+
+    Attributes:
+        short_s: of `ROW_TOKENS` tokens.
+        s_per_token: of each further one, > 0.
+    """
+
+    short_s: float
+    s_per_token: float
+
+    @property
+    def launch_tokens(self) -> int:
+        """By how many tokens a forward would have to be longer to take twice as long as none."""
+        return max(1, round(self.short_s / self.s_per_token) - ROW_TOKENS)
 
 
 def calibrate(
@@ -74,38 +96,50 @@ def calibrate(
     Raises:
         ConfigError: the largest forward that the operator allows does not fit.
     """
+    graphs = NO_GRAPHS
     try:
         memory = measured_memory(executor, device, max_tokens)
+        pace = eager = measured_pace(executor, max_tokens, max_tokens)
         if graph_tokens:
-            # Between the two: eager forwards need memory, and short ones are launched as graphs.
+            # Behind eager forwards, as these need memory, and short ones are replayed from here on.
             executor.capture_graphs(graph_tokens)
-        launch_tokens = measured_launch(executor, max_tokens)
+            largest = max(executor.graph_use.sizes, default=0)
+            if largest >= _LEAST_TOKENS:
+                pace = measured_pace(executor, largest, max_tokens)
+                graphs = GraphCost(largest, round(eager.short_s / pace.s_per_token))
     except RuntimeError as error:
         raise ConfigError(
             f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
             "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
         ) from error
     free = free_bytes(device)
-    own = free if most_bytes is None else min(free, most_bytes)
+    own = free if most_bytes is None else min(free, most_bytes - executor.graph_use.bytes)
     usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
-    per_token, per_row, too_much, launch_tokens = agree(
-        [memory.bytes_per_token, memory.bytes_per_row, -usable, launch_tokens]
+    per_token, per_row, too_much, launch_tokens, eager_tokens = agree(
+        [
+            *(memory.bytes_per_token, memory.bytes_per_row, -usable),
+            *(pace.launch_tokens, graphs.eager_tokens),
+        ]
     )
-    return Calibration(ForwardBudget(max_tokens, -too_much, per_token, per_row), launch_tokens)
+    return Calibration(
+        ForwardBudget(max_tokens, -too_much, per_token, per_row),
+        launch_tokens,
+        replace(graphs, eager_tokens=eager_tokens),
+    )
 
 
-def measured_launch(executor: PackedExecutor, max_tokens: int) -> int:
-    """Return by how many tokens a forward would have to be longer to take twice as long as none.
+def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pace:
+    """Time a short and a long forward.
 
-    Taken from the times of a short and of a long forward; at most `max_tokens`.
+    Args:
+        longest: tokens of the long one, if that is less than `CHUNK_TOKENS`.
+        max_tokens: where tokens cost next to nothing, a launch is worth so many at most.
     """
-    tokens = max(min(CHUNK_TOKENS, max_tokens), _LEAST_TOKENS)
+    tokens = max(min(CHUNK_TOKENS, longest), _LEAST_TOKENS)
     short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, executor))
     long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, executor))
     s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
-    if s_per_token * max_tokens <= short_s:
-        return max_tokens
-    return max(1, round(short_s / s_per_token) - ROW_TOKENS)
+    return Pace(short_s, max(s_per_token, short_s / (max_tokens + ROW_TOKENS)))
 
 
 def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:

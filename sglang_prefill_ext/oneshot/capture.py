@@ -51,8 +51,11 @@ class CudaCapture:
                 work()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            result = work()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                result = work()
+        finally:
+            torch.cuda.set_stream(current)  # torch leaves the other one current if ending fails
         return _Replay(graph, result, work)
 
 

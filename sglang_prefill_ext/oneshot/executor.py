@@ -22,11 +22,10 @@ from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.graphs import PackedGraphs
 from sglang_prefill_ext.oneshot.held import HeldPrefix
-from sglang_prefill_ext.oneshot.layers import Attention, LayerAttention
+from sglang_prefill_ext.oneshot.layers import Attention, HeldSource, LayerAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.model import Model, Overrides
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
 from sglang_prefill_ext.oneshot.readout import LabelReader
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.oneshot.vectors import VectorReader
@@ -44,14 +43,20 @@ class PackedExecutor:
     Args:
         readout_bytes: memory for full-vocabulary logits in the read-out, in bytes.
         attention: TORCH for dense torch calls, else the Triton kernels in that way.
+        caches_prefixes: whether prefixes may lie in the model's pool, and be stored there.
     """
 
     def __init__(
-        self, model: Model, *, readout_bytes: int, attention: AttentionWay = AttentionWay.TORCH
+        self,
+        model: Model,
+        *,
+        readout_bytes: int,
+        attention: AttentionWay = AttentionWay.TORCH,
+        caches_prefixes: bool = False,
     ) -> None:
         self._model = model
         self._way = attention
-        self._graphs = PackedGraphs(model, attention)
+        self._graphs = PackedGraphs(model, attention, model.pool if caches_prefixes else None)
         self._reader: LabelReader | VectorReader
         self.chunk_reads = 0
         """Reads whose logits over the vocabulary exist at a time; 0 where vectors are read."""
@@ -112,14 +117,13 @@ class PackedExecutor:
     def launch(
         self,
         plan: ForwardPlan,
-        held: Sequence[PrefixSource | None],
-        stores: Sequence[PrefixTransaction | None],
+        held: Sequence[HeldSource],
+        stores: Sequence[Tensor | None],
     ) -> ForwardCompletion:
         """Run the forward up to the copy of its values to the host.
 
         Args:
-            held: per group the source of its held prefix; None where nothing is held.
-            stores: per group where the first tokens of its fresh prefix are stored as well.
+            held, stores: see `LayerAttention`.
 
         Raises:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
@@ -134,8 +138,8 @@ class PackedExecutor:
     def _run_eagerly(
         self,
         plan: ForwardPlan,
-        held: Sequence[PrefixSource | None],
-        stores: Sequence[PrefixTransaction | None],
+        held: Sequence[HeldSource],
+        stores: Sequence[Tensor | None],
     ) -> tuple[Tensor, list[HeldPrefix | None]]:
         """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
         layout, model = plan.layout, self._model
@@ -151,10 +155,10 @@ class PackedExecutor:
         if len(plan.override_at):
             arrays += [plan.override_at, plan.overrides]
         tokens, positions, read_at, *rest = upload(arrays, model.device)
-        attention.bind(rest[: len(planned)])
         overrides = rest[len(planned) :]
         last_layer = model.last_layer if ends_only else None
-        attend = LayerAttention(plan, attention, held, stores, last_layer)
+        attend = LayerAttention(plan, attention, held, stores, last_layer, model.pool)
+        attention.bind(rest[: len(planned)], attend.page_table(model.device))
         run = model.prepare(
             tokens,
             positions,

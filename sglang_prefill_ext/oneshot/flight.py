@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, Share
-from sglang_prefill_ext.oneshot.prefix_cache import PrefixSource, PrefixTransaction
 from sglang_prefill_ext.wire.packed import Float32Array
 
 
@@ -42,14 +41,13 @@ class Executor(Protocol):
     def launch(
         self,
         plan: ForwardPlan,
-        held: Sequence[PrefixSource | None],
-        stores: Sequence[PrefixTransaction | None],
+        held: Sequence[Any],
+        stores: Sequence[Any],
     ) -> Completion:
         """Launch a forward.
 
         Args:
-            held: per group the source of its held prefix; None where nothing is held.
-            stores: per group where the first tokens of its fresh prefix are stored as well.
+            held, stores: see `Boarding`.
         """
         ...
 

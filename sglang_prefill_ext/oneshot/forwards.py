@@ -123,7 +123,9 @@ class Forwards:
 
     def _choose(self, join_tokens: int) -> list[Job]:
         policy = self._policy
-        return choose_jobs(self.queue, policy.budget, policy.launch_tokens, join_tokens)
+        return choose_jobs(
+            self.queue, policy.budget, policy.launch_tokens, join_tokens, policy.graphs
+        )
 
     def _follows_a_leader(self, jobs: list[Job]) -> bool:
         """Whether a forward in flight will cache a prefix of these jobs, and it pays to wait.

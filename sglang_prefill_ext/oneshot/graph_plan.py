@@ -6,12 +6,12 @@ finite, in its own place and seen by no one. Only its time is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.oneshot.graph_cost import groups_of
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 
@@ -23,6 +23,9 @@ SMALLEST_TOKENS = 16
 class Bucket:
     """The size of a graph: forwards up to it are padded to it.
 
+    All tokens go on behind the last layer, since each may be a row of its own. That makes the half
+    of one layer wider, and leaves the last layer's attention that of any other.
+
     Attributes:
         tokens: of the forward, >= 1.
     """
@@ -30,22 +33,12 @@ class Bucket:
     tokens: int
 
     @property
-    def reads(self) -> int:
-        """Rows that are read; most rows have more than one token."""
-        return max(1, self.tokens // 2)
-
-    @property
     def groups(self) -> int:
-        """Every group may add a tile that is not full, and tiles that are not there cost time."""
-        return max(1, self.tokens // 16)
+        return groups_of(self.tokens)
 
     def holds(self, layout: ForwardLayout) -> bool:
         """Whether a forward of rows that are read at their ends can be padded to this size."""
-        return (
-            layout.num_tokens <= self.tokens
-            and layout.num_rows <= self.reads
-            and len(layout.groups) <= self.groups
-        )
+        return layout.num_tokens <= self.tokens and len(layout.groups) <= self.groups
 
 
 def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
@@ -61,17 +54,16 @@ def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
     return tuple(Bucket(size) for size in sorted(sizes))
 
 
-def eager_reason(
-    plan: ForwardPlan, held: Sequence[object | None], stores: Sequence[object | None]
-) -> str:
+def eager_reason(plan: ForwardPlan, *, most_held: int, stores: bool) -> str:
     """Return why a forward is not like those that graphs replay, or "".
 
     Args:
-        held, stores: see `PackedExecutor.launch`.
+        most_held: tokens of held prefixes that graphs can read where these lie.
+        stores: whether K/V are stored where graphs store none.
     """
-    if any(source is not None for source in held):
+    if sum(group.held for group in plan.layout.groups) > most_held:
         return "held_prefix"
-    if any(plan.hold) or any(store is not None for store in stores):
+    if any(plan.hold) or stores:
         return "kept_prefix"
     if plan.override_at.size:
         return "overrides"
@@ -87,14 +79,12 @@ class PaddedForward:
     Attributes:
         layout: of `bucket.tokens` tokens; a padding row is the last one.
         token_ids: int64 `[bucket.tokens]`.
-        reads: int64 `[bucket.reads]`: tokens with which the last layer goes on, ascending.
-        places: int64 `[bucket.reads]`: where the rows' own are among them; behind these, zeros.
+        row_ends: int64 `[bucket.tokens]`: tokens that are read; zeros behind those of the rows.
     """
 
     layout: ForwardLayout
     token_ids: NDArray[np.int64]
-    reads: NDArray[np.int64]
-    places: NDArray[np.int64]
+    row_ends: NDArray[np.int64]
 
 
 def pad(layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket) -> PaddedForward:
@@ -102,15 +92,7 @@ def pad(layout: ForwardLayout, token_ids: NDArray[np.int32], bucket: Bucket) -> 
     assert bucket.holds(layout), "choose a larger bucket"
     missing = bucket.tokens - layout.num_tokens
     padding = (GroupSpan(0, 0, np.array([missing], np.int32)),) if missing else ()
-    ids = np.zeros(bucket.tokens, dtype=np.int64)
+    ids, ends = np.zeros((2, bucket.tokens), dtype=np.int64)
     ids[: layout.num_tokens] = token_ids
-    ends = layout.row_ends
-    goes_on = np.zeros(bucket.tokens, dtype=np.bool_)
-    goes_on[ends] = True
-    # Kernels want ascending queries, so other tokens fill up, the last ones first.
-    others = np.flatnonzero(~goes_on)
-    goes_on[others[len(others) - (bucket.reads - len(ends)) :]] = True
-    reads = np.flatnonzero(goes_on)
-    places = np.zeros(bucket.reads, dtype=np.int64)
-    places[: len(ends)] = np.searchsorted(reads, ends)
-    return PaddedForward(ForwardLayout(layout.groups + padding), ids, reads, places)
+    ends[: layout.num_rows] = layout.row_ends
+    return PaddedForward(ForwardLayout(layout.groups + padding), ids, ends)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 REPLAYED = "graph"
+NO_GRAPHS = "no_graphs"
+"""How a forward runs where there are none although they were asked for."""
 
 
 @dataclass(slots=True)
@@ -15,7 +17,7 @@ class GraphUse:
 
     Attributes:
         sizes: tokens of each graph.
-        obstacle: why there is none although they were asked for; empty if there is.
+        obstacle: why there is none, or no longer, although they were asked for; empty if there is.
         bytes: memory of the device that all of them keep; 0 without CUDA, where it is not known.
         seconds: for which the start was longer.
         forwards: `REPLAYED` ones, and eager ones by reason. Empty unless graphs were asked for.

@@ -28,7 +28,11 @@ from sglang_prefill_ext.oneshot.graph_plan import (
     eager_reason,
     pad,
 )
-from sglang_prefill_ext.oneshot.graph_use import REPLAYED, GraphUse
+from sglang_prefill_ext.oneshot.graph_slots import HELD_TOKENS, GraphSlots
+from sglang_prefill_ext.oneshot.graph_use import NO_GRAPHS, REPLAYED, GraphUse
+from sglang_prefill_ext.oneshot.held import HeldPrefix
+from sglang_prefill_ext.oneshot.kv_pool import KVPool
+from sglang_prefill_ext.oneshot.layers import HeldSource
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.memory import kept_bytes
 from sglang_prefill_ext.oneshot.model import Model
@@ -46,33 +50,46 @@ class PackedGraphs:
     Args:
         attention: of eager forwards. Graphs have FUSED where it is AUTO, and MERGE where a library
             shares in it, whose calls are planned on the host.
+        pool: in which prefixes are cached; None: forwards with such run eagerly.
     """
 
-    def __init__(self, model: Model, attention: AttentionWay) -> None:
+    def __init__(self, model: Model, attention: AttentionWay, pool: KVPool | None = None) -> None:
         self.use = GraphUse()
         self._model = model
         self._way = _GRAPH_WAYS.get(attention, attention)
+        self._pool = pool
+        self._slots: GraphSlots | None = None
         self._asked = False
         self._graphs: list[ForwardGraph] = []
 
     def run(
-        self, plan: ForwardPlan, held: Sequence[object | None], stores: Sequence[object | None]
+        self, plan: ForwardPlan, held: Sequence[HeldSource], stores: Sequence[Tensor | None]
     ) -> Tensor | None:
         """Replay a forward, on the current stream and in inference mode.
+
+        A replay that fails is the last one: this forward and all later ones run eagerly.
+
+        Args:
+            held, stores: see `LayerAttention`.
 
         Returns:
             What `Model.prepare` makes of the rows' ends; None: the forward is to be run eagerly.
         """
         if not self._asked:
             return None
-        reason, graph = eager_reason(plan, held, stores), None
-        if self.use.obstacle:
-            reason = "no_graphs"
-        elif not reason:
-            graph = next((one for one in self._graphs if one.bucket.holds(plan.layout)), None)
-            reason = "too_large" if graph is None else REPLAYED
+        reason, graph = self._choice(plan, held, stores)
+        hidden = None
+        if graph is not None:
+            try:
+                if self._slots is not None:
+                    self._slots.bring(plan.layout, held, stores)
+                hidden = graph.run(plan)
+            except Exception as failure:
+                reason = NO_GRAPHS
+                self._give_up(f"a replay failed: {_said(failure)}")
+                logger.debug("The replay that failed", exc_info=failure)
         self.use.forwards[reason] += 1
-        return None if graph is None else graph.run(plan)
+        return hidden
 
     def capture(self, max_tokens: int) -> None:
         """Capture all sizes up to `max_tokens`, at least 1. `use.obstacle` says what went wrong.
@@ -83,60 +100,96 @@ class PackedGraphs:
         self._asked = True
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
-            self.use.obstacle = "attention by torch plans its calls on the host"
+            self._give_up("attention by torch plans its calls on the host")
         elif not self._model.causal:
-            self.use.obstacle = "SGLang's encoders read the lengths of prompts on the host"
+            self._give_up("SGLang's encoders read the lengths of prompts on the host")
         else:
             with kept_bytes(device) as kept:
                 self._try_capture(buckets_up_to(largest), capture_for(device))
             self.use.bytes = kept.bytes
-        self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
         self.use.seconds = time.monotonic() - start_s
-        if self.use.obstacle:
-            logger.error(
-                "--prefill-only-cuda-graphs %d: no graph, because %s. Packed forwards run eagerly.",
-                max_tokens,
-                self.use.obstacle,
-            )
-        else:
+        if not self.use.obstacle:
             logger.info("Prefill-only serving: captured %s", self.use)
 
     @torch.inference_mode()
     def _try_capture(self, buckets: Sequence[Bucket], capture: Capture) -> None:
         try:
             with self._model.stream():
+                model, kind = self._model, (self._way, capture)
+                if self._pool is not None:
+                    self._slots = GraphSlots(self._pool, buckets[-1].tokens, model.device)
                 # In the memory of the largest one, the others find room.
                 for bucket in reversed(buckets):
-                    self._graphs.insert(0, ForwardGraph(bucket, self._model, self._way, capture))
+                    self._graphs.insert(0, ForwardGraph(bucket, model, *kind, self._slots))
         except Exception as failure:
             # Models, compilers and drivers fail in any way; each means that there are no graphs.
-            logger.exception("Packed forwards of %s cannot be captured", [*buckets])
             self._graphs.clear()
-            self.use.obstacle = f"the capture failed: {type(failure).__name__}: {failure}"
+            self._give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
+            logger.debug("The capture that failed", exc_info=failure)
+        self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
+
+    def _choice(
+        self, plan: ForwardPlan, held: Sequence[HeldSource], stores: Sequence[Tensor | None]
+    ) -> tuple[str, ForwardGraph | None]:
+        """How a forward runs, and the smallest graph that holds it if it is replayed."""
+        if self.use.obstacle:
+            return NO_GRAPHS, None
+        pooled = self._slots is not None
+        in_pool = pooled and not any(isinstance(source, HeldPrefix) for source in held)
+        stores_outside = not pooled and any(store is not None for store in stores)
+        most_held = HELD_TOKENS if in_pool else 0
+        reason = eager_reason(plan, most_held=most_held, stores=stores_outside)
+        if reason:
+            return reason, None
+        graph = next((one for one in self._graphs if one.bucket.holds(plan.layout)), None)
+        return (REPLAYED, graph) if graph is not None else ("too_large", None)
+
+    def _give_up(self, obstacle: str) -> None:
+        """Go on without graphs. Those that were replayed keep their memory, which was not counted
+        as free; what runs now may still use it."""
+        self.use.obstacle = obstacle
+        self.use.sizes = ()
+        logger.error("Packed forwards run eagerly, without CUDA graphs, because %s", obstacle)
+
+
+def _said(failure: Exception) -> str:
+    """On one line."""
+    return " ".join(f"{type(failure).__name__}: {failure}".split())
 
 
 class ForwardGraph:
     """Forwards of up to the size of a bucket, captured once.
 
+    Args:
+        slots: of the pool; None: nothing is held or stored.
+
     Raises:
         RuntimeError: see `Capture`.
     """
 
-    def __init__(self, bucket: Bucket, model: Model, way: AttentionWay, capture: Capture) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        model: Model,
+        way: AttentionWay,
+        capture: Capture,
+        slots: GraphSlots | None,
+    ) -> None:
         self.bucket = bucket
         self._model = model
         self._way = way
         one_token = ForwardLayout((GroupSpan(0, 0, np.ones(1, np.int32)),))
         attention, arrays = self._inputs(pad(one_token, np.zeros(1, np.int32), bucket))
         self._buffer = in_one_buffer(arrays, pinned=False).to(model.device)
-        tokens, positions, reads, self._places, *rest = tensors_in(self._buffer, arrays)
-        attention.bind(rest)
+        tokens, positions, self._row_ends, *rest = tensors_in(self._buffer, arrays)
+        attention.bind(rest, None if slots is None else slots.page_table)
 
         def attend(layer: int, inputs: LayerInputs) -> Tensor:
-            is_last = layer == model.last_layer
-            return (attention.read if is_last else attention.forward)(inputs, ())
+            cached = None if slots is None else slots.exchange(layer, inputs.k, inputs.v)
+            return attention.forward(inputs, cached)
 
-        work = model.prepare(tokens, positions, reads, [bucket.tokens], attend, shortened=True)
+        everything = torch.arange(bucket.tokens, device=model.device)
+        work = model.prepare(tokens, positions, everything, [bucket.tokens], attend, shortened=True)
         self._replay = capture.capture(work)
 
     def run(self, plan: ForwardPlan) -> Tensor:
@@ -145,7 +198,7 @@ class ForwardGraph:
         on_cuda = self._model.device.type == "cuda"
         # In order with the replay before it, which reads the same buffer, as all are on one stream.
         self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
-        return self._replay()[self._places[: plan.num_reads]]
+        return self._replay()[self._row_ends[: plan.num_reads]]
 
     def _inputs(self, padded: PaddedForward) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
         """The attention of a forward, and all arrays that are read of it."""
@@ -156,8 +209,7 @@ class ForwardGraph:
             model.heads,
             model.dtype,
             model.device,
-            reads=padded.reads,
             most_groups=self.bucket.groups + 1,  # one is padding
         )
         arrays: list[NDArray[np.generic]] = [padded.token_ids, padded.layout.positions()]
-        return attention, [*arrays, padded.reads, padded.places, *attention.host_arrays()]
+        return attention, [*arrays, padded.row_ends, *attention.host_arrays()]

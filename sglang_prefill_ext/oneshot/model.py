@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.oneshot.kv_pool import KVPool
 from sglang_prefill_ext.wire.sampling import Sampling
 
 Attend: TypeAlias = Callable[[int, LayerInputs], Tensor]
@@ -97,6 +98,8 @@ class Model(Protocol):
     last_layer: int | None
     """The layer that is asked for the read positions alone, as nothing but the read-out needs its
     attention output; None where the model cannot do without the rest."""
+    pool: KVPool | None
+    """Of the slots that cached prefixes lie in; None where none can be read or written."""
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""

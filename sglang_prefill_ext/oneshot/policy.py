@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.admission import QueueLimits
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.graph_cost import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.oneshot.order import order_key
 from sglang_prefill_ext.oneshot.queue import JobQueue
 
@@ -21,6 +22,7 @@ class SchedulingPolicy:
         ageing: see `order_key`.
         launch_tokens: see `choose_jobs`.
         limits: of the queue.
+        graphs: see `choose_jobs`.
     """
 
     budget: ForwardBudget
@@ -28,6 +30,7 @@ class SchedulingPolicy:
     ageing: int
     launch_tokens: int
     limits: QueueLimits
+    graphs: GraphCost = field(default=NO_GRAPHS, kw_only=True)
 
     def new_queue(self) -> JobQueue:
         """Return an empty queue in the policy's order."""
@@ -35,7 +38,10 @@ class SchedulingPolicy:
 
 
 def policy_of(
-    config: PrefillOnlyConfig, budget: ForwardBudget, launch_tokens: int
+    config: PrefillOnlyConfig,
+    budget: ForwardBudget,
+    launch_tokens: int,
+    graphs: GraphCost = NO_GRAPHS,
 ) -> SchedulingPolicy:
     """Return what the flags ask for; what they leave open is as measured."""
     return SchedulingPolicy(
@@ -48,4 +54,5 @@ def policy_of(
             rows=config.max_queued_rows,
             bytes=config.max_queued_mib << 20,
         ),
+        graphs=graphs,
     )

@@ -7,15 +7,7 @@ from typing import Any, Protocol
 from sglang_prefill_ext.wire.packed import Int32Array
 
 
-class PrefixSource(Protocol):
-    """The K/V of the first tokens of a group's prefix."""
-
-    def load(self, layer: int) -> tuple[Any, Any]:
-        """Return K `[held, KH, D]` and V `[held, KH, Dv]` of one layer."""
-        ...
-
-
-class PrefixTransaction(PrefixSource, Protocol):
+class PrefixTransaction(Protocol):
     """One forward's hold on the cache: match, compute, then commit or roll back.
 
     What is matched stays where it is until the transaction ends. What the forward stores is
@@ -24,12 +16,9 @@ class PrefixTransaction(PrefixSource, Protocol):
 
     cached: int
     """Tokens of the prefix whose K/V the cache has; 0 or more."""
-    stored: int
-    """Fresh tokens behind the cached ones whose K/V the forward is to store; 0 or more."""
-
-    def store(self, layer: int, k: Any, v: Any) -> None:
-        """Write K `[stored, KH, D]` and V `[stored, KH, Dv]` of one layer."""
-        ...
+    slots: Any
+    """Where in the pool the K/V of the prefix's first tokens lie: int64 on the device, those of the
+    cached tokens, and then those of fresh ones which the forward is to store."""
 
     def commit(self) -> None:
         """The forward has succeeded: make what it stored visible, and let go, also if it raises."""

@@ -82,6 +82,13 @@ class Piece:
         """Whether the prefix cache may stand in for a part of the prefix."""
         return self.prefix_key is not None and len(self.prefix_ids) > 0 and self.span.num_rows > 0
 
+    @property
+    def is_replayable(self) -> bool:
+        """Whether a forward of such pieces is like those that graphs replay, see `eager_reason`."""
+        kept = self.hold or self.span.held
+        plain = not kept and not self.adapter and not len(self.overrides)
+        return plain and self.span.reads_row_ends
+
     def behind(self, cached: int) -> Piece:
         """The same piece where the first `cached` tokens of its prefix need not be computed."""
         span = replace(self.span, held=cached, fresh=self.span.fresh - cached)

@@ -73,6 +73,7 @@ _FLAG_USES = (
         used_by=(
             *"compat.flags compat.frontend_hooks compat.token_hooks compat.dp_hooks".split(),
             *("compat.several_schedulers", "compat.direct_generate", "compat.call_records"),
+            "compat.runtime_setup",
         ),
         why="the other combinations to refuse, what is not packed, and several schedulers",
         members=(
@@ -82,7 +83,7 @@ _FLAG_USES = (
             *"load_balance_method mem_fraction_static weight_cache_mode attn_dp_size".split(),
             *"enable_pd_role_switch speculative_algorithm attn_cp_size dcp_size".split(),
             *"moe_a2a_backend moe_dense_tp_size admin_api_key chunked_prefill_size".split(),
-            "allow_auto_truncate",
+            *"allow_auto_truncate disable_cuda_graph".split(),
         ),
     ),
 )

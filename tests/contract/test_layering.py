@@ -51,6 +51,7 @@ ZONES = {
             "oneshot.execution",
             "oneshot.flight",
             "oneshot.forwards",
+            "oneshot.graph_cost",
             "oneshot.graph_plan",
             "oneshot.graph_use",
             "oneshot.job",

@@ -43,6 +43,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
+from sglang_prefill_ext.compat.kv_pool import SglangPool  # noqa: E402
 from sglang_prefill_ext.compat.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
 from sglang_prefill_ext.oneshot import forwards  # noqa: E402
@@ -114,6 +115,13 @@ class Memory:
         self.cache = prefix_cache_of(self.scheduler, PrefillOnlyConfig(prefix_caching=caching))
         self.committed: set[tuple[int, ...]] = set()
         """Beginnings of whole pages that were ever committed since the last flush."""
+        self.open: list[Watched] = []
+        """Transactions that have not ended."""
+
+    def watched(self, slots: Sequence[Any]) -> list[Watched]:
+        """The open transactions that these slots belong to."""
+        memories = {_memory_of(each) for each in slots if isinstance(each, torch.Tensor)}
+        return [each for each in self.open if _memory_of(each.slots) in memories]
 
     def record_commit(self, tokens: Sequence[int]) -> None:
         for stop in range(self.page_size, len(tokens) + 1, self.page_size):
@@ -141,7 +149,8 @@ class Watched:
         self.prefix: list[int] = prefix.tolist()
         self._memory, self._seen = memory, seen
         self._inner = memory.cache.begin(prefix, keep=keep)
-        self.cached, self.stored = self._inner.cached, self._inner.stored
+        self.cached, self.slots = self._inner.cached, self._inner.slots
+        self.stored = len(self.slots) - self.cached
         matched = tuple(self.prefix[: self.cached])
         assert not matched or matched in memory.committed, "something uncommitted was matched"
         assert self.stored % memory.page_size == 0
@@ -150,12 +159,7 @@ class Watched:
             whole_pages = len(prefix) // memory.page_size * memory.page_size
             seen["no_room"] += self.cached + self.stored < whole_pages
         seen["open"] += 1
-
-    def load(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._inner.load(layer)
-
-    def store(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        self._inner.store(layer, k, v)
+        memory.open.append(self)
 
     def commit(self) -> None:
         self._inner.commit()
@@ -166,7 +170,20 @@ class Watched:
         self._inner.rollback()
         self._end("rollback")
 
+    def check_loaded(self) -> None:
+        """The K/V of what is cached are those of this very prefix."""
+        k, v = (x[self.slots[: self.cached]] for x in SglangPool(self._memory.pool).buffers(0))
+        wanted = key_values(self.prefix[: self.cached])
+        assert torch.equal(k, wanted), "K of another prefix"
+        assert torch.equal(v, -wanted), "V of another prefix"
+
+    def store(self) -> None:
+        """What a forward does."""
+        wanted = key_values(self.prefix)[self.cached : self.cached + self.stored]
+        SglangPool(self._memory.pool).store(0, self.slots[self.cached :], wanted, -wanted)
+
     def _end(self, how: str) -> None:
+        self._memory.open.remove(self)
         self._seen["open"] -= 1
         self._seen[how] += 1
 
@@ -191,6 +208,7 @@ class WatchedCache:
 class Executor:
     """Loads and stores; fails at random before or after it has stored, or in the end."""
 
+    memory: Memory
     asynchronous: bool
     random: random.Random
     seen: Counter[str]
@@ -199,16 +217,13 @@ class Executor:
 
     def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
         self._maybe_fail("launch")
-        for span, source in zip(plan.layout.groups, held, strict=True):
-            if isinstance(source, Watched):
-                assert span.held == source.cached > 0
-                check_loaded(source)
-        for store in stores:
-            if store is not None:
-                wanted = key_values(store.prefix)[store.cached : store.cached + store.stored]
-                store.store(0, wanted, -wanted)
+        sources = self.memory.watched(held)
+        for source in sources:
+            source.check_loaded()
+        for store in self.memory.watched(stores):
+            store.store()
         self._maybe_fail("stored")
-        return Completion(self, plan, [source for source in held if isinstance(source, Watched)])
+        return Completion(self, plan, sources)
 
     def _maybe_fail(self, where: str) -> None:
         if self.random.random() < self.failure_rate:
@@ -228,16 +243,13 @@ class Completion:
 
     def wait(self) -> Float32Array:
         for source in self.sources:
-            check_loaded(source)  # what is locked stays as long as the forward may read it
+            source.check_loaded()  # what is locked stays as long as the forward may read it
         self.executor._maybe_fail("wait")
         return np.zeros(self.plan.num_values, dtype=np.float32)
 
 
-def check_loaded(source: Watched) -> None:
-    k, v = source.load(0)
-    wanted = key_values(source.prefix[: source.cached])
-    assert torch.equal(k, wanted), "K of another prefix"
-    assert torch.equal(v, -wanted), "V of another prefix"
+def _memory_of(slots: torch.Tensor) -> int:
+    return slots.untyped_storage().data_ptr()
 
 
 class StockRequest:
@@ -285,7 +297,7 @@ class Episodes:
         self.random = random.Random(f"{page_size} {asynchronous}")
         self.seen: Counter[str] = Counter()
         self.memory = Memory(page_size, caching)
-        self.executor = Executor(asynchronous, self.random, self.seen)
+        self.executor = Executor(self.memory, asynchronous, self.random, self.seen)
         cache = WatchedCache(self.memory, self.seen)
         self.runtime = PackedRuntime(self.executor, self._answer, POLICY, cache=cache)
         self.stock: list[StockRequest] = []

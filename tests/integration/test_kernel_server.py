@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.integration.client import Client, score_body
@@ -55,7 +56,21 @@ def test_same_numbers_on_a_fresh_and_on_a_cached_prefix(kernel_client: Client) -
         for _ in range(2):  # the stock path leaves the prefix in the cache
             assert_paths_agree(kernel_client, body)
     assert moved["scheduler.tokens_cached"] >= 40
-    assert forwards == {"graph": 1, "held_prefix": 1}
+    assert forwards == {"graph": 2}
+
+
+def test_the_same_request_is_replayed_each_time_whatever_of_it_is_cached(
+    kernel_client: Client,
+) -> None:
+    """Packed alone: computed, then stored at the second sight, then read in the pool."""
+    body = score_body(85, 48, [3, 1, 6])
+    with kernel_client.counting() as moved, graph_forwards(kernel_client) as forwards:
+        packed = [kernel_client.score(body) for _ in range(4)]
+    assert forwards == {"graph": 4}
+    assert moved["scheduler.tokens_cached"] == 2 * 48
+    for answer in packed:
+        np.testing.assert_allclose(answer["scores"], packed[0]["scores"], rtol=0, atol=1e-5)
+    assert_paths_agree(kernel_client, body)
 
 
 def test_replays_of_every_size(kernel_client: Client) -> None:

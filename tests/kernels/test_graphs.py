@@ -12,10 +12,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot import graphs as graphs_module
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.capture import Work
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.graphs import PackedGraphs
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
@@ -55,7 +57,8 @@ FORWARDS = {
     "one_row": plan(request(1, 0, 7)),
     "rows_behind_a_prefix": plan(request(2, 9, 2, 2, 1, 3)),
     "exactly_full": plan(request(3, 10, 3, 3)),
-    "as_many_rows_as_fit": plan(request(4, 0, *[1] * 8)),
+    "as_many_rows_as_fit": plan(request(4, 0, *[1] * 16)),
+    "rows_of_one_token": plan(request(10, 10, *[1] * 38)),
     "several_groups": plan(request(5, 4, 2, 2), request(6, 0, 5, 1), request(7, 3, 20)),
     "long_rows": plan(request(8, 0, 40)),
 }
@@ -134,7 +137,7 @@ def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.devic
     for forward in FORWARDS.values():
         graph.run(forward)
         made = graph._replay()
-        assert made.shape == (LARGEST // 2, HIDDEN)
+        assert made.shape == (LARGEST, HIDDEN)
         assert made.isfinite().all()
 
 
@@ -151,7 +154,7 @@ def test_what_is_read_is_not_overwritten_by_the_next_replay(device: torch.device
 def test_what_fits_no_graph_runs_eagerly_and_is_counted(device: torch.device) -> None:
     executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
     assert np.isfinite(answer(executor, plan(request(9, 0, LARGEST + 1)))).all()
-    assert np.isfinite(answer(executor, plan(request(9, 0, *[1] * 25)))).all()
+    assert np.isfinite(answer(executor, plan(*(request(9 + n, 1, 1) for n in range(4))))).all()
     assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
     assert executor.graph_use.forwards == {"too_large": 2, "graph": 1}
 
@@ -173,13 +176,17 @@ def test_an_encoder_has_no_graph(device: torch.device) -> None:
 def test_without_kernels_there_is_no_graph(caplog: pytest.LogCaptureFixture) -> None:
     executor = executor_with_graphs(TinyModel(), AttentionWay.TORCH)
     assert executor.graph_use.obstacle == "attention by torch plans its calls on the host"
-    assert "--prefill-only-cuda-graphs 48: no graph" in caplog.text
+    (line,) = caplog.messages
+    assert line == (
+        "Packed forwards run eagerly, without CUDA graphs, because attention by torch plans its "
+        "calls on the host"
+    )
     assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
     assert executor.graph_use.forwards == {"no_graphs": 1}
 
 
 def test_a_capture_that_fails_leaves_no_graph_and_forwards_run(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing:
         """Captures the first, and largest, only."""
@@ -195,6 +202,42 @@ def test_a_capture_that_fails_leaves_no_graph_and_forwards_run(
     monkeypatch.setattr(graphs_module, "capture_for", lambda _device: Failing())
     executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
     assert executor.graph_use.sizes == ()
-    assert executor.graph_use.obstacle.startswith("the capture failed: RuntimeError: operation")
+    assert "failed: RuntimeError: operation not permitted" in executor.graph_use.obstacle
+    (line,) = caplog.messages
+    assert line.endswith(executor.graph_use.obstacle)
+    assert "\n" not in line
     assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
     assert executor.graph_use.forwards == {"no_graphs": 1}
+
+
+def test_a_replay_that_fails_is_the_last_one_and_forwards_run(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class FailsLater:
+        """Replays once."""
+
+        def capture(self, work: Work) -> Work:
+            runs = []
+
+            def replay() -> Tensor:
+                runs.append(work)
+                if len(runs) > 1:
+                    raise RuntimeError("CUDA error:\nan illegal instruction")
+                return work()
+
+            return replay
+
+    monkeypatch.setattr(graphs_module, "capture_for", lambda _device: FailsLater())
+    model = DeviceModel(device)
+    eager = PackedExecutor(model, readout_bytes=1 << 20, attention=AttentionWay.FUSED)
+    executor = executor_with_graphs(model, AttentionWay.FUSED)
+    forward = FORWARDS["rows_behind_a_prefix"]
+    wanted = answer(eager, forward)
+    for _ in range(4):
+        np.testing.assert_allclose(answer(executor, forward), wanted, rtol=0, atol=1e-5)
+    assert executor.graph_use.forwards == {"graph": 1, "no_graphs": 3}
+    assert executor.graph_use.sizes == ()
+    (line,) = caplog.messages
+    assert line.endswith(
+        "because a replay failed: RuntimeError: CUDA error: an illegal instruction"
+    )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from sglang_prefill_ext.oneshot.layers import Attention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.upload import upload
 from tests.unit.attention import fake_libraries
+from tests.unit.attention.inputs import in_slots
 from tests.unit.attention.strategies import layout
 from tests.unit.oneshot.test_executor import TinyModel
 
@@ -71,21 +73,36 @@ class Inputs:
         ]
 
     def forward(self, attention: Attention, variant: AttentionVariant = PLAIN) -> Tensor:
-        return attention.forward(LayerInputs(self.q, self.k, self.v, SCALE, variant), self.held)
+        cached = self._bind(attention)
+        return attention.forward(LayerInputs(self.q, self.k, self.v, SCALE, variant), cached)
 
     def read(
         self, attention: Attention, positions: Sequence[int], variant: AttentionVariant = PLAIN
     ) -> Tensor:
-        reads = self.q[list(positions)]
-        return attention.read(LayerInputs(reads, self.k, self.v, SCALE, variant), self.held)
+        cached, reads = self._bind(attention), self.q[list(positions)]
+        return attention.read(LayerInputs(reads, self.k, self.v, SCALE, variant), cached)
+
+    def _bind(self, attention: Attention) -> HeldKV | None:
+        cached, page_table = in_slots(self.held)
+        attention.bind(upload(attention.host_arrays(), self.q.device), page_table)
+        return cached
+
+
+class InPlace(Tensor):
+    """Memory of a pool that is to be read where it lies: whoever copies tokens out of it fails."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        copies = ("__getitem__", "index_select", "gather", "take", "cat", "clone", "contiguous")
+        assert name not in copies, f"{name} of K/V that are held"
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def kernels(
     forward: ForwardLayout, way: AttentionWay, device: torch.device, processors: int = 0
 ) -> KernelAttention:
-    attention = KernelAttention(forward, way, SHAPE, torch.float32, device, processors=processors)
-    attention.bind(upload(attention.host_arrays(), device))
-    return attention
+    return KernelAttention(forward, way, SHAPE, torch.float32, device, processors=processors)
 
 
 @each_layout
@@ -172,6 +189,24 @@ def test_soft_cap_window_and_sinks(
         (inputs.read(attention, positions, variant), inputs.read(dense, positions, variant)),
     ):
         torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@each_way
+def test_held_prefixes_are_read_where_they_lie(
+    way: AttentionWay, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = LAYOUTS["several_held"]
+    inputs, attention = Inputs(forward, device), kernels(forward, way, device)
+    wanted = inputs.forward(DenseAttention(forward, device))
+    (keys, values), page_table = in_slots(inputs.held)
+    attention.bind(upload(attention.host_arrays(), device), page_table)
+    cached = keys.as_subclass(InPlace), values.as_subclass(InPlace)
+    with pytest.raises(AssertionError, match="__getitem__ of K/V"):
+        cached[0][page_table]
+    monkeypatch.setattr(torch, "cat", None)
+    of_layer = LayerInputs(inputs.q, inputs.k, inputs.v, SCALE)
+    found = attention.forward(of_layer, cached)
+    torch.testing.assert_close(found.as_subclass(Tensor), wanted, rtol=0, atol=TOLERANCE)
 
 
 @each_way

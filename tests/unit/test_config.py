@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.config import Order, PrefillOnlyConfig, config_from_mapping, flag_name
+from sglang_prefill_ext.config import (
+    Order,
+    PrefillOnlyConfig,
+    config_from_mapping,
+    flag_name,
+    shown_default,
+)
 from sglang_prefill_ext.errors import ConfigError
 
 CHOICES = {
@@ -21,8 +27,9 @@ KNOBS = [*NUMBERS, *CHOICES, *PATHS]
 MEASURED = ("launch_tokens", "decode_step_tokens")
 """Numbers that are measured or estimated at start unless given."""
 
-ZERO = (*MEASURED, "scheduler_cores", "cuda_graphs", "readout_chunk_mib")
-MAY_BE_ZERO = (*ZERO, "gather_ms", "gc_idle_s")
+ZERO = (*MEASURED, "scheduler_cores", "readout_chunk_mib")
+MAY_BE_ZERO = (*ZERO, "gather_ms", "gc_idle_s", "cuda_graphs")
+BY_DEVICE = ("cuda_graphs",)
 
 
 def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
@@ -32,6 +39,8 @@ def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
             assert value in CHOICES[knob.name]
         elif knob.name in PATHS:
             assert value == ""
+        elif knob.name in BY_DEVICE:
+            assert value is None
         else:
             assert (value == 0) if knob.name in ZERO else (value >= 1)
         assert knob.metadata["help"].endswith(".")
@@ -40,15 +49,36 @@ def test_every_knob_has_a_usable_default_and_a_help_text() -> None:
 @pytest.mark.parametrize("knob", NUMBERS)
 @pytest.mark.parametrize("value", [0, -1, True, 2.0, "8", None])
 def test_a_knob_out_of_range_is_refused_by_flag_value_and_default(knob: str, value: Any) -> None:
-    if value == 0 and knob in MAY_BE_ZERO:
-        assert getattr(PrefillOnlyConfig(**{knob: value}), knob) == 0
+    if (value == 0 and knob in MAY_BE_ZERO) or (value is None and knob in BY_DEVICE):
+        assert getattr(PrefillOnlyConfig(**{knob: value}), knob) == value
         return
     with pytest.raises(ConfigError) as caught:
         PrefillOnlyConfig(**{knob: value})
     message = str(caught.value)
     assert flag_name(knob) in message
     assert repr(value) in message
-    assert str(getattr(PrefillOnlyConfig(), knob)) in message
+    (shown,) = [shown_default(one) for one in fields(PrefillOnlyConfig) if one.name == knob]
+    assert f"for the default of {shown}." in message
+
+
+@pytest.mark.parametrize(
+    ("given", "max_forward_tokens", "on_cuda", "ranks", "captured"),
+    [
+        (None, 16384, True, 1, 4096),
+        (None, 1000, True, 1, 1000),
+        (None, 16384, True, 2, 0),
+        (None, 16384, False, 1, 0),
+        (0, 16384, True, 1, 0),
+        (64, 16384, False, 1, 64),
+        (8192, 16384, True, 1, 8192),
+        (64, 16, True, 1, 16),
+    ],
+)
+def test_graphs_are_captured_on_one_gpu_unless_a_number_is_given(
+    given: int | None, max_forward_tokens: int, on_cuda: bool, ranks: int, captured: int
+) -> None:
+    config = PrefillOnlyConfig(cuda_graphs=given, max_forward_tokens=max_forward_tokens)
+    assert config.graph_tokens(on_cuda=on_cuda, ranks=ranks) == captured
 
 
 @pytest.mark.parametrize("knob", NUMBERS)

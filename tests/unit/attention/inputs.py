@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.prefix import HeldKV, write_page_table
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
@@ -43,6 +43,22 @@ def random_inputs(
         held.append(_split_heads(key_heads, *pair) if span.held else None)
     q, (k, v) = q.unflatten(1, (query_heads, dim)), _split_heads(key_heads, k, v)
     return LayerInputs(q, k, v, dim**-0.5, variant), held
+
+
+def in_slots(held: list[HeldKV | None]) -> tuple[HeldKV | None, Tensor | None]:
+    """The same in slots of a pool, in no order and NaN between them, and their page table."""
+    pairs = [pair for pair in held if pair is not None]
+    if not pairs:
+        return None, None
+    lens = [len(keys) for keys, _ in pairs]
+    order = torch.randperm(2 * sum(lens), generator=torch.Generator().manual_seed(9))
+    slots = order[: sum(lens)]
+    pool = tuple(x.new_full((len(order), *x.shape[1:]), torch.nan) for x in pairs[0])
+    for part, (keys, values) in zip(slots.split(lens), pairs, strict=True):
+        pool[0][part], pool[1][part] = keys, values
+    table = torch.empty(len(slots), dtype=torch.int32, device=pool[0].device)
+    write_page_table([None, *slots.split(lens)], table)
+    return (pool[0], pool[1]), table
 
 
 def _split_heads(key_heads: int, k: Tensor, v: Tensor) -> HeldKV:

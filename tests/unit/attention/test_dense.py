@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
@@ -19,6 +20,7 @@ from tests.unit.attention.inputs import (
     CPU,
     FLOAT32_TOLERANCE,
     Inputs,
+    in_slots,
     random_inputs,
 )
 from tests.unit.attention.reference import packed_attention
@@ -36,16 +38,23 @@ variants = st.builds(
 )
 
 
+def _forward(attention: DenseAttention, inputs: Inputs) -> Tensor:
+    whole, held = inputs
+    cached, page_table = in_slots(held)
+    attention.bind((), page_table)
+    return attention.forward(whole, cached)
+
+
 def _assert_right(forward: ForwardLayout, inputs: Inputs, tolerance: float) -> None:
     attention = DenseAttention(forward, CPU)
     expected = packed_attention(forward, *inputs)
     for _ in range(2):  # as two layers do
-        out = attention.forward(*inputs)
+        out = _forward(attention, inputs)
         assert out.dtype == inputs[0].q.dtype
         torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=0)
     whole, held = inputs
     read_at = torch.from_numpy(forward.last_layer_queries())
-    read = attention.read(replace(whole, q=whole.q[read_at]), held)
+    read = attention.read(replace(whole, q=whole.q[read_at]), in_slots(held)[0])
     wanted = expected[read_at] if forward.num_rows else torch.zeros_like(expected[:1])
     torch.testing.assert_close(read.double(), wanted, atol=tolerance, rtol=0)
 
@@ -104,7 +113,7 @@ def test_a_window_to_both_sides_is_refused() -> None:
     forward = replace(layout((0, 0, 9, 20)), causal=False)
     inputs = random_inputs(forward, variant=AttentionVariant(window=3))
     with pytest.raises(PackingError, match="window"):
-        DenseAttention(forward, CPU).forward(*inputs)
+        _forward(DenseAttention(forward, CPU), inputs)
 
 
 def test_layers_of_several_kinds_share_one_object() -> None:
@@ -112,7 +121,7 @@ def test_layers_of_several_kinds_share_one_object() -> None:
     for variant in (PLAIN, AttentionVariant(window=9), PLAIN, AttentionVariant(window=40)):
         inputs = random_inputs(FORWARD, variant=variant)
         wanted = packed_attention(FORWARD, *inputs)
-        out = attention.forward(*inputs)
+        out = _forward(attention, inputs)
         torch.testing.assert_close(out.double(), wanted, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
@@ -121,7 +130,7 @@ def test_a_window_that_hides_nothing_is_none(window: int, hides: bool) -> None:
     forward = layout((4, 3, 2, 3))  # the last of ten tokens sees nine before it
     attention = DenseAttention(forward, CPU)
     plain, windowed = (
-        attention.forward(*random_inputs(forward, variant=variant))
+        _forward(attention, random_inputs(forward, variant=variant))
         for variant in (PLAIN, AttentionVariant(window=window))
     )
     assert torch.equal(plain, windowed) == (not hides)

@@ -54,6 +54,14 @@ def test_the_servers_differ_only_in_the_extension_arguments() -> None:
     assert extension == [*stock, "--on"]
 
 
+def test_the_prefix_cache_may_stay_on_in_both_servers() -> None:
+    both = replace(plan(), radix_cache=True)
+    for path in (STOCK, EXTENSION):
+        without = plan().server_args(path)
+        without.remove("--disable-radix-cache")
+        assert both.server_args(path) == without
+
+
 def test_both_servers_may_have_further_arguments() -> None:
     both = replace(plan(), args_of_both=("--load-format", "dummy"))
     assert both.server_args(STOCK) == [*plan().server_args(STOCK), "--load-format", "dummy"]

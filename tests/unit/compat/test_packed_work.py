@@ -10,6 +10,7 @@ from sglang_prefill_ext.compat.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.execution import Account, ExecutionClass
+from sglang_prefill_ext.oneshot.graph_cost import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.policy import policy_of
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
@@ -93,22 +94,21 @@ def test_the_longest_wait_is_a_flag() -> None:
 @pytest.mark.parametrize(
     ("given", "replays_graphs", "packed_graphs", "step_tokens"),
     [
-        (7, True, (), 7),
-        (0, False, (), 100),
-        (0, True, (), 25),
-        (0, True, (16, 64), 100),  # the launch was measured on a graph, too
-        (0, False, (16, 64), 400),
-        (0, True, (16, 48), 25),  # graphs too small for what was measured
+        (7, True, NO_GRAPHS, 7),
+        (0, False, NO_GRAPHS, 100),
+        (0, True, NO_GRAPHS, 25),
+        (0, True, GraphCost(64, 700), 100),  # both launches were measured
+        (0, False, GraphCost(64, 700), 700),
     ],
 )
 def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
-    given: int, replays_graphs: bool, packed_graphs: tuple[int, ...], step_tokens: int
+    given: int, replays_graphs: bool, packed_graphs: GraphCost, step_tokens: int
 ) -> None:
     config = PrefillOnlyConfig(decode_step_tokens=given)
-    runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=100))
-    graphs = GraphUse(packed_graphs)
+    policy = policy_of(config, BUDGET, launch_tokens=100, graphs=packed_graphs)
+    runtime = PackedRuntime(IdleExecutor(), Answers(), policy)
     stock = scheduler(replays_graphs=replays_graphs)
-    work = packed_work(stock, runtime, config, StubCollector(), graphs)
+    work = packed_work(stock, runtime, config, StubCollector(), GraphUse())
     assert work.policy.share.step_tokens == step_tokens
 
 

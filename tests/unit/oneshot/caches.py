@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import torch
 from torch import Tensor
 
+from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.wire.packed import Int32Array
 
-Layers: TypeAlias = dict[int, tuple[Tensor, Tensor]]
+SLOTS = 4096
+
+
+class MemoryPool:
+    """A pool in which nothing was ever stored: K/V of a slot are NaN until somebody writes."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, HeldKV] = {}
+
+    def buffers(self, layer: int) -> HeldKV:
+        return self._layers[layer]
+
+    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        assert slots.dtype == torch.int64
+        assert len(slots) == len(k) == len(v) > 0
+        if layer not in self._layers:
+            keys, values = (x.new_full((SLOTS, *x.shape[1:]), torch.nan) for x in (k, v))
+            self._layers[layer] = keys, values
+        keys, values = self._layers[layer]
+        keys[slots], values[slots] = k, v
 
 
 class MemoryTransaction:
@@ -17,36 +35,19 @@ class MemoryTransaction:
 
     def __init__(self, cache: MemoryCache, prefix: tuple[int, ...]) -> None:
         self._cache, self._prefix = cache, prefix
-        self._source, self.cached = cache.match(prefix)
-        self.stored = len(prefix) - self.cached if cache.keeps else 0
-        self.layers: Layers = {}
+        source, self.cached = cache.match(prefix)
+        slots = [*source[: self.cached].tolist()]
+        slots += [cache.take_slot() for _ in prefix[self.cached :] if cache.keeps]
+        self.slots = torch.tensor(slots, dtype=torch.int64)
         self.outcome = ""
 
-    def load(self, layer: int) -> tuple[Tensor, Tensor]:
-        assert not self.outcome
-        k, v = self._cache.committed[self._source][layer]
-        return k[: self.cached], v[: self.cached]
-
-    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        assert not self.outcome
-        assert len(k) == len(v) == self.stored > 0
-        self.layers[layer] = k.clone(), v.clone()
-
     def commit(self) -> None:
-        if self.stored:
-            self._cache.committed[self._prefix] = {
-                layer: self._behind_cached(layer, k, v) for layer, (k, v) in self.layers.items()
-            }
+        if len(self.slots) > self.cached:
+            self._cache.committed[self._prefix] = self.slots
         self._end("commit")
 
     def rollback(self) -> None:
         self._end("rollback")
-
-    def _behind_cached(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.cached:
-            return k, v
-        before_k, before_v = self.load(layer)
-        return torch.cat((before_k, k)), torch.cat((before_v, v))
 
     def _end(self, outcome: str) -> None:
         assert not self.outcome, "a transaction ends once"
@@ -63,12 +64,15 @@ class MemoryCache:
 
     def __init__(self, *, keeps: bool = True, failing_begins: frozenset[int] = frozenset()) -> None:
         self.keeps = keeps
-        self.committed: dict[tuple[int, ...], Layers] = {}
+        self.committed: dict[tuple[int, ...], Tensor] = {}
+        """The slots of what was committed."""
         self.begun: list[MemoryTransaction] = []
         self.keep_asked: list[bool] = []
         self.adapters: list[str] = []
         self._failing_begins = failing_begins
         self._begins = 0
+        # In no order, as those of a server are after a while.
+        self._slots = iter((torch.randperm(SLOTS - 1) + 1).tolist())
 
     @property
     def outcomes(self) -> list[str]:
@@ -88,14 +92,17 @@ class MemoryCache:
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         return self.match(tuple(prefix.tolist()))[1]
 
-    def match(self, prefix: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-        """The committed prefix that has most in common with `prefix`, and how many tokens."""
-        source: tuple[int, ...] = ()
-        best = 0
-        for committed in self.committed:
+    def take_slot(self) -> int:
+        return next(self._slots)
+
+    def match(self, prefix: tuple[int, ...]) -> tuple[Tensor, int]:
+        """The slots of the committed prefix that has most in common with `prefix`, and how many
+        tokens that are."""
+        source, best = torch.empty(0, dtype=torch.int64), 0
+        for committed, slots in self.committed.items():
             length = _common(committed, prefix)
             if length > best:
-                source, best = committed, length
+                source, best = slots, length
         return source, best
 
 

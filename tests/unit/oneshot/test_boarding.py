@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +24,16 @@ def warm(*prefixes: list[int]) -> MemoryCache:
     return cache
 
 
+def as_lists(slots: list[Any]) -> list[list[int] | None]:
+    return [None if each is None else each.tolist() for each in slots]
+
+
 def test_equal_prefixes_share_a_transaction() -> None:
     cache = MemoryCache()
     jobs = [job_of(request(prefix)) for prefix in (LONG, OTHER, LONG)]
     boarding = Boarding(jobs, cache)
     assert cache.outcomes == ["", ""]
-    assert boarding.stores == cache.begun
+    assert as_lists(boarding.stores) == [each.slots.tolist() for each in cache.begun]
     assert boarding.held == [None, None]
     assert boarding.num_cached == 0
 
@@ -47,8 +52,9 @@ def test_what_is_cached_is_held_and_the_rest_stored() -> None:
     jobs = [job_of(request(prefix)) for prefix in (LONG, OTHER, [5])]
     boarding = Boarding(jobs, cache)
     longer, whole, new = cache.begun
-    assert boarding.held == [longer, whole, None]
-    assert boarding.stores == [longer, None, new]
+    assert longer.slots[:2].tolist() == cache.committed[tuple(SHORT)].tolist()
+    assert as_lists(boarding.held) == [longer.slots[:2].tolist(), whole.slots.tolist(), None]
+    assert as_lists(boarding.stores) == [longer.slots[2:].tolist(), None, new.slots.tolist()]
     assert [(group.held, group.fresh) for group in boarding.plan.layout.groups] == [
         (2, 2),
         (3, 0),
@@ -73,7 +79,7 @@ def test_a_cache_that_only_reads_stores_nothing() -> None:
     cache = warm(SHORT)
     cache.keeps = False
     boarding = Boarding([job_of(request(LONG))], cache)
-    assert boarding.held == cache.begun
+    assert as_lists(boarding.held) == [cache.committed[tuple(SHORT)].tolist()]
     assert boarding.stores == [None]
 
 
@@ -128,7 +134,9 @@ def test_a_prefix_that_is_held_for_later_rows_may_come_from_the_cache() -> None:
     cache = warm(SHORT)
     divided = job_of(request(LONG, *[[9, 9]] * 3), budget=6)
     boarding = Boarding([divided], cache)
-    assert boarding.held == boarding.stores == cache.begun
+    (transaction,) = cache.begun
+    assert as_lists(boarding.held) == [transaction.slots[:2].tolist()]
+    assert as_lists(boarding.stores) == [transaction.slots[2:].tolist()]
     assert boarding.plan.hold == (True,)
 
 

@@ -13,9 +13,10 @@ import torch
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot import calibration
 from sglang_prefill_ext.oneshot.budget import ForwardBudget, MemoryModel
-from sglang_prefill_ext.oneshot.calibration import calibrate, measured_launch, measured_memory
+from sglang_prefill_ext.oneshot.calibration import Pace, calibrate, measured_memory, measured_pace
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
+from sglang_prefill_ext.oneshot.graph_cost import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
@@ -131,7 +132,7 @@ def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
 
     executor = Noting(model, readout_bytes=READOUT_BYTES)
     measured_memory(executor, CPU, tokens)
-    measured_launch(executor, tokens)
+    measured_pace(executor, tokens, tokens)
     assert max(layout.num_tokens for layout in layouts) == tokens
     return layouts
 
@@ -179,13 +180,14 @@ def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: Packed
 
     def agree(numbers: list[int]) -> list[int]:
         asked.append(numbers)
-        return [5000, 700, -(1 << 30), 77]
+        return [5000, 700, -(1 << 30), 77, 99]
 
     measured = calibrate(executor, CPU, 100, agree)
     assert measured.budget == ForwardBudget(100, 1 << 30, 5000, 700)
     assert measured.launch_tokens == 77
-    ((_, _, too_much, launch_tokens),) = asked
-    assert too_much < 0 < launch_tokens
+    assert measured.graphs == GraphCost(0, 99)
+    ((_, _, too_much, launch_tokens, eager_tokens),) = asked
+    assert too_much < 0 == eager_tokens < launch_tokens
 
 
 def test_a_device_without_room_is_refused(
@@ -206,35 +208,64 @@ def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
 
 
 class NotedGraphs(PackedExecutor):
-    """Captures nothing; notes when it should."""
+    """Captures nothing, and says that it has `captured`; notes when, and the tokens of forwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, captured: tuple[int, ...] = ()) -> None:
         super().__init__(TinyModel(), readout_bytes=READOUT_BYTES)
+        self.captured = captured
         self.steps: list[object] = []
 
     def capture_graphs(self, max_tokens: int) -> None:
-        self.steps.append(max_tokens)
+        self.steps.append(f"capture {max_tokens}")
+        self.graph_use.sizes = self.captured
 
     def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
-        self.steps.append("forward")
+        self.steps.append(plan.num_tokens)
         return super().launch(plan, held, stores)
 
 
-def test_memory_is_that_of_eager_forwards_and_a_launch_that_of_a_graph() -> None:
-    executor = NotedGraphs()
-    calibrate(executor, CPU, 100, alone, graph_tokens=48)
-    assert executor.steps.index(48) == 6  # the forwards whose memory is measured
-    assert executor.steps[7:] == ["forward"] * 6
+MEMORY_RUNS, TIMED_RUNS = 6, 6
+
+
+def test_both_launches_are_measured_each_by_forwards_of_its_own_kind() -> None:
+    executor = NotedGraphs(captured=(16, 64, 512))
+    calibrate(executor, CPU, 1000, alone, graph_tokens=512)
+    eager, replayed = executor.steps[: MEMORY_RUNS + TIMED_RUNS], executor.steps[-TIMED_RUNS:]
+    assert executor.steps == [*eager, "capture 512", *replayed]
+    assert eager[MEMORY_RUNS:] == [64] * 3 + [1000] * 3
+    assert replayed == [64] * 3 + [512] * 3
+
+
+@pytest.mark.parametrize("captured", [(), (16, 64)])
+def test_graphs_too_small_to_be_timed_and_none_change_no_price(captured: tuple[int, ...]) -> None:
+    executor = NotedGraphs(captured)
+    measured = calibrate(executor, CPU, 1000, alone, graph_tokens=64)
+    assert executor.steps[-1] == "capture 64"
+    assert measured.graphs == NO_GRAPHS
     without = NotedGraphs()
-    calibrate(without, CPU, 100, alone)
-    assert set(without.steps) == {"forward"}
+    assert calibrate(without, CPU, 1000, alone).graphs == NO_GRAPHS
+    assert len(without.steps) == MEMORY_RUNS + TIMED_RUNS
+
+
+def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seconds(executor: PackedExecutor, plan: ForwardPlan) -> float:
+        """A replay takes 2 ms and 10 us a token, an eager forward as much, but 12 ms at least."""
+        replayed = plan.num_tokens <= max(executor.graph_use.sizes, default=0)
+        device_s = 2e-3 + 1e-5 * plan.num_tokens
+        return device_s if replayed else max(12e-3, device_s)
+
+    monkeypatch.setattr(calibration, "_fastest_s", seconds)
+    measured = calibrate(NotedGraphs((2048,)), CPU, 4096, alone, graph_tokens=2048)
+    assert (measured.launch_tokens, measured.graphs) == (200, GraphCost(2048, 1200))
 
 
 def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     executor, captured_when_asked = NotedGraphs(), []
 
     def free_bytes(_device: torch.device) -> int:
-        captured_when_asked.append(48 in executor.steps)
+        captured_when_asked.append("capture 48" in executor.steps)
         return 1 << 30
 
     monkeypatch.setattr(calibration, "free_bytes", free_bytes)
@@ -260,9 +291,11 @@ class Timed(IdleExecutor):
     ("launch_s", "s_per_token", "expected"), [(0.02, 2e-5, 1000), (0.0, 2e-4, 1)]
 )
 def test_a_launch_is_told_in_tokens(launch_s: float, s_per_token: float, expected: int) -> None:
-    measured = measured_launch(Timed(launch_s, s_per_token), MAX_TOKENS)
-    assert measured == pytest.approx(expected, rel=0.2, abs=20)
+    pace = measured_pace(Timed(launch_s, s_per_token), MAX_TOKENS, MAX_TOKENS)
+    assert pace.launch_tokens == pytest.approx(expected, rel=0.2, abs=20)
 
 
 def test_where_tokens_cost_nothing_a_launch_is_worth_a_whole_forward() -> None:
-    assert measured_launch(Timed(0.01, 0.0), MAX_TOKENS) == MAX_TOKENS
+    pace = measured_pace(Timed(0.01, 0.0), MAX_TOKENS, MAX_TOKENS)
+    assert pace.launch_tokens == pytest.approx(MAX_TOKENS, rel=0.2)
+    assert Pace(0.01, 1.0).launch_tokens == 1

@@ -68,6 +68,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "current_stream": lambda: FakeStream("current", done),
         "graph_pool_handle": lambda: "one pool",
         "stream": on,
+        "set_stream": lambda stream: done.append(f"back on {stream.name}"),
         "graph": capturing,
         "CUDAGraph": FakeGraph,
     }
@@ -97,6 +98,7 @@ def test_with_cuda_work_is_warmed_up_captured_once_and_replayed_without_it(
         "capture on side in one pool",
         "work",
         "captured",
+        "back on current",
     ]
     read = weakref.ref(work)
     del work
@@ -105,3 +107,17 @@ def test_with_cuda_work_is_warmed_up_captured_once_and_replayed_without_it(
     calls.clear()
     assert replay() is replay() is result
     assert calls == ["replay", "replay"]
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(calls: list[str]) -> None:
+    runs = []
+
+    def work() -> Tensor:
+        runs.append("work")
+        if len(runs) > WARM_UPS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture_for(torch.device("cuda")).capture(work)
+    assert calls[-1] == "back on current"

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
+from sglang_prefill_ext.oneshot.graph_cost import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.queue import JobQueue
 from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.wire.packed import int_array
 from tests.unit.oneshot.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -28,9 +30,15 @@ def _queue(*jobs: Job) -> JobQueue:
     return queue
 
 
-def _chosen(*jobs: Job, budget: int = 100, launch: int = ALWAYS, join: int = 100) -> list[int]:
+def _chosen(
+    *jobs: Job,
+    budget: int = 100,
+    launch: int = ALWAYS,
+    join: int = 100,
+    graphs: GraphCost = NO_GRAPHS,
+) -> list[int]:
     """Places of the chosen jobs among those given."""
-    chosen = choose_jobs(_queue(*jobs), ForwardBudget(budget), launch, join)
+    chosen = choose_jobs(_queue(*jobs), ForwardBudget(budget), launch, join, graphs)
     return [jobs.index(job) for job in chosen]
 
 
@@ -161,3 +169,96 @@ def test_after_the_last_piece_of_one_divided_job_the_next_may_start() -> None:
     jobs = [job_of(request(range(number)), budget=8) for number in (11, 12, 2)]
     jobs[0].next_piece = 1
     assert _chosen(*jobs) == [0, 1]
+
+
+GRAPHS = GraphCost(tokens=1024, eager_tokens=3450)
+"""As estimated for Qwen3-0.6B on an H100; a replay costs 480 tokens there."""
+
+
+def _of_usual_size(number: int) -> list[Job]:
+    """Jobs of 160 tokens: a prefix of 60 of their own, and 50 rows of 2."""
+    prefixes = [[number * 1000 + token for token in range(60)] for number in range(number)]
+    rows = [[1, 2]] * 50
+    return [job_of(request(prefix, *rows), budget=10**6) for prefix in prefixes]
+
+
+def _number_chosen(jobs: list[Job], graphs: GraphCost, launch: int = 480) -> int:
+    return len(choose_jobs(_queue(*jobs), ForwardBudget(16384), launch, graphs=graphs))
+
+
+def test_jobs_fill_the_largest_graph_and_stay_in_it() -> None:
+    jobs = _of_usual_size(8)
+    assert _number_chosen(jobs, NO_GRAPHS) == 7
+    assert _number_chosen(jobs, GRAPHS) == 6  # 960 tokens
+
+
+def test_where_many_wait_the_launches_of_a_long_forward_cost_less_than_many_replays() -> None:
+    assert _number_chosen(_of_usual_size(40), GRAPHS) * 160 > GRAPHS.eager_tokens
+    # 2400 tokens in full replays: 2.4 launches, 3525 tokens; 15 jobs are the fewest that pay.
+    dear = GraphCost(tokens=1024, eager_tokens=3450)
+    assert [dear.leaving_pays(160 * jobs, 480) for jobs in (14, 15)] == [False, True]
+    assert not dear.leaving_pays(2348, 480)
+    assert dear.leaving_pays(2349, 480)
+
+
+def test_graphs_as_large_as_what_launches_cost_change_nothing() -> None:
+    jobs = _of_usual_size(60)
+    assert _number_chosen(jobs, GraphCost(4096, 3450)) == _number_chosen(jobs, NO_GRAPHS)
+
+
+def test_an_eager_forward_takes_what_its_launches_take_the_time_of() -> None:
+    long = job_of(request([], range(1500)), budget=10**6)
+    other = job_of(request([], range(1500)), budget=10**6)
+    assert _number_chosen([long, other], NO_GRAPHS) == 1
+    assert _number_chosen([long, other], GRAPHS) == 2
+    third = job_of(request([], range(1500)), budget=10**6)
+    assert _number_chosen([long, other, third], GRAPHS) == 2
+
+
+def _reading_more() -> Job:
+    """A job of 160 tokens, of which two are read."""
+    job = job_of(request([], [1] * 160), budget=10**6)
+    rows = replace(job.rows, read_lens=int_array([2]), label_ids=int_array([1, 1]))
+    job.pieces = split_request(rows, ForwardBudget(10**6))
+    return job
+
+
+def test_a_job_that_no_graph_takes_does_not_make_others_eager() -> None:
+    def queue_of(*kinds: str) -> list[Job]:
+        """Jobs come in the order in which they are made."""
+        return [_reading_more() if kind == "more" else _of_usual_size(1)[0] for kind in kinds]
+
+    assert _number_chosen(queue_of("plain", "more", "plain"), GRAPHS) == 1
+    assert _number_chosen(queue_of("plain", "more", "plain"), NO_GRAPHS) == 3
+    assert _number_chosen(queue_of("more", "plain", "plain", "plain"), GRAPHS) == 4
+
+
+def test_more_groups_than_the_largest_graph_holds_are_not_joined() -> None:
+    jobs = [job_of(request([number], [1])) for number in range(10)]
+    assert _number_chosen(jobs, GraphCost(64, 3450)) == 4
+    without_prefix = [job_of(request([], [1, 2])) for _ in range(10)]  # one group
+    assert _number_chosen(without_prefix, GraphCost(64, 3450)) == 10
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=40),
+    st.integers(0, 900),
+    st.integers(1, 1500),
+    st.integers(0, 4000),
+)
+def test_no_forward_lies_between_the_graphs_and_what_pays_for_its_launches(
+    lengths: list[int], launch: int, graph_tokens: int, eager_tokens: int
+) -> None:
+    jobs = [job_of(request([], [1] * length), budget=10**6) for length in lengths]
+    graphs = GraphCost(graph_tokens, eager_tokens)
+    count = _number_chosen(jobs, graphs, launch)
+    tokens = sum(lengths[:count])
+    assert count >= 1
+    replayed = graphs.hold(tokens, count)
+    if not graphs.hold(lengths[0], 1):
+        return
+    assert replayed or graphs.leaving_pays(tokens, launch)
+    if not replayed:
+        replays = tokens + launch * tokens / graph_tokens  # full ones, the cheapest there are
+        assert graphs.eager_tokens <= replays
+        assert launch + tokens <= replays

@@ -157,12 +157,15 @@ def test_values_are_the_same_on_what_earlier_forwards_have_stored(
         assert values == pytest.approx(_row_by_row(request), abs=1e-5)
 
 
+@torch.inference_mode()
 def test_what_is_stored_is_what_is_attended_to() -> None:
-    executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
+    model, cache = TinyModel(), MemoryCache()
+    executor = PackedExecutor(model, readout_bytes=2 * VOCAB * 4)
     _with_cache(executor, LONG, 100, cache)
-    layers = cache.committed[tuple(LONG.prefix)]
-    for layer, (k, v) in layers.items():
-        layers[layer] = k.flip(0), v
+    slots = cache.committed[tuple(LONG.prefix)]
+    for layer in range(LAYERS):
+        keys, _ = model.pool.buffers(layer)
+        keys[slots] = keys[slots.flip(0)]
     values = _with_cache(executor, LONG, 100, cache)
     assert [transaction.cached for transaction in cache.begun] == [0, 10]
     assert values != pytest.approx(_row_by_row(LONG), abs=1e-2)

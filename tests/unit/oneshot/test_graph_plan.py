@@ -56,19 +56,15 @@ def test_padding_changes_nothing_of_what_is_padded(
 
 
 @given(layouts(max_groups=6), st.integers(1, 600))
-def test_as_many_tokens_go_on_as_the_size_has_and_the_ends_of_rows_are_among_them(
+def test_the_ends_of_rows_are_read_and_behind_them_something(
     forward: ForwardLayout, tokens: int
 ) -> None:
     bucket = Bucket(tokens)
     assume(forward.num_rows and bucket.holds(forward))
     padded = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
-    assert padded.reads.shape == (bucket.reads,)
-    assert (np.diff(padded.reads) > 0).all()
-    assert padded.reads[0] >= 0
-    assert padded.reads[-1] < tokens
-    assert padded.places.shape == (bucket.reads,)
-    own = padded.places[: forward.num_rows]
-    assert np.array_equal(padded.reads[own], forward.row_ends)
+    assert padded.row_ends.shape == (bucket.tokens,)
+    assert np.array_equal(padded.row_ends[: forward.num_rows], forward.row_ends)
+    assert not padded.row_ends[forward.num_rows :].any()
 
 
 @pytest.mark.parametrize(
@@ -76,29 +72,41 @@ def test_as_many_tokens_go_on_as_the_size_has_and_the_ends_of_rows_are_among_the
     [
         (layout((0, 36, *[1] * 28)), True),
         (layout((0, 37, *[1] * 28)), False),  # one token too many
-        (layout((0, 0, *[1] * 32)), True),
-        (layout((0, 0, *[1] * 33)), False),  # one row too many
+        (layout((0, 10, *[1] * 54)), True),  # rows of one token
+        (layout((0, 0, *[1] * 64)), True),
         (layout(*[(0, 1, 1)] * 4), True),
         (layout(*[(0, 1, 1)] * 5), False),  # one group too many
     ],
 )
-def test_a_size_holds_so_many_tokens_rows_and_groups(forward: ForwardLayout, held: bool) -> None:
+def test_a_size_holds_so_many_tokens_and_groups(forward: ForwardLayout, held: bool) -> None:
     assert Bucket(64).holds(forward) is held
 
 
 def test_a_plain_forward_is_replayed() -> None:
-    assert eager_reason(plan(), [None], [None]) == ""
+    assert eager_reason(plan(), most_held=0, stores=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("most_held", "reason"), [(0, "held_prefix"), (63, "held_prefix"), (64, "")]
+)
+def test_a_cached_prefix_is_read_in_a_replay_up_to_a_length(most_held: int, reason: str) -> None:
+    """64 of 160 tokens, as with an instruction that all requests begin with."""
+    rows = request(range(96), *[[1, 2]] * 32).pack()
+    (piece,) = split_request(rows, ForwardBudget(1000))
+    behind = plan_forward([piece.behind(64)])
+    assert behind.num_tokens == 96
+    assert eager_reason(behind, most_held=most_held, stores=False) == reason
 
 
 def test_what_differs_from_a_plain_forward_runs_eagerly() -> None:
+    def reason(forward: ForwardPlan, *, stores: bool = False) -> str:
+        return eager_reason(forward, most_held=0, stores=stores)
+
     plain = plan()
     (group,) = plain.layout.groups
     reads_more = ForwardLayout((replace(group, read_lens=np.array([1, 2], np.int32)),))
-    something = object()
-    assert eager_reason(plain, [something], [None]) == "held_prefix"
-    assert eager_reason(plain, [None], [something]) == "kept_prefix"
-    assert eager_reason(replace(plain, hold=(True,)), [None], [None]) == "kept_prefix"
-    overridden = replace(plain, override_at=np.array([1]))
-    assert eager_reason(overridden, [None], [None]) == "overrides"
-    assert eager_reason(plan("a"), [None], [None]) == "adapter"
-    assert eager_reason(replace(plain, layout=reads_more), [None], [None]) == "many_reads"
+    assert reason(plain, stores=True) == "kept_prefix"
+    assert reason(replace(plain, hold=(True,))) == "kept_prefix"
+    assert reason(replace(plain, override_at=np.array([1]))) == "overrides"
+    assert reason(plan("a")) == "adapter"
+    assert reason(replace(plain, layout=reads_more)) == "many_reads"

@@ -13,6 +13,7 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides, ProductHead
 from sglang_prefill_ext.wire.sampling import Sampling
+from tests.unit.oneshot.caches import MemoryPool
 from tests.unit.wire.strategies import VOCAB
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
@@ -35,6 +36,7 @@ class TinyModel:
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         self.asynchronous = asynchronous
+        self.pool = MemoryPool()
         self.logit_rows: list[int] = []
         self.row_lens: list[list[int]] = []
         self.adapters: list[str] = []
