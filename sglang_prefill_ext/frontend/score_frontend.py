@@ -66,6 +66,9 @@ class ScoreFrontend:
         hidden_size: numbers of an embedding.
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
         truncates: SGLang shortens prompts that are too long, and refuses none.
+
+    Attributes:
+        answers: makes objects and texts of large answers.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class ScoreFrontend:
         self._has_tokenizer = has_tokenizer
         self._truncates = truncates
         self._worker = Worker("prefill-only-pack")
+        self.answers = Worker("prefill-only-answers")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
         """Serve a call with one packed request.
@@ -115,7 +119,7 @@ class ScoreFrontend:
                 raise StockPathTaken(taken.reason, listed) from None
         self.metrics.record_packed()
         self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
-        return _scored(answer, rows, call)
+        return await self.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
 
     def check_limits(self, call: ScoreCall) -> None:
         """Refuse too many items, on either path.
