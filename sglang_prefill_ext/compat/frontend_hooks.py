@@ -93,7 +93,8 @@ def attach_frontend(_result: None, manager: Any) -> None:
         add_gc_route(app, collection)
         accept_bodies(app, config, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
         if manager.is_generation:  # in front of that: bodies with embeddings are passed on
-            shorten_scores(app, manager, partial(_packed_scores, manager, frontend))
+            serve = partial(_packed_scores, manager, frontend)
+            shorten_scores(app, manager, serve, frontend.answers)
 
 
 async def score_request(

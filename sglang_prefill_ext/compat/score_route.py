@@ -13,6 +13,7 @@ from sglang_prefill_ext.compat.fast_route import shorten_packed
 from sglang_prefill_ext.frontend.call import ScoreCall
 from sglang_prefill_ext.frontend.score_api import answer_body, read_request
 from sglang_prefill_ext.frontend.score_frontend import Scored
+from sglang_prefill_ext.frontend.worker import Worker
 
 PackedScores: TypeAlias = Callable[[ScoreCall], Awaitable[Scored]]
 """Serves a call on the packed path, or raises `StockPathTaken`, a `ValueError` or an
@@ -21,13 +22,19 @@ PackedScores: TypeAlias = Callable[[ScoreCall], Awaitable[Scored]]
 _USAGE = UsageInfo().model_dump()
 
 
-def shorten_scores(app: Any, manager: Any, packed_scores: PackedScores) -> None:
-    """Serve plain requests of the route without SGLang's objects for them."""
-    answer = partial(_answer, packed_scores)
+def shorten_scores(app: Any, manager: Any, packed_scores: PackedScores, answers: Worker) -> None:
+    """Serve plain requests of the route without SGLang's objects for them.
+
+    Args:
+        answers: writes large answers.
+    """
+    answer = partial(_answer, packed_scores, answers)
     shorten_packed(app, "/v1/score", "openai_serving_score", manager, answer)
 
 
-async def _answer(packed_scores: PackedScores, body: bytes, request: Request) -> bytes | None:
+async def _answer(
+    packed_scores: PackedScores, answers: Worker, body: bytes, request: Request
+) -> bytes | None:
     """Answer as `OpenAIServingScore` does; None for what it is to read itself."""
     wanted = read_request(body, request)
     if wanted is None:
@@ -36,4 +43,5 @@ async def _answer(packed_scores: PackedScores, body: bytes, request: Request) ->
     scored = await packed_scores(call)
     tokens = scored.prompt_tokens
     usage = _USAGE | {"prompt_tokens": tokens, "total_tokens": tokens}
-    return answer_body(scored, model=model, usage=usage)
+    write = partial(answer_body, scored, model=model, usage=usage)
+    return await answers.run_if_large(scored.rows.num_values, write)

@@ -31,6 +31,9 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(_Body)
 _ENCODER = msgspec.json.Encoder()
 
+_AT_A_TIME = 16
+"""Rows, of up to as many numbers as the vocabulary is large."""
+
 
 def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
     """Read the body of an HTTP request; None if SGLang is to read it.
@@ -57,17 +60,26 @@ def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
     return call, read.model
 
 
+def _encoded(rows: list[Any]) -> Any:
+    """Many rows of numbers as JSON, made some at a time, so that other threads run between."""
+    if len(rows) <= _AT_A_TIME:
+        return rows
+    parts = (rows[start : start + _AT_A_TIME] for start in range(0, len(rows), _AT_A_TIME))
+    return msgspec.Raw(b"[%s]" % b",".join(_ENCODER.encode(part)[1:-1] for part in parts))
+
+
 def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
     """Write SGLang's `ScoringResponse`.
 
     Args:
         usage: a `UsageInfo` as a mapping.
     """
+    logprobs = scored.token_logprobs
     return _ENCODER.encode(
         {
-            "scores": scored.scores,
+            "scores": _encoded(scored.scores),
             "pooled_hidden_states": None,
-            "token_logprobs": scored.token_logprobs,
+            "token_logprobs": None if logprobs is None else _encoded(logprobs),
             "model": model,
             "usage": usage,
             "object": "scoring",

@@ -70,6 +70,9 @@ class ScoreFrontend:
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
         truncates: SGLang shortens prompts that are too long, and refuses none.
         prefixes: see `shared_beginnings`.
+
+    Attributes:
+        answers: makes objects and texts of large answers.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class ScoreFrontend:
         self._truncates = truncates
         self.prefixes = prefixes
         self._worker = Worker("prefill-only-pack")
+        self.answers = Worker("prefill-only-answers")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
         """Serve a call with one packed request.
@@ -123,7 +127,7 @@ class ScoreFrontend:
                 raise StockPathTaken(taken.reason, listed) from None
         self.metrics.record_packed()
         self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
-        return _scored(answer, rows, call)
+        return await self.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
 
     def check_limits(self, call: ScoreCall) -> None:
         """Refuse too many items, on either path.

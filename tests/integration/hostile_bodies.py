@@ -159,7 +159,7 @@ def _of_overrides() -> Iterator[Hostile]:
         yield overridden(f"dtype {dtype:.8}", data)
     infinite = _base64(np.full((1, 1, HIDDEN), np.inf), "float32")
     yield overridden("infinite embeddings", form(1, 1, HIDDEN, dtype="float32", data=infinite))
-    yield overridden("numbers of text", [[["1"] * HIDDEN]])
+    yield overridden("words for numbers", [[["one"] * HIDDEN]])
     both = {"stacked_query_item_embed_overrides": [[[0.0]]], "item_embed_overrides": good}
     yield _score("stacked and not", embed_override_token_id=PLACEHOLDER, **both)
     decision = {"input": "a", "questions": [], "embed_override_token_id": PLACEHOLDER}

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +62,10 @@ def test_the_same_answer_as_from_sglang(
     response = ScoringResponse(scores=scores, token_logprobs=logprobs, model=model, usage=usage)
     wanted = orjson.dumps(response.model_dump())
     assert list(json.loads(written).items()) == list(json.loads(wanted).items())
+
+
+@pytest.mark.parametrize("count", [16, 17, 32, 33])
+def test_many_rows_are_written_some_at_a_time(count: int) -> None:
+    rows = [[number / 4, -0.0] for number in range(count)]
+    written = json.loads(answer_body(Scored(rows, 1, [[]], _ROWS, _ANSWER), model="m", usage={}))
+    assert (written["scores"], written["token_logprobs"]) == (rows, [[]])

@@ -529,6 +529,26 @@ async def test_many_token_ids_are_packed_off_the_event_loop(
     assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
 
 
+async def test_large_answers_become_objects_off_the_event_loop(
+    link: StubLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    scored = score_frontend._scored
+
+    def noting(*args: Any) -> Scored:
+        threads.append(threading.current_thread())
+        return scored(*args)
+
+    monkeypatch.setattr(score_frontend, "_scored", noting)
+    frontend = _frontend(link)
+    for items in (100, 101):
+        values = [0.0] * 200 * items
+        _answer_soon(frontend, link, stub_answer(values=values))
+        found = await frontend.score(ScoreCall([1], [[2]] * items, list(range(200))))
+        assert found.scores == [[1.0] * 200] * items
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]
+
+
 async def test_too_many_items_are_refused(link: StubLink) -> None:
     frontend = _frontend(link, max_items=2)
     with pytest.raises(TooManyItemsError, match=r"3 items .* limit of 2.*--prefill-only-max-items"):

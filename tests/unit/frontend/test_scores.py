@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.frontend import scores
 from sglang_prefill_ext.frontend.scores import logprob_rows, scores_from_values
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 LOGPROBS = st.floats(-80, 0, width=32)
@@ -89,3 +91,13 @@ def _assert_equal(scores: list[list[float]], expected: list[list[float]]) -> Non
     assert [len(row) for row in scores] == [len(row) for row in expected]
     for row, expected_row in zip(scores, expected, strict=True):
         assert row == pytest.approx(expected_row, rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 4, 7, 12, 13])
+def test_large_answers_become_objects_in_steps(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    monkeypatch.setattr(scores, "_AT_A_TIME", at_a_time)
+    rows = PackedRows(int_array([1] * 5), 1, int_array([1] * 4), int_array([1, 2, 3]), NO_INTS)
+    values = np.arange(12, dtype=np.float32)
+    assert logprob_rows(values, rows) == values.reshape(4, 3).tolist()
