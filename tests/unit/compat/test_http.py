@@ -40,6 +40,7 @@ async def test_the_status_is_for_administrators(
 ) -> None:
     server = SimpleNamespace(validate_json_request=lambda: None)
     monkeypatch.setitem(sys.modules, http.SERVER_MODULE, server)
+    monkeypatch.setattr(http, "find_spec", lambda _: None)  # uvicorn's own class stays as it is
     frontend: Any = SimpleNamespace(
         config=PrefillOnlyConfig(),
         exchange=SimpleNamespace(in_flight=0),
