@@ -68,14 +68,16 @@ class KernelAttention:
         programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
         beside = bool(self._merges or self._library)
         reads = layout.last_layer_queries() if reads is None else reads
-        kind = {"block_tokens": own, "key_heads": shape.num_key_heads}
-        self._plans = [
-            plan_tiles(layout, **kind, programs=0 if beside else programs),
-            plan_tiles(layout, **kind, programs=programs, queries=reads),
-        ]
+
+        def plan(block: int, most: int, queries: NDArray[np.int64] | None = None) -> KernelPlan:
+            heads = shape.num_key_heads
+            return plan_tiles(
+                layout, block_tokens=block, queries=queries, programs=most, key_heads=heads
+            )
+
+        self._plans = [plan(own, 0 if beside else programs), plan(own, programs, reads)]
         if self._merges:
-            kind["block_tokens"] = partial.block_tokens(*sizes, device)
-            self._plans.append(plan_tiles(layout, **kind, programs=processors))
+            self._plans.append(plan(partial.block_tokens(*sizes, device), processors))
         if most_groups is not None:
             self._plans = [_of_fixed_size(plan, layout, most_groups) for plan in self._plans]
         self._spans = prefix_spans(layout) if self._library else ()
