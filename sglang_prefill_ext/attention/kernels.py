@@ -58,25 +58,25 @@ class KernelAttention:
         processors: int = 0,
     ) -> None:
         sizes = (shape.group_size, shape.largest_dim, dtype)
-        own, heads = fused.block_tokens(*sizes), shape.num_key_heads
+        own = fused.block_tokens(*sizes)
         programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
         self._layout = layout
         self._merges = way is AttentionWay.MERGE
         self._library = LIBRARIES.get(way)
         # Where another kernel computes the prefix, this one has the own keys only, which are few.
         few = 0 if self._merges or self._library else programs
-        self._plans = [plan_tiles(layout, block_tokens=own, key_heads=heads, programs=few)]
-        if self._merges:
-            wide = partial.block_tokens(*sizes, device)
-            plan = plan_tiles(layout, block_tokens=wide, key_heads=heads, programs=processors)
-            self._plans.append(plan)
-        if most_groups is None:
-            reads = layout.last_layer_queries()
-            self._plans.append(
-                plan_tiles(
-                    layout, block_tokens=own, key_heads=heads, programs=programs, queries=reads
-                )
+
+        def plan(block: int, most: int, queries: NDArray[np.int64] | None = None) -> KernelPlan:
+            heads = shape.num_key_heads
+            return plan_tiles(
+                layout, block_tokens=block, queries=queries, programs=most, key_heads=heads
             )
+
+        self._plans = [plan(own, few)]
+        if self._merges:
+            self._plans.append(plan(partial.block_tokens(*sizes, device), processors))
+        if most_groups is None:
+            self._plans.append(plan(own, programs, layout.last_layer_queries()))
         else:
             self._plans = [_of_fixed_size(plan, most_groups) for plan in self._plans]
         self._spans = prefix_spans(layout) if self._library else ()
