@@ -31,6 +31,7 @@ from sglang_prefill_ext.oneshot.known_answers import (
     prompts_of,
     tolerance_of,
 )
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ def compare_paths(
     model: SglangModel,
     executor: PackedExecutor,
     budget: ForwardBudget,
+    slots: PrefixCache,
     agree: Agree,
 ) -> Verdict:
     """Compare both paths of a scheduler that has served nothing yet; leaves its pools as they were.
@@ -49,6 +51,7 @@ def compare_paths(
 
     Args:
         budget: of a packed forward.
+        slots: room for a prefix between two of them.
         agree: makes all ranks come to the same verdict.
     """
     begin_s = time.perf_counter()
@@ -65,7 +68,7 @@ def compare_paths(
     prompts = lengths_of(requests)
     try:
         stock = _stock_answers(scheduler, model, requests)
-        packed = _joined(packed_answers(executor, requests, budget))
+        packed = _joined(packed_answers(executor, requests, budget, slots))
         apart = differences(stock, packed, vectors=vectors)
     except Exception:
         logger.exception("Prefill-only serving: the known prompts could not be answered")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed import ReduceOp
 from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.encoder import model_of
 from sglang_prefill_ext.compat.known_answers import compare_paths
+from sglang_prefill_ext.compat.kv_pool import room_in
 from sglang_prefill_ext.compat.messages import PackedRowsResults
 from sglang_prefill_ext.compat.radix import prefix_cache_of
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
@@ -22,7 +24,9 @@ from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
 from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.known_answers import DIFFER, Verdict
+from sglang_prefill_ext.oneshot.own_pool import OwnPool
 from sglang_prefill_ext.oneshot.policy import policy_of
+from sglang_prefill_ext.oneshot.private_slots import PrivateSlots, Room
 from sglang_prefill_ext.oneshot.rehearsal import rehearse
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.runtime.startup import STARTUP
@@ -73,11 +77,11 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         return RuntimeSetup(declining(reason), GraphUse())
     most_bytes = None if board is None else board.reserve_bytes
-    executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes)
+    executor, measured, room, verdict = _set_up_executor(scheduler, config, most_bytes)
     if verdict is not None and not verdict.same:
         return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens)
-    cache = prefix_cache_of(scheduler, config) if executor.causal else None
+    cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
     runtime = PackedRuntime(executor, answer, policy, cache=cache)
     return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
 
@@ -102,7 +106,7 @@ def tokens_received(ended: Sequence[Ended]) -> int:
 
 def _set_up_executor(
     scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
-) -> tuple[PackedExecutor, Calibration, Verdict | None]:
+) -> tuple[PackedExecutor, Calibration, Room, Verdict | None]:
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
     executor = PackedExecutor(
@@ -126,12 +130,18 @@ def _set_up_executor(
         graph_tokens=min(config.cuda_graphs, config.max_forward_tokens),
     )
     STARTUP.mark("calibration")
+    room = room_in(model.pool, scheduler)
+    if isinstance(room, OwnPool) and model.causal:
+        measured = replace(measured, budget=room.set_aside(measured.budget))
+    slots = PrivateSlots(room)
     logger.info("Prefill-only serving: measured %s", measured)
-    rehearse(executor, measured.budget)
+    rehearse(executor, measured.budget, slots)
     STARTUP.mark("rehearsal")
     verdict = None
     if config.known_answers is KnownAnswers.ON:
-        verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
+        verdict = compare_paths(
+            scheduler, model, executor, measured.budget, slots, largest_of_all_ranks
+        )
         STARTUP.mark("known_answers")
     executor.graph_use.forwards.clear()  # nobody has asked for these
-    return executor, measured, verdict
+    return executor, measured, room, verdict

@@ -114,6 +114,8 @@ class PackedExchange:
         if answer.status == "unfit":
             self._max_row_tokens = min(self._max_row_tokens, answer.longest_row)
             raise StockPathTaken("row_over_budget")
+        if answer.status == "no_room":
+            raise StockPathTaken("no_kv_room")
         if answer.status != "ok":
             raise _unhappy_end(answer)
         return answer

@@ -126,7 +126,7 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
 
 
 def _run(executor: Executor, plan: ForwardPlan) -> None:
-    nothing = [None] * len(plan.hold)
+    nothing = [None] * len(plan.layout.groups)
     executor.launch(plan, nothing, nothing).wait()
 
 

@@ -71,7 +71,7 @@ def eager_reason(
     """
     if any(source is not None for source in held):
         return "held_prefix"
-    if any(plan.hold) or any(store is not None for store in stores):
+    if any(store is not None for store in stores):
         return "kept_prefix"
     if plan.override_at.size:
         return "overrides"

@@ -37,9 +37,8 @@ class Piece:
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
         normalised, num_best: what to read, see `PackedRows`.
         sampling: how a token is drawn behind each row; of no row where none is.
-        hold: keep the K/V of the prefix, the request's next piece needs it.
-        prefix_key: pieces with equal keys compute the same prefix and can share it; None where
-            only a part of the prefix is fresh.
+        prefix_key: pieces with equal keys compute the same prefix and can share it; None where the
+            request fits no forward, and where the prefix is read.
     """
 
     span: GroupSpan
@@ -52,7 +51,6 @@ class Piece:
     normalised: bool
     num_best: int
     sampling: Sampling
-    hold: bool
     prefix_key: PrefixKey | None
 
     @property
@@ -78,13 +76,8 @@ class Piece:
 
     @property
     def uses_cache(self) -> bool:
-        """Whether the prefix cache may stand in for a part of the prefix.
-
-        It knows token ids alone, so never where an embedding stands in the prefix.
-        """
-        if self.prefix_key is None or not len(self.prefix_ids) or not self.span.num_rows:
-            return False
-        return int(self.prefix_ids.min()) >= 0
+        """Whether the prefix cache may stand in for a part of the prefix."""
+        return self.prefix_key is not None and _is_cacheable(self.prefix_ids)
 
     def behind(self, cached: int) -> Piece:
         """The same piece where the first `cached` tokens of its prefix need not be computed."""
@@ -121,48 +114,65 @@ def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
     return int(unfit.max()) if len(unfit) else None
 
 
-def split_request(rows: PackedRows, budget: ForwardBudget) -> list[Piece]:
+def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> list[Piece]:
     """Divide a request into as few pieces as the budget allows; one if it fits.
 
-    Every token is computed exactly once. The prefix may be cut anywhere, rows stay whole and in
-    order; among all divisions into equally few pieces this one has the smallest largest piece.
+    Every token behind the cached ones is computed exactly once. The prefix may be cut anywhere,
+    rows stay whole and in order; among all divisions into equally few pieces this one has the
+    smallest largest piece.
+
+    Args:
+        cached: first tokens of the prefix that the first piece finds in the prefix cache.
 
     Raises:
         PackingError: there is an `unfit_row`; such a request must not come here.
     """
     starts = _Starts.of(rows)
-    if budget.fits(len(rows.tokens), rows.num_reads):
-        cuts = [(0, rows.prefix_len, 0, rows.num_rows)]
+    if budget.fits(len(rows.tokens) - cached, rows.num_reads):
+        cuts = [(cached, rows.prefix_len - cached, 0, rows.num_rows)]
     else:
-        cuts = _balanced_cuts(rows, starts, budget)
-    return [
-        _piece(rows, starts, cut, is_last=number == len(cuts))
-        for number, cut in enumerate(cuts, start=1)
-    ]
+        cuts = _balanced_cuts(rows, starts, budget, cached)
+    return [_piece(rows, starts, cut) for cut in cuts]
 
 
-def _balanced_cuts(rows: PackedRows, starts: _Starts, budget: ForwardBudget) -> list[_Cut]:
+def cacheable_prefix(rows: PackedRows) -> Int32Array | None:
+    """The prefix of a request, if the prefix cache may stand in for a part of it.
+
+    What is read of a prefix has to be computed.
+    """
+    prefix = rows.tokens[: rows.prefix_len]
+    return prefix if not rows.prefix_reads and _is_cacheable(prefix) else None
+
+
+def _is_cacheable(prefix: Int32Array) -> bool:
+    """The cache knows token ids alone, so an embedding may not stand in a prefix."""
+    return len(prefix) > 0 and int(prefix.min()) >= 0
+
+
+def _balanced_cuts(
+    rows: PackedRows, starts: _Starts, budget: ForwardBudget, cached: int
+) -> list[_Cut]:
     unfit = unfit_row(rows, budget)
     if unfit is not None:
         raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
     # Filling one piece after the other gives the fewest for any limit on their tokens, and
     # fewer the higher the limit: the lowest limit that needs no more pieces is found by bisection.
-    fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget))
-    lowest = max(int(rows.suffix_lens.max()), -(-len(rows.tokens) // fewest))
+    fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget, cached))
+    lowest = max(int(rows.suffix_lens.max()), -(-(len(rows.tokens) - cached) // fewest))
     limit = lowest + bisect_left(
         range(lowest, budget.max_tokens),
         True,
-        key=lambda tokens: len(_greedy_cuts(rows, starts, tokens, budget)) <= fewest,
+        key=lambda tokens: len(_greedy_cuts(rows, starts, tokens, budget, cached)) <= fewest,
     )
-    return _greedy_cuts(rows, starts, limit, budget)
+    return _greedy_cuts(rows, starts, limit, budget, cached)
 
 
 def _greedy_cuts(
-    rows: PackedRows, starts: _Starts, max_tokens: int, budget: ForwardBudget
+    rows: PackedRows, starts: _Starts, max_tokens: int, budget: ForwardBudget, cached: int
 ) -> list[_Cut]:
     """Fill piece after piece up to `max_tokens` and the budget's memory."""
     cuts: list[_Cut] = []
-    held, prefix = 0, rows.prefix_len
+    held, prefix = cached, rows.prefix_len
     chunk = min(max_tokens, budget.longest_chunk(all_read=rows.prefix_reads > 0))
     while prefix - held > chunk:
         cuts.append((held, chunk, 0, 0))
@@ -183,7 +193,7 @@ def _greedy_cuts(
     return cuts
 
 
-def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Piece:
+def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
     held, fresh, first, last = cut
     prefix_ids = rows.tokens[held : held + fresh]
     # Reads of the prefix are its last tokens, so those of a part of it are its last ones, too.
@@ -200,7 +210,7 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Pi
         read_lens=rows.read_lens[first:last] if len(rows.read_lens) else None,
     )
     # What is read of a prefix has to be computed, and for one request only.
-    is_whole = fresh == rows.prefix_len and not rows.prefix_reads
+    is_shared = span.num_tokens == len(rows.tokens) and not rows.prefix_reads
     return Piece(
         span=span,
         prefix_ids=prefix_ids,
@@ -212,8 +222,7 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Pi
         normalised=rows.normalised,
         num_best=rows.num_best,
         sampling=rows.sampling[first:last],
-        hold=rows.prefix_len > 0 and not is_last,
-        prefix_key=_prefix_key(rows.adapter, prefix_ids, rows.overrides) if is_whole else None,
+        prefix_key=_prefix_key(rows.adapter, prefix_ids, rows.overrides) if is_shared else None,
     )
 
 
