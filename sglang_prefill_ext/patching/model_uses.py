@@ -14,7 +14,7 @@ MODEL_USES = (
         target="sglang.srt.managers.tp_worker.TpModelWorker",
         group=Group.SCHEDULER,
         used_by=(
-            *"compat.runtime_setup compat.capability compat.radix".split(),
+            *"compat.runtime_setup compat.capability".split(),
             "compat.known_answers",
         ),
         why="the way to the model runner",
@@ -25,7 +25,7 @@ MODEL_USES = (
         target=f"{_EXECUTOR}.model_runner.ModelRunner",
         group=Group.SCHEDULER,
         used_by=(
-            *"compat.model compat.radix compat.packed_work compat.known_answers".split(),
+            *"compat.model compat.kv_pool compat.packed_work compat.known_answers".split(),
             "compat.sampler",
         ),
         why="model and its kind, device, pool, attention backend, sampler, how decode steps are "
