@@ -159,7 +159,6 @@ class _Nothing:
 
     asynchronous = False
     causal = True
-    held = (None,)
 
     def __init__(self, values: Float32Array) -> None:
         self._values = values

@@ -22,17 +22,20 @@ class SimulatedCache:
     """
 
     def __init__(self, capacity: int = CACHE_TOKENS) -> None:
-        self._free = capacity
+        self.capacity = self._free = capacity
         self._unused: OrderedDict[bytes, int] = OrderedDict()  # tokens; longest unused first
+
+    shares = True
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         return self._unused.get(adapter.encode() + prefix.tobytes(), 0)
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> SimulatedTransaction:
         key = adapter.encode() + prefix.tobytes()
-        cached = self._unused.pop(key, 0)
-        stored = 0 if cached else self._take_room(len(prefix))
-        return SimulatedTransaction(self, key, cached, stored)
+        return SimulatedTransaction(self, key, len(prefix), self._unused.pop(key, 0))
+
+    def begin_private(self, num_tokens: int) -> SimulatedTransaction:
+        raise NotImplementedError("every request is a plain prompt")
 
     def end(self, key: bytes, *, kept: int, freed: int) -> None:
         """Take back what a transaction held."""
@@ -40,7 +43,8 @@ class SimulatedCache:
             self._unused[key] = kept
         self._free += freed
 
-    def _take_room(self, tokens: int) -> int:
+    def take_room(self, tokens: int) -> int:
+        """Return `tokens`, or 0 if there is not so much room."""
         if tokens > self._free + sum(self._unused.values()):
             return 0
         while tokens > self._free:
@@ -55,8 +59,13 @@ class SimulatedTransaction:
 
     cache: SimulatedCache
     key: bytes
+    tokens: int
     cached: int
-    stored: int
+    stored: int = 0
+
+    def reserve(self, *, whole: bool) -> bool:
+        self.stored = 0 if self.cached else self.cache.take_room(self.tokens)
+        return bool(self.cached or self.stored)
 
     @property
     def slots(self) -> range:

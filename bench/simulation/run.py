@@ -82,7 +82,6 @@ class SimulatedForward:
     """Answers zeros."""
 
     def __init__(self, plan: ForwardPlan) -> None:
-        self.held = [None] * len(plan.hold)
         self._num_values = plan.num_values
 
     def wait(self) -> Float32Array:

@@ -27,6 +27,7 @@ from sglang_prefill_ext.oneshot.known_answers import (
     packed_answers,
     prompts_of,
 )
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.verdict import Matrix, Verdict, gaps, tolerance_of
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
 
@@ -38,6 +39,7 @@ def compare_paths(
     model: SglangModel,
     executor: PackedExecutor,
     budget: ForwardBudget,
+    slots: PrefixCache,
     agree: Agree,
 ) -> Verdict:
     """Compare both paths of a scheduler that has served nothing yet; leaves its pools as they were.
@@ -46,6 +48,7 @@ def compare_paths(
 
     Args:
         budget: of a packed forward.
+        slots: room for a prefix between two of them.
         agree: makes all ranks come to the same verdict.
     """
     begin_s = time.perf_counter()
@@ -63,7 +66,7 @@ def compare_paths(
     try:
         stock = _stock_answers(scheduler, model, requests)
         noise = _noise(scheduler, model, requests, stock)
-        packed = _joined(packed_answers(executor, requests, budget))
+        packed = _joined(packed_answers(executor, requests, budget, slots))
         apart = gaps(stock, packed, vectors=vectors)
     except Exception:
         logger.exception("Prefill-only serving: the known prompts could not be answered")

@@ -24,6 +24,7 @@ from sglang_prefill_ext.compat.output_head import OutputHead
 from sglang_prefill_ext.compat.sampler import SglangSampler
 from sglang_prefill_ext.oneshot.kv_pool import KVPool
 from sglang_prefill_ext.oneshot.model import Attend, Drawn, Overrides, ProductHead
+from sglang_prefill_ext.oneshot.own_pool import OwnPool
 from sglang_prefill_ext.oneshot.streams import in_order
 from sglang_prefill_ext.oneshot.upload import upload
 from sglang_prefill_ext.wire.sampling import Sampling
@@ -45,7 +46,8 @@ class SglangModel:
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
         self._model = runner.model
-        last = max(attention_layers(runner.model), key=lambda layer: layer.layer_id)
+        layers = attention_layers(runner.model)
+        last = max(layers, key=lambda layer: layer.layer_id)
         shortens = type(runner.model).__name__ in RESIDUAL_ON_BATCH
         self.last_layer: int | None = last.layer_id if shortens else None
         backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
@@ -55,7 +57,8 @@ class SglangModel:
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
         self.heads = head_shape(last)
-        self.pool: KVPool | None = plain_pool(runner)
+        own = OwnPool(self.heads, len(layers), self.dtype, self.device)
+        self.pool: KVPool = plain_pool(runner) or own
         self.vocab_size: int = runner.model_config.vocab_size
         self.longest_prompt: int | None = runner.model_config.context_len
         self.vector_width = self.state_width = 0

@@ -11,62 +11,70 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from torch import Tensor
 
-from sglang_prefill_ext.compat.kv_pool import plain_pool
+from sglang_prefill_ext.compat.kv_pool import SglangRoom
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.oneshot.private_slots import PrivateSlots, PrivateTransaction, Room
 from sglang_prefill_ext.wire.packed import Int32Array
 
 
 class RadixTransaction:
-    """Locks the matched path of the tree, and owns the slots for what is stored behind it."""
+    """Locks the matched path of the tree, and owns the slots that are reserved behind it."""
 
-    def __init__(self, cache: RadixPrefixCache, key: RadixKey, commit_tokens: int) -> None:
-        self._tree, self._allocator = cache.tree, cache.allocator
-        self._key = key
-        match = self._tree.match_prefix(MatchPrefixParams(key=key))
+    def __init__(
+        self, tree: UnifiedRadixCache, room: SglangRoom, key: RadixKey, commit_tokens: int
+    ) -> None:
+        self._tree, self._room = tree, room
+        self._key, self._commit_tokens = key, commit_tokens
+        match = tree.match_prefix(MatchPrefixParams(key=key))
         self.cached = min(int(match.device_prefix_len), len(key))
-        self._lock = self._tree.lock(match.last_device_node)
+        self._lock = tree.lock(match.last_device_node)
         try:
-            path = self._tree.path_device_indices(match.last_device_node)
-            cached_slots = path[: self.cached].to(torch.int64)
-            # All slots of the committed prefix; made here, so that `commit` cannot fail.
-            self.slots = self._with_new(cached_slots, commit_tokens - self.cached)
+            path = tree.path_device_indices(match.last_device_node)
+            self.slots: Tensor = path[: self.cached].to(torch.int64)
         except Exception:
-            self._tree.unlock(self._lock)
+            tree.unlock(self._lock)
             raise
+
+    def reserve(self, *, whole: bool) -> bool:
+        missing = (len(self._key) if whole else self._commit_tokens) - self.cached
+        if missing <= 0:
+            return True
+        slots = self._room.take(missing) if whole else self._room.take_last(missing)
+        if slots is None:
+            return False
+        try:
+            # Made here, so that `commit` cannot fail.
+            self.slots = torch.cat([self.slots, slots])
+        except Exception:
+            self._room.give_back(slots)
+            raise
+        return True
 
     def commit(self) -> None:
+        kept = max(self.cached, min(self._commit_tokens, len(self.slots)))
         try:
-            if len(self.slots) > self.cached:
-                self._insert()
+            if kept > self.cached:
+                self._insert(kept)
         finally:
-            self._tree.unlock(self._lock)
+            self._let_go(kept)
 
     def rollback(self) -> None:
-        if len(self.slots) > self.cached:
-            self._allocator.free(self.slots[self.cached :])
-        self._tree.unlock(self._lock)
+        self._let_go(self.cached)
 
-    def _insert(self) -> None:
-        """Give the tree the slots; should it raise, they stay its own, as it may have some."""
-        key = self._key[: len(self.slots)]
+    def _insert(self, kept: int) -> None:
+        """Give the tree slots; should it raise, they stay its own, as it may have some."""
         # A duplicate that another request inserted meanwhile is freed by the tree.
-        self._tree.insert(InsertParams(key=key, value=self.slots, prev_prefix_len=self.cached))
+        params = InsertParams(
+            key=self._key[:kept], value=self.slots[:kept], prev_prefix_len=self.cached
+        )
+        self._tree.insert(params)
 
-    def _with_new(self, cached_slots: Tensor, tokens: int) -> Tensor:
-        """The cached slots and so many more, evicting what nobody uses; no more if there is no
-        room."""
-        if tokens <= 0:
-            return cached_slots
-        self._allocator.evict_to_free_tokens(self._tree, tokens)
-        slots = self._allocator.alloc(tokens)
-        if slots is None:
-            return cached_slots
-        try:
-            return torch.cat([cached_slots, slots.to(torch.int64)])
-        except Exception:
-            self._allocator.free(slots)
-            raise
+    def _let_go(self, kept: int) -> None:
+        if len(self.slots) > kept:
+            self._room.give_back(self.slots[kept:])
+        self._tree.unlock(self._lock)
 
 
 class RadixPrefixCache:
@@ -76,26 +84,41 @@ class RadixPrefixCache:
     has those of its own requests: under the adapter's id, or without one under no name.
     """
 
-    def __init__(self, scheduler: Any, policy: PrefixPolicy) -> None:
-        self.tree = scheduler.tree_cache
-        self.allocator = scheduler.token_to_kv_pool_allocator
-        self._policy = policy
+    shares = True
+
+    def __init__(self, tree: UnifiedRadixCache, room: SglangRoom, policy: PrefixPolicy) -> None:
+        self._tree, self._room, self._policy = tree, room, policy
+        self.capacity = room.capacity
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> RadixTransaction:
         commit_tokens = self._policy.tokens_to_commit(prefix, adapter, keep=keep)
-        return RadixTransaction(self, _key(prefix, adapter), commit_tokens)
+        return RadixTransaction(self._tree, self._room, _key(prefix, adapter), commit_tokens)
+
+    def begin_private(self, num_tokens: int) -> PrivateTransaction:
+        return PrivateTransaction(self._room, num_tokens)
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
-        match = self.tree.match_prefix(MatchPrefixParams(key=_key(prefix, adapter)))
+        match = self._tree.match_prefix(MatchPrefixParams(key=_key(prefix, adapter)))
         return min(int(match.device_prefix_len), len(prefix))
 
 
-def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig) -> RadixPrefixCache | None:
-    """The scheduler's cache; None where the packed path can neither read nor write it."""
-    if not _is_plain(scheduler):
-        return None
-    policy = PrefixPolicy(config.prefix_caching, page_tokens=scheduler.tree_cache.page_size)
-    return RadixPrefixCache(scheduler, policy)
+def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> PrefixCache:
+    """The scheduler's cache; room alone where the packed path can neither read nor write it.
+
+    Args:
+        room: in the pool of the scheduler's model.
+    """
+    if not shares_prefixes(scheduler, room):
+        return PrivateSlots(room)
+    assert isinstance(room, SglangRoom), "what is shared lies in SGLang's pool"
+    tree = scheduler.tree_cache
+    policy = PrefixPolicy(config.prefix_caching, page_tokens=tree.page_size)
+    return RadixPrefixCache(tree, room, policy)
+
+
+def shares_prefixes(scheduler: Any, room: Room) -> bool:
+    """Whether packed forwards read and write prefixes that are in SGLang's radix cache."""
+    return isinstance(room, SglangRoom) and _is_plain(scheduler)
 
 
 def _key(prefix: Int32Array, adapter: str) -> RadixKey:
@@ -103,7 +126,7 @@ def _key(prefix: Int32Array, adapter: str) -> RadixKey:
 
 
 def _is_plain(scheduler: Any) -> bool:
-    """Whether what is in the tree is plain K/V, on the device.
+    """Whether all K/V of what is in the tree are in the pool.
 
     A model that drafts has K/V of its own in the same slots, which packed forwards do not compute.
     """
@@ -113,5 +136,4 @@ def _is_plain(scheduler: Any) -> bool:
         and not tree.disable
         and (speculation.is_none() or speculation.is_ngram())
         and not scheduler.enable_hierarchical_cache
-        and plain_pool(scheduler.tp_worker.model_runner) is not None
     )

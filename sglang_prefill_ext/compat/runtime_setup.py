@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,9 +16,10 @@ from torch.distributed import ReduceOp
 from sglang_prefill_ext.compat.capability import declined_reason
 from sglang_prefill_ext.compat.encoder import model_of
 from sglang_prefill_ext.compat.known_answers import compare_paths, report
+from sglang_prefill_ext.compat.kv_pool import room_in
 from sglang_prefill_ext.compat.messages import PackedRowsResults
 from sglang_prefill_ext.compat.model import SglangModel
-from sglang_prefill_ext.compat.radix import prefix_cache_of
+from sglang_prefill_ext.compat.radix import prefix_cache_of, shares_prefixes
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.oneshot.budget import ForwardBudget, readout_bytes
 from sglang_prefill_ext.oneshot.calibration import Calibration, calibrate
@@ -25,7 +27,9 @@ from sglang_prefill_ext.oneshot.executor import PackedExecutor, resolve_attentio
 from sglang_prefill_ext.oneshot.failures import require_usable
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.memory import free_bytes
+from sglang_prefill_ext.oneshot.own_pool import OwnPool
 from sglang_prefill_ext.oneshot.policy import policy_of
+from sglang_prefill_ext.oneshot.private_slots import PrivateSlots, Room
 from sglang_prefill_ext.oneshot.rehearsal import rehearse
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.oneshot.verdict import DIFFER, Attempt, Verdict, attempts
@@ -77,14 +81,11 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
         return RuntimeSetup(declining(reason), GraphUse())
     most_bytes = None if board is None else board.reserve_bytes
-    cache = prefix_cache_of(scheduler, config)
-    caches = cache is not None
-    executor, measured, verdict = _set_up_executor(scheduler, config, most_bytes, caches)
+    executor, measured, room, verdict = _set_up_executor(scheduler, config, most_bytes)
     if verdict is not None and not verdict.same:
         return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
-    if not executor.causal:
-        cache = None
+    cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
     device = torch.device(scheduler.tp_worker.model_runner.device)
     ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
     usable = partial(require_usable, device, ranks)
@@ -111,16 +112,15 @@ def tokens_received(ended: Sequence[Ended]) -> int:
 
 
 def _set_up_executor(
-    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None, caches_prefixes: bool
-) -> tuple[PackedExecutor, Calibration, Verdict | None]:
+    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
+) -> tuple[PackedExecutor, Calibration, Room, Verdict | None]:
     """Set up what was asked for, or what is left of it where that answers wrong."""
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
-    asked = resolve_attention(config.attention, model)
+    asked, room = resolve_attention(config.attention, model), room_in(model.pool, scheduler)
     STARTUP.mark("kernels")
     for attempt in attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0):
-        found = _tried(scheduler, config, model, attempt, most_bytes, caches_prefixes)
-        executor, _, verdict = found
+        executor, measured, verdict = _tried(scheduler, config, model, room, attempt, most_bytes)
         if verdict is None or verdict.same:
             break
         logger.error("Prefill-only serving: %s answers wrong: %s", attempt.described, verdict)
@@ -130,16 +130,16 @@ def _set_up_executor(
         if verdict.same and attempt.suspect:
             logger.error("%s is left out: without it, both paths answer alike", attempt.suspect)
     executor.graph_use.forwards.clear()  # nobody has asked for these
-    return found
+    return executor, measured, room, verdict
 
 
 def _tried(
     scheduler: Any,
     config: PrefillOnlyConfig,
     model: SglangModel,
+    room: Room,
     attempt: Attempt,
     most_bytes: int | None,
-    caches_prefixes: bool,
 ) -> tuple[PackedExecutor, Calibration, Verdict | None]:
     """Measure what forwards cost in that way, and compare the paths if that is wanted."""
 
@@ -156,7 +156,7 @@ def _tried(
         model,
         readout_bytes=readout,
         attention=attempt.attention,
-        caches_prefixes=caches_prefixes,
+        caches_prefixes=shares_prefixes(scheduler, room),
     )
     measured = calibrate(
         executor,
@@ -167,12 +167,17 @@ def _tried(
         graph_tokens=_graph_tokens(scheduler, config, model) if attempt.graphs else 0,
     )
     STARTUP.mark("calibration")
+    if isinstance(room, OwnPool) and model.causal:
+        measured = replace(measured, budget=room.set_aside(measured.budget))
+    slots = PrivateSlots(room)
     logger.info("Prefill-only serving: measured %s", measured)
-    rehearse(executor, measured.budget)
+    rehearse(executor, measured.budget, slots)
     STARTUP.mark("rehearsal")
     verdict = None
     if config.known_answers is KnownAnswers.ON:
-        verdict = compare_paths(scheduler, model, executor, measured.budget, largest_of_all_ranks)
+        verdict = compare_paths(
+            scheduler, model, executor, measured.budget, slots, largest_of_all_ranks
+        )
         STARTUP.mark("known_answers")
     return executor, measured, verdict
 

@@ -116,6 +116,8 @@ class PackedExchange:
             raise StockPathTaken("row_over_budget")
         if answer.status == "not_finite":
             raise StockPathTaken("not_finite")
+        if answer.status == "no_room":
+            raise StockPathTaken("no_kv_room")
         if answer.status != "ok":
             raise _unhappy_end(answer)
         return answer

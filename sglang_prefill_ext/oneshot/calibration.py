@@ -208,7 +208,7 @@ def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
 
 
 def _run(executor: Executor, plan: ForwardPlan) -> None:
-    nothing = [None] * len(plan.hold)
+    nothing = [None] * len(plan.layout.groups)
     executor.launch(plan, nothing, nothing).wait()
 
 

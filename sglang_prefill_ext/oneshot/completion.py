@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,8 +16,7 @@ class ForwardCompletion:
     device tensors stay referenced until then.
     """
 
-    def __init__(self, values: Tensor, held: Any) -> None:
-        self.held = held
+    def __init__(self, values: Tensor) -> None:
         self._device_values = values
         self._event: torch.cuda.Event | None = None
         if values.is_cuda:

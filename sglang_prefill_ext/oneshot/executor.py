@@ -21,8 +21,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.oneshot.completion import ForwardCompletion
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
 from sglang_prefill_ext.oneshot.graphs import PackedGraphs
-from sglang_prefill_ext.oneshot.held import HeldPrefix
-from sglang_prefill_ext.oneshot.layers import Attention, HeldSource, LayerAttention
+from sglang_prefill_ext.oneshot.layers import Attention, LayerAttention
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.model import Model, Overrides
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
@@ -117,31 +116,30 @@ class PackedExecutor:
     def launch(
         self,
         plan: ForwardPlan,
-        held: Sequence[HeldSource],
+        held: Sequence[Tensor | None],
         stores: Sequence[Tensor | None],
     ) -> ForwardCompletion:
         """Run the forward up to the copy of its values to the host.
 
         Args:
-            held, stores: see `LayerAttention`.
+            held, stores: see `Boarding`.
 
         Raises:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
         """
         with self._model.stream():
             hidden = self._graphs.run(plan, held, stores)
-            kept: list[HeldPrefix | None] = [None] * len(plan.hold)
             if hidden is None:
-                hidden, kept = self._run_eagerly(plan, held, stores)
-            return ForwardCompletion(self._reader.read(hidden, plan), kept)
+                hidden = self._run_eagerly(plan, held, stores)
+            return ForwardCompletion(self._reader.read(hidden, plan))
 
     def _run_eagerly(
         self,
         plan: ForwardPlan,
-        held: Sequence[HeldSource],
+        held: Sequence[Tensor | None],
         stores: Sequence[Tensor | None],
-    ) -> tuple[Tensor, list[HeldPrefix | None]]:
-        """What `Model.prepare` makes of the reads, and per group what is left of its prefix."""
+    ) -> Tensor:
+        """What `Model.prepare` makes of the reads."""
         layout, model = plan.layout, self._model
         if not model.causal:
             layout = replace(layout, causal=False)
@@ -169,7 +167,7 @@ class PackedExecutor:
             plan.adapter,
             shortened=ends_only,
         )
-        return run()[: plan.num_reads], attend.kept
+        return run()[: plan.num_reads]
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model

@@ -15,11 +15,6 @@ from sglang_prefill_ext.wire.packed import Float32Array
 class Completion(Protocol):
     """A launched forward. On a GPU it runs on after `Executor.launch` has returned."""
 
-    @property
-    def held(self) -> Sequence[Any]:
-        """Per group a handle on the K/V of its prefix; None where `ForwardPlan.hold` is false."""
-        ...
-
     def wait(self) -> Float32Array:
         """Block until the forward is done; return its label values, float32, row by row."""
         ...
@@ -74,3 +69,7 @@ class Flight:
     completion: Completion
     launch_s: float
     boarding: Boarding
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [rider.job for rider in self.passengers]

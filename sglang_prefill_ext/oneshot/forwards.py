@@ -10,13 +10,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sglang_prefill_ext.oneshot.boarding import Boarding
+from sglang_prefill_ext.oneshot.boarding import Boarding, NoRoomError
 from sglang_prefill_ext.oneshot.coalesce import choose_jobs
-from sglang_prefill_ext.oneshot.flight import Completion, Executor, Flight, Passenger
+from sglang_prefill_ext.oneshot.flight import Executor, Flight, Passenger
 from sglang_prefill_ext.oneshot.job import Job, JobStatus
 from sglang_prefill_ext.oneshot.planner import Share
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
+from sglang_prefill_ext.oneshot.split import cacheable_prefix, split_request
 from sglang_prefill_ext.oneshot.stats import RuntimeStats
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Forwards:
     @property
     def flying(self) -> list[Job]:
         """Jobs of the forwards in flight."""
-        return [rider.job for flight in self.in_flight for rider in flight.passengers]
+        return [job for flight in self.in_flight for job in flight.jobs]
 
     def launch_next(self, join_tokens: int) -> bool:
         """Launch the next forward; False if nothing waits. A failure is dealt with here.
@@ -90,6 +91,9 @@ class Forwards:
             boarding = Boarding(jobs, self._cache)
             plan = boarding.plan
             completion = self._executor.launch(plan, boarding.held, boarding.stores)
+        except NoRoomError as error:
+            self._cope_without_room(error.job)
+            return True
         except Exception as error:
             if boarding is not None:
                 boarding.rollback()
@@ -98,8 +102,8 @@ class Forwards:
         passengers = []
         for job, share in zip(jobs, plan.shares, strict=True):
             passengers.append(Passenger(job, job.attempt, share))
-            job.tokens_cached += boarding.cached(job.piece)
-            self._advance(job, share, completion)
+            job.tokens_cached += boarding.cached(job)
+            self._advance(job, share)
         self.in_flight.append(Flight(passengers, completion, start_s, boarding))
         self._stats.record_forward(plan.num_tokens, plan.num_rows, boarding.num_cached)
         return True
@@ -118,14 +122,95 @@ class Forwards:
     def requeue(self, job: Job) -> None:
         """Have a job start over."""
         self.queue.drop(job)
+        self.let_go(job)
         job.restart()
         self.queue.push(job)
 
+    def cut(self, job: Job) -> bool:
+        """Divide a large job, that is not queued, behind what is cached of its prefix now.
+
+        Returns:
+            Whether that is another division than the job had.
+        """
+        assert job.distinct is not None, "a large job knows its rows"
+        cached = self._cached_tokens(job)
+        if job.pieces and cached == job.cut_behind:
+            return False
+        job.pieces = split_request(job.distinct, self._policy.budget, cached)
+        job.cut_behind = cached
+        return True
+
+    def let_go(self, job: Job, *, computed: bool = False) -> None:
+        """End what a job holds; where a forward in flight still uses it, together with that one.
+
+        Args:
+            computed: all of it was.
+        """
+        held, job.held = job.held, None
+        if held is None:
+            return
+        using = [flight for flight in self.in_flight if job in flight.jobs]
+        if using:
+            using[-1].boarding.ends_here.append(held)
+        elif computed:
+            held.commit()
+        else:
+            held.rollback()
+
     def _choose(self, join_tokens: int) -> list[Job]:
+        """The jobs of the next forward; large ones among them are divided behind what is cached."""
         policy = self._policy
-        return choose_jobs(
-            self.queue, policy.budget, policy.launch_tokens, join_tokens, policy.graphs
+        while True:
+            jobs = choose_jobs(
+                self.queue, policy.budget, policy.launch_tokens, join_tokens, policy.graphs
+            )
+            fresh = [job for job in jobs if job.large and not job.next_piece]
+            if any(self._is_under_way(job) for job in fresh):
+                self.collect(leave=0)
+            elif not sum(self._recut(job) for job in fresh):
+                return jobs
+
+    def _recut(self, job: Job) -> bool:
+        if self._cached_tokens(job) == job.cut_behind:
+            return False
+        self.queue.drop(job)
+        self.cut(job)
+        self.queue.push(job)
+        return True
+
+    def _cached_tokens(self, job: Job) -> int:
+        assert job.distinct is not None, "a large job knows its rows"
+        prefix = cacheable_prefix(job.distinct)
+        if self._cache is None or prefix is None:
+            return 0
+        return self._cache.cached_tokens(prefix, job.distinct.adapter)
+
+    def _is_under_way(self, job: Job) -> bool:
+        """Whether a forward in flight is about to complete the very prefix of a large job."""
+        assert job.distinct is not None, "a large job knows its rows"
+        prefix = job.distinct.tokens[: job.distinct.prefix_len]
+        return any(
+            other.launched
+            and other.held is not None
+            and other.rows.adapter == job.rows.adapter
+            and np.array_equal(other.rows.tokens[: other.rows.prefix_len], prefix)
+            for other in self.flying
         )
+
+    def _cope_without_room(self, job: Job) -> None:
+        """Have the stock path wait for room, unless forwards in flight are about to give some."""
+        self.let_go(job)
+        if not self.collect(leave=0):
+            message = "The KV cache has no room for the prefix between two forwards."
+            self._end([job], JobStatus.NO_ROOM, message)
+
+    def _keep(self, job: Job) -> None:
+        """All of a job was computed; its answer is right also if its prefix cannot be kept."""
+        try:
+            self.let_go(job, computed=True)
+        except Exception as error:
+            logger.exception("The prefix of %s could not be kept", job.rid)
+            self._after_failure(error)
 
     def _follows_a_leader(self, jobs: list[Job]) -> bool:
         """Whether a forward in flight will cache a prefix of these jobs, and it pays to wait.
@@ -139,9 +224,8 @@ class Forwards:
             for flight in self.in_flight
         )
 
-    def _advance(self, job: Job, share: Share, completion: Completion) -> None:
+    def _advance(self, job: Job, share: Share) -> None:
         self.queue.drop(job)
-        job.held = completion.held[share.group] if job.piece.hold else None
         job.next_piece += 1
         job.forwards += 1
         job.tokens_computed += share.num_tokens
@@ -177,6 +261,7 @@ class Forwards:
                 continue
             rider.job.values.append(own)
             if rider.job.completed:
+                self._keep(rider.job)
                 completed.append(rider.job)
         self._end(completed, JobStatus.OK, "")
         if not_finite:

@@ -63,7 +63,7 @@ def eager_reason(plan: ForwardPlan, *, most_held: int, stores: bool) -> str:
     """
     if sum(group.held for group in plan.layout.groups) > most_held:
         return "held_prefix"
-    if any(plan.hold) or stores:
+    if stores:
         return "kept_prefix"
     if plan.override_at.size:
         return "overrides"

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.prefix import HeldKV, write_page_table
 from sglang_prefill_ext.oneshot.kv_pool import KVPool
-from sglang_prefill_ext.oneshot.layers import HeldSource
 from sglang_prefill_ext.oneshot.layout import ForwardLayout
 
 HELD_TOKENS = 1 << 14
@@ -34,14 +33,14 @@ class GraphSlots:
         self._num_stores = 0
 
     def bring(
-        self, layout: ForwardLayout, held: Sequence[HeldSource], stores: Sequence[Tensor | None]
+        self, layout: ForwardLayout, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
     ) -> None:
         """Make the next replay that of a forward; no launch where nothing is held or stored.
 
         Args:
-            held, stores: see `LayerAttention`; nothing that is held lies beside the pool.
+            held, stores: see `Boarding`.
         """
-        found = [each for each in held if isinstance(each, Tensor)]
+        found = [each for each in held if each is not None]
         write_page_table([torch.cat(found)] if len(found) > 1 else found, self.page_table)
         parts: list[Tensor] = []
         end = 0

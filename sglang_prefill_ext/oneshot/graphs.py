@@ -30,9 +30,7 @@ from sglang_prefill_ext.oneshot.graph_plan import (
 )
 from sglang_prefill_ext.oneshot.graph_slots import HELD_TOKENS, GraphSlots
 from sglang_prefill_ext.oneshot.graph_use import NO_GRAPHS, REPLAYED, GraphUse
-from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.kv_pool import KVPool
-from sglang_prefill_ext.oneshot.layers import HeldSource
 from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
 from sglang_prefill_ext.oneshot.memory import kept_bytes
 from sglang_prefill_ext.oneshot.model import Model
@@ -63,7 +61,7 @@ class PackedGraphs:
         self._graphs: list[ForwardGraph] = []
 
     def run(
-        self, plan: ForwardPlan, held: Sequence[HeldSource], stores: Sequence[Tensor | None]
+        self, plan: ForwardPlan, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
     ) -> Tensor | None:
         """Replay a forward, on the current stream and in inference mode.
 
@@ -77,7 +75,7 @@ class PackedGraphs:
         """
         if not self._asked:
             return None
-        reason, graph = self._choice(plan, held, stores)
+        reason, graph = self._choice(plan, stores)
         hidden = None
         if graph is not None:
             try:
@@ -129,15 +127,14 @@ class PackedGraphs:
         self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
 
     def _choice(
-        self, plan: ForwardPlan, held: Sequence[HeldSource], stores: Sequence[Tensor | None]
+        self, plan: ForwardPlan, stores: Sequence[Tensor | None]
     ) -> tuple[str, ForwardGraph | None]:
         """How a forward runs, and the smallest graph that holds it if it is replayed."""
         if self.use.obstacle:
             return NO_GRAPHS, None
         pooled = self._slots is not None
-        in_pool = pooled and not any(isinstance(source, HeldPrefix) for source in held)
         stores_outside = not pooled and any(store is not None for store in stores)
-        most_held = HELD_TOKENS if in_pool else 0
+        most_held = HELD_TOKENS if pooled else 0
         reason = eager_reason(plan, most_held=most_held, stores=stores_outside)
         if reason:
             return reason, None

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.oneshot.admission import QueueLoad
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixTransaction
 from sglang_prefill_ext.oneshot.split import Piece
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
 from sglang_prefill_ext.wire.result import PackedResult
@@ -29,6 +30,7 @@ class JobStatus(StrEnum):
     REJECTED = "rejected"  # too much waits already; it can be sent again
     EXPIRED = "expired"  # its deadline cannot be met any more
     NOT_FINITE = "not_finite"  # it is computed to NaN, also alone; the stock path can serve it
+    NO_ROOM = "no_room"  # for its prefix between two forwards; the stock path can wait for it
     UNFIT = "unfit"  # one of its rows is too long for any forward; the stock path can serve it
 
 
@@ -47,12 +49,15 @@ class Job:
         arrival_s: monotonic time of arrival, for reporting only, never for a decision.
         reply_to: opaque return route of the transport.
         arrived: the load of the rows.
+        distinct: the rows that are computed.
         pieces: what the forwards of the job compute; `next_piece` of them were launched.
-        cached_tokens: tokens of the prefix that the prefix cache had when the job came.
+        large: the rows fit no forward, unless the prefix cache has enough of the prefix.
+        cut_behind: tokens of the prefix that a large job's pieces take to be cached.
+        cached_tokens: tokens of the prefix that the prefix cache had when another job came.
         value_places: where the answer's values lie in those computed; None if they are the same.
         attempt: how often the job started over; what earlier attempts launched is ignored.
         alone: share no forward, since one with others has failed.
-        held: the executor's handle on the K/V of the prefix between two forwards.
+        held: of a divided job from its first forward on, the room for the prefix's K/V.
         values: label values of the forwards that have completed, in order.
         forwards, tokens_computed, tokens_cached: spent so far; cached tokens are those that the
             prefix cache had when a forward was launched.
@@ -68,14 +73,17 @@ class Job:
     arrival_s: float = 0.0
     reply_to: Any = None
     arrived: QueueLoad = _NOTHING
+    distinct: PackedRows | None = None
     pieces: Sequence[Piece] = ()
+    large: bool = False
+    cut_behind: int = 0
     cached_tokens: int = 0
     value_places: NDArray[np.int64] | None = None
     next_piece: int = 0
     attempt: int = 0
     alone: bool = False
     start_s: float | None = None
-    held: Any = None
+    held: PrefixTransaction | None = None
     values: list[Float32Array] = field(default_factory=list)
     forwards: int = 0
     tokens_computed: int = 0
@@ -83,10 +91,9 @@ class Job:
     ended: bool = False
 
     def restart(self) -> None:
-        """Forget what earlier forwards of the job left."""
+        """Forget what earlier forwards of the job have computed; nothing is held any more."""
         self.next_piece = 0
         self.attempt += 1
-        self.held = None
         self.values.clear()
 
     @property

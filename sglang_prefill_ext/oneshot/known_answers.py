@@ -18,6 +18,7 @@ from sglang_prefill_ext.oneshot.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.oneshot.flight import Executor
 from sglang_prefill_ext.oneshot.job import JobStatus
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.oneshot.whole_rows import whole_rows
 from sglang_prefill_ext.wire.packed import (
@@ -90,11 +91,17 @@ def lengths_of(requests: Sequence[PackedRows]) -> tuple[tuple[int, int], ...]:
 
 
 def packed_answers(
-    executor: Executor, requests: Sequence[PackedRows], budget: ForwardBudget
+    executor: Executor,
+    requests: Sequence[PackedRows],
+    budget: ForwardBudget,
+    slots: PrefixCache | None = None,
 ) -> list[Float32Array]:
     """Run requests as the packed path runs those of users; their values, ``[rows, values]`` each.
 
     The largest request takes more than one forward, the others share one.
+
+    Args:
+        slots: room for the prefix of the former between its forwards.
 
     Raises:
         PackedForwardError: a forward failed.
@@ -115,7 +122,7 @@ def packed_answers(
     def answer(ended: Sequence[Ended]) -> None:
         results.update((job.rid, result) for job, result in ended)
 
-    runtime = PackedRuntime(executor, answer, policy)
+    runtime = PackedRuntime(executor, answer, policy, cache=slots)
     for number, rows in enumerate(requests):
         runtime.submit(str(number), rows, None)
     while runtime.busy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,12 +12,8 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix import HeldKV, write_page_table
-from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.kv_pool import KVPool
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
-
-HeldSource: TypeAlias = Tensor | HeldPrefix | None
-"""What a group holds: slots of the pool, int64 ``[held]``, or K/V beside it; None for nothing."""
 
 
 class Attention(Protocol):
@@ -51,82 +47,53 @@ class Attention(Protocol):
 
 
 class LayerAttention:
-    """`Attend` of one forward: brings what groups hold, and takes what they leave.
+    """`Attend` of one forward: K/V that groups hold are read in the pool, and what they leave is
+    written there.
 
     Args:
-        held: per group what it holds.
-        stores: per group the slots, int64 ``[n]``, of the first tokens of its fresh prefix, where
-            these are stored.
+        held, stores: see `Boarding`.
         shortened: the layer, if any, that is asked for the ends of rows only.
-        pool: of all slots; None where nobody has any.
+        pool: of all slots.
     """
 
     def __init__(
         self,
         plan: ForwardPlan,
         attention: Attention,
-        held: Sequence[HeldSource],
+        held: Sequence[Tensor | None],
         stores: Sequence[Tensor | None],
         shortened: int | None,
-        pool: KVPool | None,
+        pool: KVPool,
     ) -> None:
-        self.kept = [HeldPrefix() if hold else None for hold in plan.hold]
-        """Per group what is left for the request's next forward."""
         self._attention = attention
         self._held = held
-        self._stores = stores
+        starts = plan.layout.group_starts.tolist() if _any_slots(stores) else ()
+        self._stores = [
+            (slice(start, start + len(slots)), slots)
+            for start, slots in zip(starts, stores, strict=False)
+            if slots is not None
+        ]
+        self._holds_any = _any_slots(held)
         self._shortened = shortened
         self._pool = pool
-        self._layout = plan.layout
-        self._leaves_any = any(plan.hold) or any(store is not None for store in stores)
-        self._is_copied = any(isinstance(source, HeldPrefix) for source in held)
-        self._holds_any = any(source is not None for source in held)
 
     def page_table(self, device: torch.device) -> Tensor | None:
         """See `Attention.bind`."""
-        num_held = sum(group.held for group in self._layout.groups)
-        if not num_held:
+        if not self._holds_any:
             return None
-        if self._is_copied:
-            return torch.arange(num_held, dtype=torch.int32, device=device)
+        num_held = sum(len(slots) for slots in self._held if slots is not None)
         table = torch.empty(num_held, dtype=torch.int32, device=device)
-        write_page_table([each for each in self._held if isinstance(each, Tensor)], table)
+        write_page_table(self._held, table)
         return table
 
     def __call__(self, layer: int, inputs: LayerInputs) -> Tensor:
-        cached = None
-        if self._holds_any:
-            cached = self._copied(layer) if self._is_copied else self._buffers(layer)
-        if self._leaves_any:
-            self._leave(layer, inputs)
+        cached = self._pool.buffers(layer) if self._holds_any else None
+        for tokens, slots in self._stores:
+            self._pool.store(layer, slots, inputs.k[tokens], inputs.v[tokens])
         attend = self._attention.read if layer == self._shortened else self._attention.forward
         return attend(inputs, cached)
 
-    def _buffers(self, layer: int) -> HeldKV:
-        assert self._pool is not None, "slots belong to a pool"
-        return self._pool.buffers(layer)
 
-    def _copied(self, layer: int) -> HeldKV:
-        pairs = [self._load(source, layer) for source in self._held if source is not None]
-        keys, values = zip(*pairs, strict=True)
-        return torch.cat(keys), torch.cat(values)
-
-    def _load(self, source: Tensor | HeldPrefix, layer: int) -> HeldKV:
-        if isinstance(source, HeldPrefix):
-            return source.load(layer)
-        keys, values = self._buffers(layer)
-        return keys[source], values[source]
-
-    def _leave(self, layer: int, inputs: LayerInputs) -> None:
-        spans = zip(self._layout.group_starts.tolist(), self._layout.groups, strict=True)
-        for (start, span), source, kept, store in zip(
-            spans, self._held, self.kept, self._stores, strict=True
-        ):
-            if kept is not None:
-                old = None if source is None else self._load(source, layer)
-                fresh = slice(start, start + span.fresh)
-                kept.keep(layer, old, inputs.k[fresh], inputs.v[fresh])
-            if store is not None:
-                assert self._pool is not None, "slots belong to a pool"
-                some = slice(start, start + len(store))
-                self._pool.store(layer, store, inputs.k[some], inputs.v[some])
+def _any_slots(of_groups: Sequence[Tensor | None]) -> bool:
+    """Whether any group has slots."""
+    return any(slots is not None for slots in of_groups)

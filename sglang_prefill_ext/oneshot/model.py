@@ -98,8 +98,8 @@ class Model(Protocol):
     last_layer: int | None
     """The layer that is asked for the read positions alone, as nothing but the read-out needs its
     attention output; None where the model cannot do without the rest."""
-    pool: KVPool | None
-    """Of the slots that cached prefixes lie in; None where none can be read or written."""
+    pool: KVPool
+    """Of the slots that held prefixes lie in."""
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""

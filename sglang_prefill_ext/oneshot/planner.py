@@ -46,7 +46,6 @@ class ForwardPlan:
         normalised, num_best: what to read, see `PackedRows`; bool and int ``[num_reads]``.
         draws: `Draw` of every read; int64 ``[num_reads]``.
         sampling: of those that are drawn, in their order.
-        hold: one entry per group: keep the K/V of its prefix for a later forward.
         shares: one entry per piece, in the order in which the pieces were given.
     """
 
@@ -61,7 +60,6 @@ class ForwardPlan:
     num_best: NDArray[np.int64]
     draws: NDArray[np.int64]
     sampling: Sampling
-    hold: tuple[bool, ...]
     shares: tuple[Share, ...]
 
     @property
@@ -135,7 +133,6 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         num_best=np.array([pieces[number].num_best for number in placed]).repeat(reads),
         draws=np.concatenate([pieces[number].draws() for number in placed]),
         sampling=Sampling.joined(pieces[number].sampling for number in placed),
-        hold=tuple(any(pieces[number].hold for number in members) for members in groups.values()),
         shares=_shares(pieces, list(groups.values())),
     )
 

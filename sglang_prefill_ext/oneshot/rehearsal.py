@@ -7,17 +7,18 @@ is tried here, in the model's own layers, so that no request waits for a compile
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from sglang_prefill_ext.attention.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.flight import Executor
-from sglang_prefill_ext.oneshot.planner import plan_forward
+from sglang_prefill_ext.oneshot.job import Job
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
@@ -70,11 +71,14 @@ class Rehearsed(Executor, Protocol):
         ...
 
 
-def rehearse(executor: Rehearsed, budget: ForwardBudget) -> None:
+def rehearse(executor: Rehearsed, budget: ForwardBudget, slots: PrefixCache) -> None:
     """Run forwards of every kind that requests within the budget can ask for.
 
     Torch compiles nothing, and prompts that share no prefix have one kind of forward, which has run
     when a budget was measured.
+
+    Args:
+        slots: room for the prefix of a request between its forwards; nobody else has any.
 
     Raises:
         RuntimeError: what `PackedExecutor.launch` raises.
@@ -86,15 +90,21 @@ def rehearse(executor: Rehearsed, budget: ForwardBudget) -> None:
         scenes.append(LONG)
     for scene in scenes:
         limit = replace(budget, max_tokens=min(scene.forward, budget.max_tokens))
-        held: Sequence[Any] = [None]
-        for piece in split_request(_request(scene, executor), limit):
-            completion = executor.launch(plan_forward([piece]), held, [None])
-            completion.wait()
-            held = completion.held
+        rows = _request(scene, executor, slots.capacity)
+        job = Job("rehearsal", rows, distinct=rows, pieces=split_request(rows, limit), large=True)
+        try:
+            while not job.launched:
+                boarding = Boarding([job], slots)
+                executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
+                boarding.commit()
+                job.next_piece += 1
+        finally:
+            if job.held is not None:
+                job.held.rollback()
 
 
-def _request(scene: Scene, executor: Rehearsed) -> PackedRows:
-    prefix = scene.prefix
+def _request(scene: Scene, executor: Rehearsed, room: int) -> PackedRows:
+    prefix = min(scene.prefix, room)
     if executor.longest_prompt is not None:
         prefix = min(prefix, executor.longest_prompt - 1)
     return PackedRows(

@@ -222,13 +222,23 @@ class PackedRuntime:
         refusal = self.policy.limits.refusal(self._queue.load, job.arrived)
         if refusal:
             return JobStatus.REJECTED, refusal
-        kept, job.value_places = distinct_rows(job.rows)
-        job.pieces = split_request(kept, budget)
+        job.distinct, job.value_places = distinct_rows(job.rows)
+        job.large = not budget.fits(len(job.distinct.tokens), job.distinct.num_reads)
+        if job.large:
+            return self._plan_large(job)
+        job.pieces = split_request(job.distinct, budget)
         job.cached_tokens = self._cached_tokens(job.piece)
         return None
 
+    def _plan_large(self, job: Job) -> tuple[JobStatus, str] | None:
+        self._forwards.cut(job)
+        if job.divided and self._cache is not None and job.rows.prefix_len > self._cache.capacity:
+            message = f"There is room for {self._cache.capacity} tokens between two forwards."
+            return JobStatus.NO_ROOM, message
+        return None
+
     def _cached_tokens(self, piece: Piece) -> int:
-        if self._cache is None or not piece.uses_cache:
+        if self._cache is None or not self._cache.shares or not piece.uses_cache:
             return 0
         return self._cache.cached_tokens(piece.prefix_ids, piece.adapter)
 
@@ -239,7 +249,7 @@ class PackedRuntime:
 
     def _ended(self, job: Job, status: JobStatus, message: str) -> PackedResult:
         job.ended = True
-        job.held = None
+        self._forwards.let_go(job)
         self._queue.drop(job)
         wait_s, longest_row = 0.0, 0
         if status is JobStatus.REJECTED:

@@ -37,10 +37,10 @@ class Piece:
         label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
         normalised, num_best: what to read, see `PackedRows`.
         sampling: how a token is drawn behind each row; of no row where none is.
-        hold: keep the K/V of the prefix, the request's next piece needs it.
-        prefix_key: pieces with equal keys compute the same prefix and can share it; None where
-            only a part of the prefix is fresh, or the request has embeddings of its own: what
-            these are computed to may leave the model's range, and NaN spreads in a group.
+        prefix_key: pieces with equal keys compute the same prefix and can share it; None where the
+            request fits no forward, where the prefix is read, and where the request has embeddings
+            of its own: what these are computed to may leave the model's range, and NaN spreads in
+            a group.
     """
 
     span: GroupSpan
@@ -53,7 +53,6 @@ class Piece:
     normalised: bool
     num_best: int
     sampling: Sampling
-    hold: bool
     prefix_key: PrefixKey | None
 
     @property
@@ -80,13 +79,12 @@ class Piece:
     @property
     def uses_cache(self) -> bool:
         """Whether the prefix cache may stand in for a part of the prefix."""
-        return self.prefix_key is not None and len(self.prefix_ids) > 0 and self.span.num_rows > 0
+        return self.prefix_key is not None and _is_cacheable(self.prefix_ids)
 
     @property
     def is_replayable(self) -> bool:
         """Whether a forward of such pieces is like those that graphs replay, see `eager_reason`."""
-        kept = self.hold or self.span.held
-        plain = not kept and not self.adapter and not len(self.overrides)
+        plain = not self.span.held and not self.adapter and not len(self.overrides)
         return plain and self.span.reads_row_ends
 
     def behind(self, cached: int) -> Piece:
@@ -124,48 +122,66 @@ def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
     return int(unfit.max()) if len(unfit) else None
 
 
-def split_request(rows: PackedRows, budget: ForwardBudget) -> list[Piece]:
+def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> list[Piece]:
     """Divide a request into as few pieces as the budget allows; one if it fits.
 
-    Every token is computed exactly once. The prefix may be cut anywhere, rows stay whole and in
-    order; among all divisions into equally few pieces this one has the smallest largest piece.
+    Every token behind the cached ones is computed exactly once. The prefix may be cut anywhere,
+    rows stay whole and in order; among all divisions into equally few pieces this one has the
+    smallest largest piece.
+
+    Args:
+        cached: first tokens of the prefix that the first piece finds in the prefix cache.
 
     Raises:
         PackingError: there is an `unfit_row`; such a request must not come here.
     """
     starts = _Starts.of(rows)
-    if budget.fits(len(rows.tokens), rows.num_reads):
-        cuts = [(0, rows.prefix_len, 0, rows.num_rows)]
+    if budget.fits(len(rows.tokens) - cached, rows.num_reads):
+        cuts = [(cached, rows.prefix_len - cached, 0, rows.num_rows)]
     else:
-        cuts = _balanced_cuts(rows, starts, budget)
-    return [
-        _piece(rows, starts, cut, is_last=number == len(cuts))
-        for number, cut in enumerate(cuts, start=1)
-    ]
+        cuts = _balanced_cuts(rows, starts, budget, cached)
+    return [_piece(rows, starts, cut) for cut in cuts]
 
 
-def _balanced_cuts(rows: PackedRows, starts: _Starts, budget: ForwardBudget) -> list[_Cut]:
+def cacheable_prefix(rows: PackedRows) -> Int32Array | None:
+    """The prefix of a request, if the prefix cache may stand in for a part of it.
+
+    What is read of a prefix has to be computed.
+    """
+    prefix = rows.tokens[: rows.prefix_len]
+    alone = rows.prefix_reads > 0 or len(rows.overrides) > 0
+    return None if alone or not _is_cacheable(prefix) else prefix
+
+
+def _is_cacheable(prefix: Int32Array) -> bool:
+    """The cache knows token ids alone, so an embedding may not stand in a prefix."""
+    return len(prefix) > 0 and int(prefix.min()) >= 0
+
+
+def _balanced_cuts(
+    rows: PackedRows, starts: _Starts, budget: ForwardBudget, cached: int
+) -> list[_Cut]:
     unfit = unfit_row(rows, budget)
     if unfit is not None:
         raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
     # Filling one piece after the other gives the fewest for any limit on their tokens, and
     # fewer the higher the limit: the lowest limit that needs no more pieces is found by bisection.
-    fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget))
-    lowest = max(int(rows.suffix_lens.max()), -(-len(rows.tokens) // fewest))
+    fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget, cached))
+    lowest = max(int(rows.suffix_lens.max()), -(-(len(rows.tokens) - cached) // fewest))
     limit = lowest + bisect_left(
         range(lowest, budget.max_tokens),
         True,
-        key=lambda tokens: len(_greedy_cuts(rows, starts, tokens, budget)) <= fewest,
+        key=lambda tokens: len(_greedy_cuts(rows, starts, tokens, budget, cached)) <= fewest,
     )
-    return _greedy_cuts(rows, starts, limit, budget)
+    return _greedy_cuts(rows, starts, limit, budget, cached)
 
 
 def _greedy_cuts(
-    rows: PackedRows, starts: _Starts, max_tokens: int, budget: ForwardBudget
+    rows: PackedRows, starts: _Starts, max_tokens: int, budget: ForwardBudget, cached: int
 ) -> list[_Cut]:
     """Fill piece after piece up to `max_tokens` and the budget's memory."""
     cuts: list[_Cut] = []
-    held, prefix = 0, rows.prefix_len
+    held, prefix = cached, rows.prefix_len
     chunk = min(max_tokens, budget.longest_chunk(all_read=rows.prefix_reads > 0))
     while prefix - held > chunk:
         cuts.append((held, chunk, 0, 0))
@@ -186,7 +202,7 @@ def _greedy_cuts(
     return cuts
 
 
-def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Piece:
+def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
     held, fresh, first, last = cut
     prefix_ids = rows.tokens[held : held + fresh]
     # Reads of the prefix are its last tokens, so those of a part of it are its last ones, too.
@@ -203,7 +219,8 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Pi
         read_lens=rows.read_lens[first:last] if len(rows.read_lens) else None,
     )
     # What is read of a prefix has to be computed, and for one request only.
-    is_shared = fresh == rows.prefix_len and not rows.prefix_reads and not len(rows.overrides)
+    whole = span.num_tokens == len(rows.tokens)
+    is_shared = whole and not rows.prefix_reads and not len(rows.overrides)
     return Piece(
         span=span,
         prefix_ids=prefix_ids,
@@ -215,6 +232,5 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut, *, is_last: bool) -> Pi
         normalised=rows.normalised,
         num_best=rows.num_best,
         sampling=rows.sampling[first:last],
-        hold=rows.prefix_len > 0 and not is_last,
         prefix_key=(rows.adapter, prefix_ids.tobytes()) if is_shared else None,
     )

@@ -14,7 +14,7 @@ MODEL_USES = (
         target="sglang.srt.managers.tp_worker.TpModelWorker",
         group=Group.SCHEDULER,
         used_by=(
-            *"compat.runtime_setup compat.capability compat.radix".split(),
+            *"compat.runtime_setup compat.capability".split(),
             "compat.known_answers",
         ),
         why="the way to the model runner",

@@ -7,7 +7,6 @@ launch computes nothing, and only its form on Hopper is noted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,10 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.model import Attend, ProductHead
-from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.rehearsal import rehearse
-from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from tests.unit.oneshot.caches import MemoryCache
+from tests.unit.oneshot.jobs import job_of_rows, run_alone
 from tests.unit.oneshot.tiny_model import HIDDEN, LAYERS, TinyModel
 
 KERNELS = (
@@ -109,9 +108,7 @@ def whole_prefix(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def run(executor: PackedExecutor, rows: PackedRows, budget: ForwardBudget) -> None:
-    held: Sequence[Any] = [None]
-    for piece in split_request(rows, budget):
-        held = executor.launch(plan_forward([piece]), held, [None]).held
+    run_alone(executor, job_of_rows(rows, budget), MemoryCache(keeps=False))
 
 
 @st.composite
@@ -133,7 +130,7 @@ def rehearsed(request: pytest.FixtureRequest) -> Any:
         patch.setattr("sglang_prefill_ext.oneshot.executor.multiprocessors", lambda _device: 132)
         forms = Forms(patch)
         executor = PackedExecutor(Projections(), readout_bytes=1 << 20, attention=request.param)
-        rehearse(executor, BUDGET)
+        rehearse(executor, BUDGET, MemoryCache(keeps=False))
         yield executor, forms
 
 

@@ -52,9 +52,12 @@ from sglang_prefill_ext.compat.model import SglangModel, SglangVectorModel  # no
 from sglang_prefill_ext.compat.soft_cap import capped_on_host  # noqa: E402
 from sglang_prefill_ext.frontend.labels import pack_labels  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
+from sglang_prefill_ext.oneshot.boarding import Boarding  # noqa: E402
 from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.oneshot.executor import PackedExecutor  # noqa: E402
-from sglang_prefill_ext.oneshot.planner import plan_forward  # noqa: E402
+from sglang_prefill_ext.oneshot.job import Job  # noqa: E402
+from sglang_prefill_ext.oneshot.own_pool import OwnPool  # noqa: E402
+from sglang_prefill_ext.oneshot.private_slots import PrivateSlots, Room  # noqa: E402
 from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows, int_array  # noqa: E402
@@ -108,15 +111,32 @@ def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
     return runner, tokenizer
 
 
+class FirstSlots:
+    """Room in a pool of which nobody else has any."""
+
+    capacity = 1024
+
+    def take(self, num_tokens: int) -> torch.Tensor:
+        return torch.arange(1, 1 + num_tokens)
+
+    def give_back(self, slots: torch.Tensor) -> None: ...
+
+
 def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, Any]:
     executor = PackedExecutor(model, readout_bytes=READOUT_BYTES)
     pieces = split_request(rows, ForwardBudget(max_tokens))
+    room: Room = FirstSlots()
+    if isinstance(model.pool, OwnPool):
+        model.pool.capacity, room = FirstSlots.capacity, model.pool
+    slots = PrivateSlots(room)
+    job = Job("job", rows, distinct=rows, pieces=pieces, large=len(pieces) > 1)
     values: list[float] = []
-    held = None
-    for piece in pieces:
-        completion = executor.launch(plan_forward([piece]), [held], [None])
-        (held,) = completion.held
-        values += completion.wait().tolist()
+    while not job.launched:
+        boarding = Boarding([job], slots)
+        values += executor.launch(boarding.plan, boarding.held, boarding.stores).wait().tolist()
+        job.next_piece += 1
+    if job.held is not None:
+        job.held.rollback()
     return {"forwards": len(pieces), "values": values}
 
 

@@ -14,7 +14,7 @@ import warnings
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,15 +43,25 @@ from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
-from sglang_prefill_ext.compat.kv_pool import SglangPool  # noqa: E402
+from sglang_prefill_ext.attention.way import HeadShape  # noqa: E402
+from sglang_prefill_ext.compat.kv_pool import (  # noqa: E402
+    SglangPool,
+    SglangRoom,
+    plain_pool,
+    room_in,
+)
 from sglang_prefill_ext.compat.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
 from sglang_prefill_ext.oneshot import forwards  # noqa: E402
 from sglang_prefill_ext.oneshot.admission import QueueLimits  # noqa: E402
+from sglang_prefill_ext.oneshot.boarding import Boarding  # noqa: E402
 from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
+from sglang_prefill_ext.oneshot.job import Job  # noqa: E402
+from sglang_prefill_ext.oneshot.own_pool import OwnPool  # noqa: E402
 from sglang_prefill_ext.oneshot.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.oneshot.policy import SchedulingPolicy  # noqa: E402
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime  # noqa: E402
+from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows  # noqa: E402
 
 EPISODES = 2_500
@@ -59,6 +69,8 @@ EPISODES = 2_500
 
 SLOTS, LONGEST = 192, 100
 """Two long prefixes fill the pool."""
+
+HEADS, CPU = HeadShape(1, 1, 1, 1), torch.device("cpu")
 
 POLICY = SchedulingPolicy(
     budget=ForwardBudget(90),  # longer prefixes are computed in parts
@@ -112,16 +124,16 @@ class Memory:
             enable_hierarchical_cache=False,
             spec_algorithm=SpeculativeAlgorithm.NONE,
         )
-        self.cache = prefix_cache_of(self.scheduler, PrefillOnlyConfig(prefix_caching=caching))
+        config = PrefillOnlyConfig(prefix_caching=caching)
+        self.cache: Any = prefix_cache_of(self.scheduler, config, SglangRoom(self.scheduler))
         self.committed: set[tuple[int, ...]] = set()
         """Beginnings of whole pages that were ever committed since the last flush."""
         self.open: list[Watched] = []
         """Transactions that have not ended."""
 
-    def watched(self, slots: Sequence[Any]) -> list[Watched]:
-        """The open transactions that these slots belong to."""
-        memories = {_memory_of(each) for each in slots if isinstance(each, torch.Tensor)}
-        return [each for each in self.open if _memory_of(each.slots) in memories]
+    def watched(self, slots: torch.Tensor) -> Watched:
+        """The open transaction that some slots belong to."""
+        return next(each for each in self.open if _memory_of(each.slots) == _memory_of(slots))
 
     def record_commit(self, tokens: Sequence[int]) -> None:
         for stop in range(self.page_size, len(tokens) + 1, self.page_size):
@@ -145,42 +157,54 @@ class Watched:
     def __init__(
         self, memory: Memory, prefix: Int32Array, seen: Counter[str], *, keep: bool
     ) -> None:
-        assert memory.cache is not None
         self.prefix: list[int] = prefix.tolist()
         self._memory, self._seen = memory, seen
         self._inner = memory.cache.begin(prefix, keep=keep)
-        self.cached, self.slots = self._inner.cached, self._inner.slots
-        self.stored = len(self.slots) - self.cached
+        self.cached = self._inner.cached
         matched = tuple(self.prefix[: self.cached])
         assert not matched or matched in memory.committed, "something uncommitted was matched"
-        assert self.stored % memory.page_size == 0
         seen["cached"] += self.cached > 0
-        if memory.keeps_all:
-            whole_pages = len(prefix) // memory.page_size * memory.page_size
-            seen["no_room"] += self.cached + self.stored < whole_pages
         seen["open"] += 1
         memory.open.append(self)
 
+    @property
+    def slots(self) -> torch.Tensor:
+        return self._inner.slots
+
+    def reserve(self, *, whole: bool) -> bool:
+        has_room = self._inner.reserve(whole=whole)
+        self._seen["whole"] += whole
+        self._seen["no_room"] += not has_room
+        stored = len(self.slots) - self.cached
+        if not has_room:
+            assert stored == 0
+        elif whole:
+            assert len(self.slots) == len(self.prefix)
+        else:
+            assert stored % self._memory.page_size == 0
+        return has_room
+
     def commit(self) -> None:
+        kept = max(self.cached, min(self._inner._commit_tokens, len(self.slots)))
         self._inner.commit()
-        self._memory.record_commit(self.prefix[: self.cached + self.stored])
+        self._memory.record_commit(self.prefix[:kept])
         self._end("commit")
 
     def rollback(self) -> None:
         self._inner.rollback()
         self._end("rollback")
 
-    def check_loaded(self) -> None:
-        """The K/V of what is cached are those of this very prefix."""
-        k, v = (x[self.slots[: self.cached]] for x in SglangPool(self._memory.pool).buffers(0))
-        wanted = key_values(self.prefix[: self.cached])
+    def check_loaded(self, held: int) -> None:
+        """The K/V of its first tokens are those of this very prefix."""
+        k, v = (x[self.slots[:held]] for x in SglangPool(self._memory.pool).buffers(0))
+        wanted = key_values(self.prefix[:held])
         assert torch.equal(k, wanted), "K of another prefix"
         assert torch.equal(v, -wanted), "V of another prefix"
 
-    def store(self) -> None:
-        """What a forward does."""
-        wanted = key_values(self.prefix)[self.cached : self.cached + self.stored]
-        SglangPool(self._memory.pool).store(0, self.slots[self.cached :], wanted, -wanted)
+    def store(self, start: int, stop: int) -> None:
+        """What a forward does with some tokens."""
+        wanted = key_values(self.prefix)[start:stop]
+        SglangPool(self._memory.pool).store(0, self.slots[start:stop], wanted, -wanted)
 
     def _end(self, how: str) -> None:
         self._memory.open.remove(self)
@@ -191,13 +215,16 @@ class Watched:
 class WatchedCache:
     def __init__(self, memory: Memory, seen: Counter[str]) -> None:
         self._memory, self._seen = memory, seen
+        self.shares, self.capacity = memory.cache.shares, memory.cache.capacity
+
+    def begin_private(self, num_tokens: int) -> Any:
+        raise AssertionError("every prefix is made of tokens")
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> Watched:
         assert not adapter
         return Watched(self._memory, prefix, self._seen, keep=keep)
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
-        assert self._memory.cache is not None
         cached = self._memory.cache.cached_tokens(prefix, adapter)
         matched = tuple(prefix[:cached].tolist())
         assert not matched or matched in self._memory.committed, "something uncommitted was seen"
@@ -217,11 +244,16 @@ class Executor:
 
     def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
         self._maybe_fail("launch")
-        sources = self.memory.watched(held)
-        for source in sources:
-            source.check_loaded()
-        for store in self.memory.watched(stores):
-            store.store()
+        sources = []
+        for span, loaded, stored in zip(plan.layout.groups, held, stores, strict=True):
+            assert (0 if loaded is None else len(loaded)) == span.held
+            if loaded is not None:
+                sources.append((self.memory.watched(loaded), span.held))
+            if stored is not None:
+                assert len(stored) <= span.fresh
+                self.memory.watched(stored).store(span.held, span.held + len(stored))
+        for source, num_held in sources:
+            source.check_loaded(num_held)
         self._maybe_fail("stored")
         return Completion(self, plan, sources)
 
@@ -235,17 +267,23 @@ class Executor:
 class Completion:
     executor: Executor
     plan: ForwardPlan
-    sources: list[Watched]
-    held: list[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.held = [object() if hold else None for hold in self.plan.hold]
+    sources: list[tuple[Watched, int]]
 
     def wait(self) -> Float32Array:
-        for source in self.sources:
-            source.check_loaded()  # what is locked stays as long as the forward may read it
+        for source, num_held in self.sources:
+            source.check_loaded(num_held)  # what is locked stays as long as the forward may read it
         self.executor._maybe_fail("wait")
         return np.zeros(self.plan.num_values, dtype=np.float32)
+
+
+def rows_of(prefix: list[int], lens: list[int]) -> PackedRows:
+    return PackedRows(
+        tokens=np.array(prefix + [99] * sum(lens), dtype=np.int32),
+        prefix_len=len(prefix),
+        suffix_lens=np.array(lens, dtype=np.int32),
+        label_ids=np.array([1], dtype=np.int32),
+        label_lens=np.array([], dtype=np.int32),
+    )
 
 
 def _memory_of(slots: torch.Tensor) -> int:
@@ -341,15 +379,9 @@ class Episodes:
     def submit(self) -> None:
         prefix, rows = self.prefix(), self.random.randint(1, 4)
         lens = [self.random.randint(1, 12) for _ in range(rows)]
-        rows_of = PackedRows(
-            tokens=np.array(prefix + [99] * sum(lens), dtype=np.int32),
-            prefix_len=len(prefix),
-            suffix_lens=np.array(lens, dtype=np.int32),
-            label_ids=np.array([1], dtype=np.int32),
-            label_lens=np.array([], dtype=np.int32),
-        )
         keep = self.random.random() < 0.3
-        self.runtime.submit(f"{self.submitted}.", rows_of, None, keep_prefix=keep)
+        rows_of_job = rows_of(prefix, lens)
+        self.runtime.submit(f"{self.submitted}.", rows_of_job, None, keep_prefix=keep)
         self.submitted += 1
 
     def abort(self) -> None:
@@ -373,7 +405,8 @@ def caches_if_changed() -> dict[str, bool]:
 
     def cached(memory: Memory, **changes: Any) -> bool:
         scheduler = SimpleNamespace(**{**vars(memory.scheduler), **changes})
-        return prefix_cache_of(scheduler, PrefillOnlyConfig()) is not None
+        pool = plain_pool(scheduler.tp_worker.model_runner) or OwnPool(HEADS, 1, torch.float32, CPU)
+        return prefix_cache_of(scheduler, PrefillOnlyConfig(), room_in(pool, scheduler)).shares
 
     plain = Memory(1, PrefixCaching.ALWAYS)
     other_dtype = SimpleNamespace(token_to_kv_pool=plain.pool, dtype=torch.bfloat16)
@@ -396,15 +429,18 @@ def caches_if_changed() -> dict[str, bool]:
 def protected_after_a_begin_that_raises() -> int:
     """Slots that stay locked, of a prefix whose first half is cached."""
     memory, prefix = Memory(1, PrefixCaching.ALWAYS), np.arange(40, dtype=np.int32)
-    assert memory.cache is not None
-    memory.cache.begin(prefix[:20], keep=False).commit()
+    first = memory.cache.begin(prefix[:20], keep=False)
+    assert first.reserve(whole=False)
+    first.commit()
 
     def fail(need_size: int) -> None:
         raise MemoryError
 
     memory.allocator.alloc = fail
+    job = Job("job", rows_of(prefix.tolist(), [1]))
+    job.pieces = split_request(job.rows, POLICY.budget)
     try:
-        memory.cache.begin(prefix, keep=False)
+        Boarding([job], memory.cache)
     except MemoryError:
         return int(memory.tree.protected_size())
     raise AssertionError("begin did not raise")

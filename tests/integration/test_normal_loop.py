@@ -15,7 +15,11 @@ from tests.integration import native_grpc
 from tests.integration.client import Client, score_body, wait_until
 from tests.integration.generation import assert_generation_is_undisturbed
 from tests.integration.own_server import Serving, serving
-from tests.integration.parity import assert_paths_agree, assert_same_answer
+from tests.integration.parity import (
+    assert_paths_agree,
+    assert_same_answer,
+    assert_same_answers,
+)
 from tests.integration.processes import scheduler_pid, stopped
 
 pytestmark = pytest.mark.timeout(900)
@@ -52,6 +56,35 @@ def test_the_loop_is_the_normal_one(client: Client) -> None:
 )
 def test_packed_and_stock_agree(client: Client, prefix: int, suffixes: list[int]) -> None:
     assert_paths_agree(client, score_body(prefix, prefix, suffixes))
+
+
+def test_a_prefix_longer_than_a_forward_is_cached_and_holds_nothing_afterwards(
+    client: Client,
+) -> None:
+    client.flush()
+    before, body = client.memory(), score_body(31, 2500, [5, 7])
+    answers, computed, cached = [], [], []
+    for _ in range(3):
+        with client.counting() as moved:
+            answers.append(client.score(body))
+        computed.append(moved["scheduler.tokens_computed"])
+        cached.append(moved["scheduler.tokens_cached"])
+    # Seen once, then kept, in whole blocks of 16 tokens, then used.
+    assert cached == [0, 0, 2496]
+    assert computed == [2512, 2512, 16]
+    client.assert_memory_returns_to(before)
+    assert_same_answers(answers, [client.score(body, stock=True)] * len(answers))
+
+
+def test_an_aborted_request_of_many_forwards_holds_nothing_afterwards(client: Client) -> None:
+    before = client.memory()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/v1/score", score_body(32, 3000, [250] * 200))
+        free = before["kv_slots"] - 3000
+        wait_until(lambda: client.scheduler()["memory"]["kv_slots_free"] <= free)
+        assert client.post("/abort_request", {"abort_all": True}).status_code == 200
+        assert answer.result().status_code == 503
+    client.assert_memory_returns_to(before)
 
 
 def test_generation_beside_scoring(client: Client) -> None:

@@ -36,6 +36,7 @@ def test_every_way_was_gone_many_times_and_nothing_was_lost(
     assert seen["open"] == 0
     for event in ("cached", "commit", "rollback", "ok", "failed", "aborted"):
         assert seen[event] > 300, event
+    assert seen["whole"] > 300, "prefixes longer than a forward"
     for place in ("launch", "stored", "wait"):
         assert seen[f"failed_{place}"] > 300, place
 

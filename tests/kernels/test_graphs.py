@@ -92,7 +92,7 @@ def never_waiting() -> Iterator[None]:
 
 
 def answer(executor: PackedExecutor, forward: ForwardPlan) -> np.ndarray:
-    nothing = [None] * len(forward.hold)
+    nothing = [None] * len(forward.layout.groups)
     with never_waiting():
         completion = executor.launch(forward, nothing, nothing)
     return completion.wait()

@@ -314,6 +314,18 @@ async def test_what_is_computed_to_nan_takes_the_stock_path_and_nothing_else_doe
     assert _nothing_is_left(frontend, link)
 
 
+async def test_a_prefix_without_room_takes_the_stock_path_this_time(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer("no_room", "no room for the prefix"))
+    with pytest.raises(StockPathTaken) as taken:
+        await frontend.score(CALL)
+    assert taken.value.reason == "no_kv_room"
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    await frontend.score(CALL)
+    assert len(link.sent) == 2
+
+
 async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.wire.packed import Int32Array
 
-SLOTS = 4096
+SLOTS = 8192
 
 
 class MemoryPool:
@@ -33,24 +33,37 @@ class MemoryPool:
 class MemoryTransaction:
     """Insists on being ended once; `outcome` says how."""
 
-    def __init__(self, cache: MemoryCache, prefix: tuple[int, ...]) -> None:
-        self._cache, self._prefix = cache, prefix
-        source, self.cached = cache.match(prefix)
-        slots = [*source[: self.cached].tolist()]
-        slots += [cache.take_slot() for _ in prefix[self.cached :] if cache.keeps]
-        self.slots = torch.tensor(slots, dtype=torch.int64)
+    def __init__(self, cache: MemoryCache, prefix: tuple[int, ...], *, private: bool) -> None:
+        self._cache, self._prefix, self._private = cache, prefix, private
+        source, self.cached = (torch.empty(0), 0) if private else cache.match(prefix)
+        self.slots = source[: self.cached].to(torch.int64)
+        self.whole = False
         self.outcome = ""
 
+    def reserve(self, *, whole: bool) -> bool:
+        assert not self.outcome
+        self.whole = whole
+        missing = len(self._prefix) - self.cached
+        if whole or (self._cache.keeps and not self._private):
+            slots = self._cache.take(missing)
+            if slots is None:
+                return False
+            self.slots = torch.cat([self.slots, slots])
+        return True
+
     def commit(self) -> None:
-        if len(self.slots) > self.cached:
-            self._cache.committed[self._prefix] = self.slots
-        self._end("commit")
+        if self._cache.keeps and not self._private and len(self.slots) > self.cached:
+            self._cache.commit(self._prefix, self.slots)
+            self._end("commit", kept=len(self.slots))
+        else:
+            self._end("commit", kept=self.cached)
 
     def rollback(self) -> None:
-        self._end("rollback")
+        self._end("rollback", kept=self.cached)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str, kept: int) -> None:
         assert not self.outcome, "a transaction ends once"
+        self._cache.free += self.slots[kept:].tolist()
         self.outcome = outcome
 
 
@@ -60,10 +73,23 @@ class MemoryCache:
     Args:
         keeps: whether prefixes are stored.
         failing_begins: numbers (from 1) of the calls of `begin` that raise.
+        capacity: slots.
+
+    Attributes:
+        free: slots that nobody has.
     """
 
-    def __init__(self, *, keeps: bool = True, failing_begins: frozenset[int] = frozenset()) -> None:
+    shares = True
+
+    def __init__(
+        self,
+        *,
+        keeps: bool = True,
+        failing_begins: frozenset[int] = frozenset(),
+        capacity: int = SLOTS - 1,
+    ) -> None:
         self.keeps = keeps
+        self.capacity = capacity
         self.committed: dict[tuple[int, ...], Tensor] = {}
         """The slots of what was committed."""
         self.begun: list[MemoryTransaction] = []
@@ -72,7 +98,7 @@ class MemoryCache:
         self._failing_begins = failing_begins
         self._begins = 0
         # In no order, as those of a server are after a while.
-        self._slots = iter((torch.randperm(SLOTS - 1) + 1).tolist())
+        self.free: list[int] = (torch.randperm(SLOTS - 1) + 1)[:capacity].tolist()
 
     @property
     def outcomes(self) -> list[str]:
@@ -80,20 +106,33 @@ class MemoryCache:
         return [transaction.outcome for transaction in self.begun]
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> MemoryTransaction:
-        self._begins += 1
         self.adapters.append(adapter)
         self.keep_asked.append(keep)
-        if self._begins in self._failing_begins:
-            raise MemoryError("no room")
-        transaction = MemoryTransaction(self, tuple(prefix.tolist()))
-        self.begun.append(transaction)
-        return transaction
+        return self._begin(tuple(prefix.tolist()), private=False)
+
+    def begin_private(self, num_tokens: int) -> MemoryTransaction:
+        return self._begin((-1,) * num_tokens, private=True)
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         return self.match(tuple(prefix.tolist()))[1]
 
-    def take_slot(self) -> int:
-        return next(self._slots)
+    def take(self, num_tokens: int) -> Tensor | None:
+        if num_tokens > len(self.free):
+            return None
+        return torch.tensor([self.free.pop() for _ in range(num_tokens)], dtype=torch.int64)
+
+    def commit(self, prefix: tuple[int, ...], slots: Tensor) -> None:
+        """Of what was committed meanwhile, the later one is freed."""
+        source, shared = self.match(prefix)
+        self.free += [slot for slot in slots[:shared].tolist() if slot not in source.tolist()]
+        self.committed[prefix] = torch.cat([source[:shared], slots[shared:]])
+
+    def check_idle(self) -> None:
+        """Every transaction has ended, and every slot is free or of what was committed."""
+        assert "" not in self.outcomes
+        committed = [slot for slots in self.committed.values() for slot in slots.tolist()]
+        assert len({*self.free, *committed}) == self.capacity
+        assert not {*self.free} & {*committed}
 
     def match(self, prefix: tuple[int, ...]) -> tuple[Tensor, int]:
         """The slots of the committed prefix that has most in common with `prefix`, and how many
@@ -104,6 +143,14 @@ class MemoryCache:
             if length > best:
                 source, best = slots, length
         return source, best
+
+    def _begin(self, prefix: tuple[int, ...], *, private: bool) -> MemoryTransaction:
+        self._begins += 1
+        if self._begins in self._failing_begins:
+            raise MemoryError("no room")
+        transaction = MemoryTransaction(self, prefix, private=private)
+        self.begun.append(transaction)
+        return transaction
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from sglang_prefill_ext.oneshot.admission import load_of
+from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
+from sglang_prefill_ext.oneshot.prefix_cache import PrefixCache
 from sglang_prefill_ext.oneshot.split import split_request
-from sglang_prefill_ext.wire.packed import Float32Array
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 from tests.unit.wire.strategies import PlainRequest
 
 _numbers = count()
@@ -27,10 +29,38 @@ def request(prefix: Sequence[int] = (), *suffixes: Sequence[int]) -> PlainReques
 
 def job_of(plain: PlainRequest, budget: int = 100, **options: Any) -> Job:
     """A job that came after all jobs that were made before."""
-    rows, number = plain.pack(), next(_numbers)
-    pieces = split_request(rows, ForwardBudget(budget))
-    arrived = load_of(rows)
-    return Job(f"job-{number}", rows, number=number, arrived=arrived, pieces=pieces, **options)
+    return job_of_rows(plain.pack(), ForwardBudget(budget), **options)
+
+
+def job_of_rows(rows: PackedRows, budget: ForwardBudget, cached: int = 0, **options: Any) -> Job:
+    """Likewise; `cached` tokens of its prefix are in the cache if it is large."""
+    number = next(_numbers)
+    large = not budget.fits(len(rows.tokens), rows.num_reads)
+    cached = cached if large else 0
+    return Job(
+        f"job-{number}",
+        rows,
+        number=number,
+        arrived=load_of(rows),
+        distinct=rows,
+        pieces=split_request(rows, budget, cached),
+        large=large,
+        cut_behind=cached,
+        **options,
+    )
+
+
+def run_alone(executor: Any, job: Job, cache: PrefixCache) -> list[float]:
+    """Compute a job, one forward after the other; its values in the order of its pieces."""
+    values: list[float] = []
+    while not job.launched:
+        boarding = Boarding([job], cache)
+        values += executor.launch(boarding.plan, boarding.held, boarding.stores).wait().tolist()
+        boarding.commit()
+        job.next_piece += 1
+    if job.held is not None:
+        job.held.commit()
+    return values
 
 
 class IdleExecutor:
@@ -53,7 +83,6 @@ class IdleExecutor:
 
 class _IdleCompletion:
     def __init__(self, plan: ForwardPlan) -> None:
-        self.held = [None] * len(plan.hold)
         self._num_values = plan.num_values
 
     def wait(self) -> Float32Array:

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from sglang_prefill_ext.oneshot import boarding as boarding_module
-from sglang_prefill_ext.oneshot.boarding import Boarding
+from sglang_prefill_ext.oneshot.boarding import Boarding, NoRoomError
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
+from sglang_prefill_ext.oneshot.job import Job
 from tests.unit.oneshot.caches import MemoryCache
-from tests.unit.oneshot.jobs import job_of, request
+from tests.unit.oneshot.jobs import job_of, job_of_rows, request
 
 SHORT, LONG, OTHER = [1, 2], [1, 2, 3, 4], [7, 8, 9]
 
@@ -18,7 +20,9 @@ def warm(*prefixes: list[int]) -> MemoryCache:
     """A cache with these prefixes, its history forgotten."""
     cache = MemoryCache()
     for prefix in prefixes:
-        cache.begin(np.array(prefix, dtype=np.int32), keep=False).commit()
+        transaction = cache.begin(np.array(prefix, dtype=np.int32), keep=False)
+        transaction.reserve(whole=False)
+        transaction.commit()
     cache.begun.clear()
     cache.keep_asked.clear()
     return cache
@@ -62,7 +66,7 @@ def test_what_is_cached_is_held_and_the_rest_stored() -> None:
     ]
     assert boarding.plan.token_ids.tolist() == [3, 4, 9, 9, 5, 9]
     assert boarding.num_cached == 5
-    assert [boarding.cached(job.piece) for job in jobs] == [2, 3, 0]
+    assert [boarding.cached(job) for job in jobs] == [2, 3, 0]
     storing = [boarding.is_storing(job.piece.prefix_key) for job in jobs]
     assert storing == [True, False, True]
     assert not boarding.is_storing(None)
@@ -110,34 +114,81 @@ def test_a_forward_that_cannot_be_planned_is_rolled_back(monkeypatch: pytest.Mon
     assert cache.outcomes == ["rollback"]
 
 
-def test_parts_of_a_prefix_and_rows_without_one_leave_the_cache_alone() -> None:
+def test_rows_without_a_prefix_leave_the_cache_alone() -> None:
     cache = warm(SHORT)
-    divided, bare = job_of(request(LONG, [9], [9]), budget=3), job_of(request())
-    for number in range(len(divided.pieces)):
-        divided.next_piece, divided.held = number, f"held before piece {number}"
-        assert Boarding([divided], cache).held == [divided.held]
-    boarding = Boarding([bare], cache)
+    boarding = Boarding([job_of(request())], cache)
     assert boarding.held == boarding.stores == [None]
-    assert boarding.cached(bare.piece) == 0
+    assert boarding.num_cached == 0
     assert cache.begun == []
 
 
-def test_a_forward_that_only_computes_a_prefix_leaves_the_cache_alone() -> None:
+def divided_job(cached: int = 0, budget: int = 3) -> Job:
+    rows = request(LONG, [8], [9]).pack()
+    return job_of_rows(rows, ForwardBudget(budget), cached)
+
+
+@pytest.mark.parametrize("cached", [0, 2])
+def test_a_divided_job_has_one_transaction_of_its_own(cached: int) -> None:
+    cache, divided = warm(SHORT[:cached]) if cached else MemoryCache(), divided_job(cached)
+    stored = []
+    while not divided.launched:
+        span = divided.piece.span
+        boarding = Boarding([divided], cache)
+        (transaction,) = cache.begun
+        assert divided.held is transaction
+        assert transaction.whole
+        slots = transaction.slots.tolist()
+        assert len(slots) == len(LONG)
+        assert as_lists(boarding.held) == [slots[: span.held] or None]
+        stored += (as_lists(boarding.stores)[0]) or []
+        assert boarding.num_cached == boarding.cached(divided)
+        assert boarding.num_cached == (0 if divided.next_piece else cached)
+        assert not boarding.is_storing(divided.piece.prefix_key)
+        boarding.commit()
+        assert cache.outcomes == [""]
+        divided.next_piece += 1
+    assert stored == slots[cached:]
+
+
+def test_a_large_job_of_which_enough_is_cached_is_like_a_small_one() -> None:
+    cache, large = warm(LONG), divided_job(cached=4)
+    assert not large.divided
+    boarding = Boarding([large], cache)
+    assert large.held is None
+    assert [(group.held, group.fresh) for group in boarding.plan.layout.groups] == [(4, 0)]
+    boarding.commit()
+    assert cache.outcomes == ["commit"]
+
+
+def test_where_there_is_no_room_for_a_prefix_nothing_is_begun() -> None:
+    cache, divided = MemoryCache(capacity=5), divided_job()
+    with pytest.raises(NoRoomError) as failure:
+        Boarding([job_of(request(SHORT)), divided], cache)
+    assert failure.value.job is divided
+    assert divided.held is not None
+    divided.held.rollback()
+    cache.check_idle()
+
+
+def test_a_prefix_with_embeddings_is_held_and_not_cached() -> None:
     cache = warm(LONG)
-    divided = job_of(request(LONG, [9] * len(LONG)), budget=len(LONG))
-    boarding = Boarding([divided], cache)
-    assert (boarding.plan.num_tokens, boarding.plan.num_rows) == (4, 0)
-    assert cache.begun == []
-
-
-def test_a_prefix_that_is_held_for_later_rows_may_come_from_the_cache() -> None:
-    cache = warm(SHORT)
-    divided = job_of(request(LONG, *[[9, 9]] * 3), budget=6)
-    boarding = Boarding([divided], cache)
+    rows = request(LONG, [8], [9]).pack()
+    tokens = rows.tokens.copy()
+    tokens[1] = -1
+    overridden = replace(rows, tokens=tokens, overrides=np.zeros((1, 4), np.float32))
+    divided = job_of_rows(overridden, ForwardBudget(3))
+    Boarding([divided], cache).commit()
     (transaction,) = cache.begun
-    assert as_lists(boarding.held) == [transaction.slots[:2].tolist()]
-    assert as_lists(boarding.stores) == [transaction.slots[2:].tolist()]
-    assert boarding.plan.hold == (True,)
+    assert (transaction.cached, len(transaction.slots), cache.keep_asked) == (0, 4, [])
+
+
+def test_what_others_have_given_up_ends_with_the_forward_that_uses_it() -> None:
+    cache, divided = MemoryCache(), divided_job()
+    boarding = Boarding([divided], cache)
+    assert divided.held is not None
+    boarding.ends_here.append(divided.held)
+    boarding.commit()
+    assert cache.outcomes == ["rollback"]
 
 
 def test_without_a_cache_the_plan_is_the_whole_forward() -> None:

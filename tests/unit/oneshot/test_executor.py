@@ -18,15 +18,14 @@ from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
 from sglang_prefill_ext.oneshot.graph_use import GraphUse
-from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.model import Attend, ProductHead
 from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
-from sglang_prefill_ext.oneshot.split import Piece, split_request
+from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.oneshot.whole_rows import whole_rows
 from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.oneshot.caches import MemoryCache
-from tests.unit.oneshot.jobs import job_of
-from tests.unit.oneshot.tiny_model import HEAD_DIM, HIDDEN, KV_HEADS, LAYERS, VALUE_DIM, TinyModel
+from tests.unit.oneshot.jobs import job_of, job_of_rows, run_alone
+from tests.unit.oneshot.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 
@@ -64,18 +63,9 @@ def _plans(rows: PackedRows, budget: int) -> list[ForwardPlan]:
     return [plan_forward([piece]) for piece in split_request(rows, ForwardBudget(budget))]
 
 
-def _packed(
-    model: TinyModel, request: PlainRequest, budget: int, readout_rows: int
-) -> tuple[list[float], list[HeldPrefix | None]]:
+def _packed(model: TinyModel, request: PlainRequest, budget: int, readout_rows: int) -> list[float]:
     executor = PackedExecutor(model, readout_bytes=readout_rows * VOCAB * 4)
-    held: HeldPrefix | None = None
-    handles, values = [], []
-    for plan in _plans(request.pack(), budget):
-        completion = executor.launch(plan, [held], [None])
-        (held,) = completion.held
-        handles.append(held)
-        values += completion.wait().tolist()
-    return values, handles
+    return run_alone(executor, job_of(request, budget), MemoryCache(keeps=False))
 
 
 @given(plain_requests())
@@ -93,7 +83,7 @@ def test_values_equal_those_of_every_row_on_its_own(
     request: PlainRequest, budget: int, readout_rows: int, adapter: str
 ) -> None:
     model, request = TinyModel(), replace(request, adapter=adapter)
-    values, _ = _packed(model, request, budget, readout_rows)
+    values = _packed(model, request, budget, readout_rows)
     assert values == pytest.approx(_row_by_row(request), abs=1e-5)
     assert sum(model.logit_rows) == len(request.suffixes)
     assert max(model.logit_rows) <= readout_rows
@@ -105,43 +95,32 @@ def test_requests_in_company_get_the_values_that_they_get_alone(
     requests: list[PlainRequest], budget: int, data: st.DataObject
 ) -> None:
     """Forwards of random pieces, each of the next piece of some requests."""
-    executor = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4)
+    executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
     first = requests[0].prefix
     requests = [
         replace(each, prefix=first) if data.draw(st.booleans()) else each for each in requests
     ]
-    waiting = [split_request(each.pack(), ForwardBudget(budget)) for each in requests]
-    held: list[HeldPrefix | None] = [None] * len(requests)
-    values: list[list[float]] = [[] for _ in requests]
-    while any(waiting):
-        open_ones = [number for number, pieces in enumerate(waiting) if pieces]
+    jobs = [job_of(each, budget) for each in requests]
+    while open_ones := [job for job in jobs if not job.launched]:
         chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
-        pieces: list[Piece] = [waiting[number].pop(0) for number in chosen]
-        plan = plan_forward(pieces)
-        before: list[HeldPrefix | None] = [None] * len(plan.hold)
-        for number, share in zip(chosen, plan.shares, strict=True):
-            before[share.group] = held[number]
-        completion = executor.launch(plan, before, [None] * len(before))
-        computed = completion.wait().tolist()
-        for number, piece, share in zip(chosen, pieces, plan.shares, strict=True):
-            held[number] = completion.held[share.group] if piece.hold else None
-            values[number] += computed[share.values]
-    for each, answer in zip(requests, values, strict=True):
-        assert answer == pytest.approx(_row_by_row(each), abs=1e-5)
+        boarding = Boarding(chosen, cache)
+        computed = executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
+        boarding.commit()
+        for job, share in zip(chosen, boarding.plan.shares, strict=True):
+            job.values.append(computed[share.values])
+            job.next_piece += 1
+            if job.launched and job.held is not None:
+                job.held.rollback()
+    for each, job in zip(requests, jobs, strict=True):
+        assert job.answer().tolist() == pytest.approx(_row_by_row(each), abs=1e-5)
 
 
 def _with_cache(
     executor: PackedExecutor, request: PlainRequest, budget: int, cache: MemoryCache
 ) -> list[float]:
-    job, values = job_of(request, budget), list[float]()
-    for number in range(len(job.pieces)):
-        job.next_piece = number
-        boarding = Boarding([job], cache)
-        completion = executor.launch(boarding.plan, boarding.held, boarding.stores)
-        (job.held,) = completion.held
-        values += completion.wait().tolist()
-        boarding.commit()
-    return values
+    rows = request.pack()
+    cached = cache.cached_tokens(rows.tokens[: rows.prefix_len])
+    return run_alone(executor, job_of_rows(rows, ForwardBudget(budget), cached), cache)
 
 
 @given(st.lists(plain_requests(), min_size=1, max_size=4), st.integers(5, 40), st.data())
@@ -185,11 +164,8 @@ def test_labels_alone_are_read_without_the_vocabulary(
 ) -> None:
     executor = PackedExecutor(model, readout_bytes=VOCAB * 4)
     model.logit_rows.clear()
-    held, values = None, []
-    for plan in _plans(replace(request.pack(), normalised=False), budget):
-        completion = executor.launch(plan, [held], [None])
-        (held,) = completion.held
-        values += completion.wait().tolist()
+    rows = replace(request.pack(), normalised=False)
+    values = run_alone(executor, job_of_rows(rows, ForwardBudget(budget)), MemoryCache())
     expected = iter(_row_by_row(request))
     for labels in request.labels:
         row = torch.tensor([next(expected) for _ in labels])
@@ -210,7 +186,7 @@ def test_only_rows_that_ask_for_it_pass_over_the_vocabulary(
         for each, normalised in zip(requests, wanted, strict=True)
     ]
     plan = plan_forward(pieces)
-    nothing = [None] * len(plan.hold)
+    nothing = [None] * len(plan.layout.groups)
     model.logit_rows.clear()
     values = PackedExecutor(model, readout_bytes=1 << 20).launch(plan, nothing, nothing).wait()
     asking = [each for each, asks in zip(requests, wanted, strict=True) if asks]
@@ -230,22 +206,6 @@ LONG = PlainRequest(
     labels=[[7, 8]] * 3,
     shared_labels=True,
 )
-
-
-def test_a_prefix_in_chunks_is_held_from_forward_to_forward() -> None:
-    values, handles = _packed(TinyModel(), LONG, budget=4, readout_rows=4)
-    assert values == pytest.approx(_row_by_row(LONG), abs=1e-5)
-    lengths = [None if held is None else len(held.layers[1][0]) for held in handles]
-    assert lengths == [4, 8, 10, None]
-    assert all(len(held.layers) == LAYERS for held in handles if held is not None)
-
-
-def test_held_keys_and_values_do_not_pin_the_forward_they_came_from() -> None:
-    _, handles = _packed(TinyModel(), LONG, budget=12, readout_rows=4)
-    (held,) = [held for held in handles if held is not None]
-    for key, value in held.layers.values():
-        assert key.untyped_storage().nbytes() == 8 * KV_HEADS * HEAD_DIM * 4
-        assert value.untyped_storage().nbytes() == 8 * KV_HEADS * VALUE_DIM * 4
 
 
 def test_row_lengths_count_the_prefix_to_the_first_row() -> None:

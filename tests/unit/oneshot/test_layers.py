@@ -13,9 +13,10 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.oneshot.boarding import Boarding
+from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.layers import LayerAttention
 from tests.unit.oneshot.caches import MemoryCache, MemoryPool
-from tests.unit.oneshot.jobs import job_of, request
+from tests.unit.oneshot.jobs import job_of, job_of_rows, request
 
 LAST_LAYER = 1
 
@@ -50,7 +51,7 @@ def values_of(tokens: np.ndarray, layer: int) -> Tensor:
     return torch.from_numpy(tokens + 100.0 * layer)[:, None, None]
 
 
-def attend(boarding: Boarding, pool: MemoryPool) -> tuple[LayerAttention, NotedAttention]:
+def attend(boarding: Boarding, pool: MemoryPool) -> NotedAttention:
     noted, tokens = NotedAttention(), boarding.plan.token_ids
     held, stores = boarding.held, boarding.stores
     attention = LayerAttention(boarding.plan, noted, held, stores, LAST_LAYER, pool)
@@ -58,18 +59,18 @@ def attend(boarding: Boarding, pool: MemoryPool) -> tuple[LayerAttention, NotedA
     for layer in range(LAST_LAYER + 1):
         k = values_of(tokens, layer)
         assert attention(layer, LayerInputs(k, k, -k, 1.0)) is k
-    return attention, noted
+    return noted
 
 
 def test_cached_tokens_are_read_where_they_lie_and_fresh_ones_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache, pool = MemoryCache(), MemoryPool()
-    monkeypatch.setattr(torch, "cat", None)
     for prefixes in ([[1, 2], [8]], [[5], [1, 2, 3, 4], [8]]):
         boarding = Boarding([job_of(request(prefix)) for prefix in prefixes], cache)
-        attention, noted = attend(boarding, pool)
-        assert attention.kept == [None] * len(prefixes)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "cat", None)
+            noted = attend(boarding, pool)
         boarding.commit()
     assert noted.calls == [("forward", [1, 2, 8]), ("read", [101, 102, 108])]
     for layer in range(LAST_LAYER + 1):
@@ -80,13 +81,19 @@ def test_cached_tokens_are_read_where_they_lie_and_fresh_ones_stored(
     assert pool.buffers(0)[0][cache.committed[(5,)]].flatten().tolist() == [5]
 
 
-def test_a_held_prefix_is_what_was_cached_and_what_is_fresh() -> None:
+def test_each_forward_of_a_divided_job_reads_what_those_before_have_left() -> None:
     cache, pool = MemoryCache(), MemoryPool()
     attend(first := Boarding([job_of(request([1, 2]))], cache), pool)
     first.commit()
-    divided = job_of(request([1, 2, 3], *[[9, 9]] * 3), budget=5)
-    attention, noted = attend(Boarding([divided], cache), pool)
-    (kept,) = attention.kept
-    assert noted.calls[0] == ("forward", [1, 2])
-    assert kept is not None
-    assert kept.load(1)[0].flatten().tolist() == [101, 102, 103]
+    rows = request([1, 2, 3, 4, 5, 6], *[[9, 9]] * 3).pack()
+    divided = job_of_rows(rows, ForwardBudget(3), cached=2)
+    seen = []
+    while not divided.launched:
+        seen += [calls[1] for calls in attend(Boarding([divided], cache), pool).calls]
+        divided.next_piece += 1
+    whole = [1, 2, 3, 4, 5, 6]
+    fresh = [piece.prefix_ids.tolist() for piece in divided.pieces]
+    held = [whole[: piece.span.held] for piece in divided.pieces]
+    assert len(fresh) > 3
+    assert [token for each in fresh for token in each] == whole[2:]
+    assert seen == [[token + add for token in each] for each in held for add in (0, 100)]

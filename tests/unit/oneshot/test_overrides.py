@@ -15,11 +15,11 @@ from sglang_prefill_ext.oneshot.boarding import Boarding
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.distinct import distinct_rows
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.job import Job
 from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.oneshot.caches import MemoryCache
+from tests.unit.oneshot.jobs import job_of_rows
 from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.override_requests import REPLACED, embeds, orders, pack_overridden
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
@@ -35,10 +35,10 @@ def _reference() -> TinyModel:
 def _values(model: TinyModel, requests: Sequence[PackedRows], budget: int) -> list[list[float]]:
     """Answers of requests that go through their forwards side by side, on a prefix cache."""
     executor, cache = PackedExecutor(model, readout_bytes=2 * VOCAB * 4), MemoryCache()
-    jobs = [Job(str(number), rows) for number, rows in enumerate(requests)]
-    for job in jobs:
-        kept, job.value_places = distinct_rows(job.rows)
-        job.pieces = split_request(kept, ForwardBudget(budget))
+    jobs = []
+    for rows in requests:
+        kept, places = distinct_rows(rows)
+        jobs.append(job_of_rows(kept, ForwardBudget(budget), value_places=places))
     while waiting := [job for job in jobs if not job.launched]:
         boarding = Boarding(waiting, cache)
         completion = executor.launch(boarding.plan, boarding.held, boarding.stores)
@@ -46,8 +46,10 @@ def _values(model: TinyModel, requests: Sequence[PackedRows], budget: int) -> li
         boarding.commit()
         for job, share in zip(waiting, boarding.plan.shares, strict=True):
             job.values.append(values[share.values])
-            job.held = completion.held[share.group] if job.piece.hold else None
             job.next_piece += 1
+            if job.launched and job.held is not None:
+                job.held.commit()
+    cache.check_idle()
     return [job.answer().tolist() for job in jobs]
 
 

@@ -13,12 +13,13 @@ from torch import Tensor
 from sglang_prefill_ext.oneshot.best_tokens import best_values
 from sglang_prefill_ext.oneshot.budget import ForwardBudget
 from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.held import HeldPrefix
 from sglang_prefill_ext.oneshot.memory import peak_bytes
 from sglang_prefill_ext.oneshot.planner import plan_forward
 from sglang_prefill_ext.oneshot.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.sampling import Sampling
+from tests.unit.oneshot.caches import MemoryCache
+from tests.unit.oneshot.jobs import job_of_rows, run_alone
 from tests.unit.oneshot.test_executor import _causal
 from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, Params, PlainRequest, plain_requests, sampling_params
@@ -108,13 +109,7 @@ def read_requests(draw: st.DrawFn) -> ReadRequest:
 
 
 def _run(executor: PackedExecutor, rows: PackedRows, budget: int) -> list[float]:
-    held: HeldPrefix | None = None
-    values: list[float] = []
-    for piece in split_request(rows, ForwardBudget(budget)):
-        completion = executor.launch(plan_forward([piece]), [held], [None])
-        (held,) = completion.held
-        values += completion.wait().tolist()
-    return values
+    return run_alone(executor, job_of_rows(rows, ForwardBudget(budget)), MemoryCache())
 
 
 @settings(deadline=None)
@@ -142,7 +137,7 @@ def test_requests_that_read_differently_share_a_forward(
     pieces = [split_request(rows, ForwardBudget(1_000))[0] for rows in packed]
     plan = plan_forward(pieces)
     executor = PackedExecutor(TinyModel(), readout_bytes=VOCAB * 4)
-    held = [None] * len(plan.hold)
+    held = [None] * len(plan.layout.groups)
     values = executor.launch(plan, held, held).wait()
     for request, share in zip(requests, plan.shares, strict=False):
         assert values[share.values].tolist() == pytest.approx(

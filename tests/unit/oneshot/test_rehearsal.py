@@ -17,6 +17,7 @@ from sglang_prefill_ext.oneshot.layout import ForwardLayout
 from sglang_prefill_ext.oneshot.planner import ForwardPlan
 from sglang_prefill_ext.oneshot.rehearsal import LARGE, LONE, LONG, rehearse
 from tests.unit.attention.strategies import layout
+from tests.unit.oneshot.caches import SLOTS, MemoryCache
 from tests.unit.oneshot.jobs import IdleExecutor
 
 Kind = tuple[AttentionWay, bool]
@@ -32,10 +33,9 @@ class Stage(IdleExecutor):
         super().__init__(self.plans.append)
 
     def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Any:
-        assert [source is not None for source in held] == [g.held > 0 for g in plan.layout.groups]
-        completion: Any = super().launch(plan, held, stores)
-        completion.held = [object() if hold else None for hold in plan.hold]
-        return completion
+        for slots, group in zip(held, plan.layout.groups, strict=True):
+            assert (0 if slots is None else len(slots)) == group.held
+        return super().launch(plan, held, stores)
 
 
 def kind_of(forward: ForwardLayout, asked: AttentionWay) -> Kind:
@@ -46,9 +46,12 @@ def rehearsed(
     budget: ForwardBudget,
     attention: AttentionWay = AttentionWay.AUTO,
     longest_prompt: int | None = None,
+    room: int = SLOTS - 1,
 ) -> list[ForwardLayout]:
     stage = Stage(attention, longest_prompt)
-    rehearse(stage, budget)
+    slots = MemoryCache(keeps=False, capacity=room)
+    rehearse(stage, budget, slots)
+    slots.check_idle()
     assert all(budget.fits(plan.num_tokens, plan.num_reads) for plan in stage.plans)
     return [plan.layout for plan in stage.plans]
 
@@ -117,10 +120,26 @@ def test_prompts_are_no_longer_than_they_can_be() -> None:
     assert max(int(each.positions().max()) for each in forwards) == 99
 
 
+def test_a_prefix_is_no_longer_than_there_is_room() -> None:
+    assert max(each.groups[0].held for each in rehearsed(ForwardBudget(16_384), room=40)) == 40
+
+
+def test_a_rehearsal_that_fails_leaves_nothing_behind() -> None:
+    slots, stage = MemoryCache(), Stage(AttentionWay.FUSED)
+
+    def fail(plan: ForwardPlan) -> None:
+        raise RuntimeError("out of memory")
+
+    stage._on_launch = fail
+    with pytest.raises(RuntimeError):
+        rehearse(stage, ForwardBudget(1000), slots)
+    slots.check_idle()
+
+
 def test_vectors_are_read_where_the_model_makes_them() -> None:
     stage = Stage(AttentionWay.FUSED)
     stage.vector_width = 3
-    rehearse(stage, ForwardBudget(1000))
+    rehearse(stage, ForwardBudget(1000), MemoryCache())
     assert {length for plan in stage.plans for length in plan.label_lens.tolist()} == {3}
 
 
@@ -131,5 +150,5 @@ def test_nothing_is_compiled_without_kernels() -> None:
 def test_prompts_without_a_prefix_have_one_kind() -> None:
     stage = Stage(AttentionWay.AUTO)
     stage.causal = False
-    rehearse(stage, ForwardBudget(1000))
+    rehearse(stage, ForwardBudget(1000), MemoryCache())
     assert stage.plans == []

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
-from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
 from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, int_array, values_from_bytes
 from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.oneshot.caches import MemoryCache
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 BUDGET = 12
@@ -73,23 +73,13 @@ def _value(prompt: list[int], label: int) -> float:
     return float((weighted * 31 + label) % 9973)
 
 
-class StubHeld:
-    """Stands for the K/V of a prefix: the tokens that it was computed from."""
-
-    def __init__(self, prefix: list[int]) -> None:
-        self.prefix = prefix
-        self.used = False
-
-
 class StubCompletion:
     def __init__(
         self,
         executor: StubExecutor,
         owners: list[int],
         values: list[float],
-        held: Sequence[StubHeld | None],
     ) -> None:
-        self.held = held
         self._executor, self._owners, self._values = executor, owners, values
         self._number = len(executor.launches)
 
@@ -121,10 +111,11 @@ class StubExecutor:
     failures: list[list[int]] = field(default_factory=list)
     in_flight: list[StubCompletion] = field(default_factory=list)
     causal: bool = True
-    all_held: WeakSet[StubHeld] = field(default_factory=WeakSet)
+    token_in: dict[int, int] = field(default_factory=dict)
+    """What stands for K/V in the slots of a pool: the tokens that they were computed from."""
 
     def launch(
-        self, plan: ForwardPlan, held: Sequence[StubHeld | None], stores: Sequence[Any]
+        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
     ) -> StubCompletion:
         tokens = plan.token_ids.tolist()
         owners = _owners(tokens)
@@ -134,37 +125,26 @@ class StubExecutor:
             raise MemoryError("out of memory")
         self.launched_of.update(owners)
         self.num_tokens.append(len(tokens))
-        values, kept = _run(plan, held)
-        self.all_held.update(handle for handle in kept if handle is not None)
-        completion = StubCompletion(self, owners, values, kept)
+        completion = StubCompletion(self, owners, self._run(plan, held, stores))
         self.in_flight.append(completion)
         return completion
 
-
-def _run(
-    plan: ForwardPlan, held: Sequence[StubHeld | None]
-) -> tuple[list[float], list[StubHeld | None]]:
-    tokens, at, values, kept = plan.token_ids.tolist(), 0, list[float](), list[StubHeld | None]()
-    labels, counts = iter(plan.label_ids.tolist()), iter(plan.label_lens.tolist())
-    for span, before, hold in zip(plan.layout.groups, held, plan.hold, strict=True):
-        prefix = _prefix_before(before, span.held) + tokens[at : at + span.fresh]
-        kept.append(StubHeld(prefix) if hold else None)
-        at += span.fresh
-        for length in span.suffix_lens.tolist():
-            prompt = prefix + tokens[at : at + length]
-            values += [_value(prompt, next(labels)) for _ in range(next(counts))]
-            at += length
-    return values, kept
-
-
-def _prefix_before(held: StubHeld | None, length: int) -> list[int]:
-    if held is None:
-        assert length == 0
-        return []
-    assert not held.used, "a handle belongs to the next forward of the job"
-    held.used = True
-    assert len(held.prefix) == length > 0
-    return held.prefix
+    def _run(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> list[float]:
+        tokens, at, values = plan.token_ids.tolist(), 0, list[float]()
+        labels, counts = iter(plan.label_ids.tolist()), iter(plan.label_lens.tolist())
+        for span, before, store in zip(plan.layout.groups, held, stores, strict=True):
+            slots = [] if before is None else before.tolist()
+            assert len(slots) == span.held
+            fresh = tokens[at : at + span.fresh]
+            prefix = [self.token_in[slot] for slot in slots] + fresh
+            if store is not None:
+                self.token_in.update(zip(store.tolist(), fresh, strict=True))
+            at += span.fresh
+            for length in span.suffix_lens.tolist():
+                prompt = prefix + tokens[at : at + length]
+                values += [_value(prompt, next(labels)) for _ in range(next(counts))]
+                at += length
+        return values
 
 
 @dataclass
@@ -179,7 +159,8 @@ class Simulation:
     aborted: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.runtime = PackedRuntime(self.executor, self._on_answer, self.policy)
+        self.slots = MemoryCache(keeps=False)
+        self.runtime = PackedRuntime(self.executor, self._on_answer, self.policy, cache=self.slots)
 
     def _on_answer(self, ended: Sequence[Ended]) -> None:
         self.answered_together.append(len(ended))
@@ -240,7 +221,7 @@ class Simulation:
         assert not self.runtime.busy
         assert not self.unanswered
         assert not self.executor.in_flight
-        assert not self.executor.all_held, "no K/V outlives its request"
+        self.slots.check_idle()
 
     def may_have_failed(self, number: int) -> bool:
         """Whether a forward with the job alone failed."""

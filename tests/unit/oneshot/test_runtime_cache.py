@@ -65,7 +65,6 @@ class FailingExecutor:
 
 class FailingCompletion:
     def __init__(self, plan: ForwardPlan, *, fails: bool) -> None:
-        self.held = [object() if hold else None for hold in plan.hold]
         self._num_values, self._fails = plan.num_values, fails
 
     def wait(self) -> Float32Array:
@@ -100,9 +99,15 @@ class Setup:
             rid = f"job-{len(self.answers) + self.runtime.waiting_jobs + self.runtime.in_flight}"
             self.runtime.submit(rid, request(prefix).pack(), None)
 
+    def submit_large(self, prefix: list[int], rows: int, **options: Any) -> None:
+        rid = f"job-{len(self.answers) + self.runtime.waiting_jobs + self.runtime.in_flight}"
+        suffixes = [[100 + row] for row in range(rows)]
+        self.runtime.submit(rid, request(prefix, *suffixes).pack(), None, **options)
+
     def finish(self) -> None:
         while self.runtime.busy:
             self.runtime.step()
+        self.cache.check_idle()
 
     @property
     def committed(self) -> set[tuple[int, ...]]:
@@ -217,6 +222,128 @@ def test_a_follower_computes_the_prefix_itself_if_its_leader_fails() -> None:
     assert [plan.num_tokens for plan in executor.plans] == [21, 21]
 
 
+LARGE = list(range(200))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_prefix_longer_than_a_forward_is_cached(asynchronous: bool) -> None:
+    setup = Setup(FailingExecutor(asynchronous))
+    for _ in range(2):
+        setup.submit_large(LARGE, rows=3)
+        setup.finish()
+    computed = [plan.num_tokens for plan in setup.executor.plans]
+    assert sum(computed[:-1]) == 203
+    assert computed[-1] == 3
+    assert setup.committed == {tuple(LARGE)}
+    assert setup.tokens_cached == [0, 200]
+    assert setup.runtime.stats.tokens_cached == 200
+
+
+def test_what_is_cached_of_a_long_prefix_is_not_computed_again() -> None:
+    setup = Setup(FailingExecutor())
+    setup.submit(LARGE[:50])
+    setup.submit_large(LARGE, rows=70)
+    setup.submit_large([*LARGE, 7], rows=70)
+    setup.finish()
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 51 + 150 + 70 + 1 + 70
+    assert setup.tokens_cached == [0, 50, 200]
+
+
+def test_a_prefix_that_has_left_the_cache_meanwhile_is_computed_again() -> None:
+    setup = Setup(FailingExecutor())
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    setup.submit_large(LARGE, rows=3)
+    for slots in setup.cache.committed.values():
+        setup.cache.free += slots.tolist()
+    setup.cache.committed.clear()
+    setup.finish()
+    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 2 * 203
+    assert max(plan.num_tokens for plan in setup.executor.plans) <= 64
+
+
+def test_a_follower_waits_for_the_last_forward_of_a_long_prefix() -> None:
+    setup = Setup(FailingExecutor(asynchronous=True))
+    for _ in range(2):
+        setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 203 + 3
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("end", ["abort", "expire", "restart", "finish"])
+def test_however_a_divided_job_ends_its_slots_are_free(
+    asynchronous: bool, steps: int, end: str
+) -> None:
+    setup = Setup(FailingExecutor(asynchronous), MemoryCache(keeps=False))
+    setup.submit_large(LARGE, rows=3, deadline_ms=1e6)
+    for _ in range(steps):
+        setup.runtime.step()
+    assert len(setup.cache.free) == setup.cache.capacity - len(LARGE)
+    if end == "abort":
+        setup.runtime.abort("job-0")
+    elif end == "expire":
+        setup.runtime.expire(2e6, 1.0)
+    elif end == "restart":
+        setup.runtime.step(launch=False)
+        setup.runtime.restart_waiting()
+        setup.cache.check_idle()
+    in_flight = setup.runtime.in_flight
+    assert (setup.cache.outcomes == [""]) == (end == "finish" or in_flight > 0)
+    setup.finish()
+    wanted = {"abort": JobStatus.ABORTED, "expire": JobStatus.EXPIRED}.get(end, JobStatus.OK)
+    assert setup.answers == {"job-0": wanted}
+
+
+@each_place
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_divided_job_that_fails_leaves_nothing_behind(
+    asynchronous: bool, place: str, number: int
+) -> None:
+    setup = Setup(FailingExecutor(asynchronous))
+    setattr(setup.executor, place, frozenset([number]))
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert setup.answers == {"job-0": JobStatus.FAILED}
+    assert set(setup.cache.outcomes) == {"rollback"}
+    assert not setup.committed
+
+
+def test_a_prefix_for_which_there_is_never_room_goes_elsewhere_at_once() -> None:
+    setup = Setup(FailingExecutor(), MemoryCache(capacity=199))
+    setup.submit_large(LARGE, rows=3)
+    assert setup.answers == {"job-0": JobStatus.NO_ROOM}
+    setup.submit_large(LARGE[:199], rows=3)
+    setup.finish()
+    assert setup.answers["job-1"] is JobStatus.OK
+
+
+def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
+    setup = Setup(FailingExecutor())
+    taken = setup.cache.take(setup.cache.capacity - 150)
+    assert taken is not None
+    setup.submit_large(LARGE, rows=3)
+    setup.submit([1])
+    while setup.runtime.busy:
+        setup.runtime.step()
+    assert setup.answers == {"job-0": JobStatus.NO_ROOM, "job-1": JobStatus.OK}
+    setup.cache.free += taken.tolist()
+    setup.cache.check_idle()
+
+
+def test_forwards_in_flight_may_give_the_room_that_is_missing() -> None:
+    executor = FailingExecutor(asynchronous=True, failing_waits=frozenset([1]))
+    setup = Setup(executor, MemoryCache(capacity=210), ALONE)
+    setup.submit(PREFIX)
+    setup.runtime.step()
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert setup.answers == {"job-0": JobStatus.FAILED, "job-1": JobStatus.OK}
+
+
 FAMILY = st.builds(
     lambda length, end: [*PREFIX[:length], *[90] * end], st.integers(0, 20), st.integers(0, 2)
 )
@@ -248,4 +375,3 @@ def test_whatever_happens_every_transaction_ends(
             setup.runtime.abort("", everything=True)
     setup.finish()
     assert len(setup.answers) == submitted
-    assert "" not in setup.cache.outcomes

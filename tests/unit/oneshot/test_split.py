@@ -37,13 +37,14 @@ def _rows_of(piece: Piece) -> list[list[int]]:
     return [tokens[a:b] for a, b in pairwise(ends)]
 
 
-@given(REQUESTS, BUDGETS)
-def test_every_token_is_computed_once_and_in_order(
-    request: PlainRequest, budget: ForwardBudget
+@given(REQUESTS, BUDGETS, st.integers(0, 50))
+def test_every_token_behind_the_cached_ones_is_computed_once_and_in_order(
+    request: PlainRequest, budget: ForwardBudget, cached: int
 ) -> None:
-    prefix: list[int] = []
+    cached = min(cached, len(request.prefix))
+    prefix = request.prefix[:cached]
     rows: list[list[int]] = []
-    for piece in split_request(request.pack(), budget):
+    for piece in split_request(request.pack(), budget, cached):
         assert piece.span.held == len(prefix)
         assert piece.span.fresh == len(piece.prefix_ids)
         prefix += piece.prefix_ids.tolist()
@@ -53,9 +54,9 @@ def test_every_token_is_computed_once_and_in_order(
     assert rows == request.suffixes
 
 
-@given(REQUESTS, BUDGETS)
-def test_every_piece_fits(request: PlainRequest, budget: ForwardBudget) -> None:
-    for piece in split_request(request.pack(), budget):
+@given(REQUESTS, BUDGETS, st.integers(0, 50))
+def test_every_piece_fits(request: PlainRequest, budget: ForwardBudget, cached: int) -> None:
+    for piece in split_request(request.pack(), budget, min(cached, len(request.prefix))):
         assert piece.num_tokens == piece.span.num_tokens
         assert budget.fits(piece.num_tokens, piece.span.num_rows)
 
@@ -66,9 +67,10 @@ def test_a_request_that_fits_is_not_divided(request: PlainRequest, budget: Forwa
     assert fits == (len(split_request(request.pack(), budget)) == 1)
 
 
-def _best_division(request: PlainRequest, budget: ForwardBudget) -> tuple[int, int]:
+def _best_division(request: PlainRequest, budget: ForwardBudget, cached: int) -> tuple[int, int]:
     """``(pieces, tokens of the largest)`` of the best division, found by trying all."""
-    units = [(1, 0)] * len(request.prefix) + [(len(suffix), 1) for suffix in request.suffixes]
+    units = [(1, 0)] * (len(request.prefix) - cached)
+    units += [(len(suffix), 1) for suffix in request.suffixes]
 
     @cache
     def best(start: int) -> tuple[int, int]:
@@ -86,20 +88,14 @@ def _best_division(request: PlainRequest, budget: ForwardBudget) -> tuple[int, i
     return best(0)
 
 
-@given(REQUESTS, BUDGETS)
-def test_pieces_are_few_and_then_equal(request: PlainRequest, budget: ForwardBudget) -> None:
-    pieces = split_request(request.pack(), budget)
-    largest = max(piece.num_tokens for piece in pieces)
-    assert (len(pieces), largest) == _best_division(request, budget)
-
-
-@given(REQUESTS, BUDGETS)
-def test_the_prefix_is_held_until_the_last_piece(
-    request: PlainRequest, budget: ForwardBudget
+@given(REQUESTS, BUDGETS, st.integers(0, 50))
+def test_pieces_are_few_and_then_equal(
+    request: PlainRequest, budget: ForwardBudget, cached: int
 ) -> None:
-    pieces = split_request(request.pack(), budget)
-    needed = bool(request.prefix)
-    assert [piece.hold for piece in pieces] == [needed] * (len(pieces) - 1) + [False]
+    cached = min(cached, len(request.prefix))
+    pieces = split_request(request.pack(), budget, cached)
+    largest = max(piece.num_tokens for piece in pieces)
+    assert (len(pieces), largest) == _best_division(request, budget, cached)
 
 
 @given(REQUESTS, BUDGETS, st.booleans())
@@ -127,9 +123,9 @@ def test_only_equal_whole_prefixes_of_an_adapter_have_equal_keys(
         if key is not None and other_key is not None:
             equal = first.prefix == other.prefix and not adapter
             assert (key == other_key) == equal
-    for piece in split_request(first.pack(), budget):
-        whole = piece.span.fresh == len(first.prefix)
-        assert (piece.prefix_key is not None) == whole
+    pieces = split_request(first.pack(), budget)
+    for piece in pieces:
+        assert (piece.prefix_key is not None) == (len(pieces) == 1)
 
 
 def test_a_long_prefix_is_computed_in_chunks() -> None:
