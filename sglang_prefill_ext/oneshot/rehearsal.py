@@ -95,8 +95,10 @@ def rehearse(executor: Rehearsed, budget: ForwardBudget, slots: PrefixCache) -> 
         try:
             while not job.launched:
                 boarding = Boarding([job], slots)
-                executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
-                boarding.commit()
+                try:
+                    executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
+                finally:
+                    boarding.rollback()  # nothing is worth keeping
                 job.next_piece += 1
         finally:
             if job.held is not None:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_prefill_ext.config import AttentionWay, PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -81,13 +82,19 @@ class Tries:
         self.without_graphs = 0
         left = list(verdicts)
 
-        def tried(_scheduler: Any, _config: Any, _model: Any, attempt: Any, _bytes: Any) -> Any:
+        def tried(*args: Any) -> Any:
+            *_, attempt, _bytes = args
             self.tried.append(attempt[:2])
             return self, len(self.tried), left.pop(0)
 
         self.graph_use = GraphUse()
         monkeypatch.setattr(runtime_setup, "_tried", tried)
-        monkeypatch.setattr(runtime_setup, "model_of", lambda _runner, _stream: None)
+        model = SimpleNamespace(pool=None, device=torch.device("cpu"))
+        monkeypatch.setattr(runtime_setup, "model_of", lambda _runner, _stream: model)
+        monkeypatch.setattr(runtime_setup, "room_in", lambda _pool, _scheduler: "room")
+        monkeypatch.setattr(
+            runtime_setup, "_graph_tokens", lambda _s, config, _m: config.cuda_graphs or 0
+        )
         monkeypatch.setattr(runtime_setup, "resolve_attention", lambda asked, _model: asked)
 
     def forget_graphs(self) -> None:
@@ -96,7 +103,10 @@ class Tries:
     def set_up(self, **knobs: Any) -> Any:
         worker = SimpleNamespace(model_runner=None)
         scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker)
-        return runtime_setup._set_up_executor(scheduler, PrefillOnlyConfig(**knobs), None)
+        found = runtime_setup._set_up_executor(scheduler, PrefillOnlyConfig(**knobs), None)
+        executor, measured, room, verdict = found
+        assert room == "room"
+        return executor, measured, verdict
 
 
 def test_what_answers_alike_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

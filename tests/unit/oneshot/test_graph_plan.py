@@ -106,7 +106,6 @@ def test_what_differs_from_a_plain_forward_runs_eagerly() -> None:
     (group,) = plain.layout.groups
     reads_more = ForwardLayout((replace(group, read_lens=np.array([1, 2], np.int32)),))
     assert reason(plain, stores=True) == "kept_prefix"
-    assert reason(replace(plain, hold=(True,))) == "kept_prefix"
     assert reason(replace(plain, override_at=np.array([1]))) == "overrides"
     assert reason(plan("a")) == "adapter"
     assert reason(replace(plain, layout=reads_more)) == "many_reads"

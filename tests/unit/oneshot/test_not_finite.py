@@ -62,7 +62,7 @@ def test_infinity_is_an_answer(value: float) -> None:
     class Infinite(FailingExecutor):
         def launch(self, plan: ForwardPlan, *args: Any) -> Any:
             values = np.full(plan.num_values, value, dtype=np.float32)
-            return SimpleNamespace(held=[None] * len(plan.hold), wait=lambda: values)
+            return SimpleNamespace(wait=lambda: values)
 
     ended: list[Ended] = []
     runtime = PackedRuntime(Infinite(), ended.extend, JOINING, cache=(cache := MemoryCache()))
