@@ -213,7 +213,7 @@ def _of_other_routes() -> Iterator[Hostile]:
     yield _hostile("explain a long query", "/prefill_only/explain", ids)
     yield _hostile("explain too many", "/prefill_only/explain", ids | {"items": [[7]] * 9000})
     yield _hostile("an unknown action", "/prefill_only/gc", {"action": "x" * 100_000})
-    setwise = {"query": "a", "items": ["<|im_end|>" * 8000] * 100, "label_token_ids": [5, 6]}
+    setwise = {"query": "a", "items": ["<|im_end|>" * 500] * 4, "label_token_ids": [5, 6]}
     yield _hostile(
         "anchors everywhere", "/v1/score", setwise | {"score_extraction_token": "<|im_end|>"}
     )
