@@ -22,6 +22,7 @@ from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.oneshot.admission import QueueLimits, QueueLoad
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from tests.unit.frontend.links import StubLink
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -36,16 +37,20 @@ def table() -> dict[str, tuple[str, str]]:
     return {what: (bound, beyond) for what, bound, beyond in rows[1:]}
 
 
+EMBEDDINGS = EmbeddingKind(4, "float32")
+
+
 def frontend(**knobs: int) -> ScoreFrontend:
     return ScoreFrontend(
         StubLink(),
         PrefillOnlyConfig(**knobs),
         FrontendMetrics(),
         vocab_size=300,
-        hidden_size=4,
+        embeddings=EMBEDDINGS,
         label_vocab_size=300,
         has_tokenizer=True,
         truncates=False,
+        prefixes=None,
     )
 
 
@@ -56,9 +61,9 @@ async def items() -> None:
 async def prompts() -> None:
     link, config = StubLink(), PrefillOnlyConfig(max_items=2)
     exchange = PackedExchange(link, max_row_tokens=9)
-    about: dict[str, Any] = {"vocab_size": 300, "hidden_size": 4, "reads_places": False}
+    about: dict[str, Any] = {"vocab_size": 300, "embeddings": EMBEDDINGS, "reads_places": False}
     vectors = EmbedFrontend(
-        link, exchange, config, FrontendMetrics(), has_tokenizer=True, caching=False, **about
+        link, exchange, config, FrontendMetrics(), has_tokenizer=True, prefixes=None, **about
     )
     vectors.check_limits(3, field="input")
 
