@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.integration.generation import stream_events
 from tests.integration.load import steady_load
 from tests.integration.own_server import LOGS
 from tests.integration.parity import assert_same_answer
-from tests.integration.processes import held_back
+from tests.integration.processes import held_back, sent
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -85,14 +84,12 @@ def test_a_higher_priority_overtakes(
 ) -> None:
     def explain(level: int) -> Future[httpx.Response]:
         small = score_body(level, 20, [4] * 10)
-        path = "/prefill_only/explain"
-        return pool.submit(client.http.post, path, json=small, headers=priority(level))
+        (reply,) = sent(client, pool, [small], "/prefill_only/explain", priority(level))
+        return reply
 
     with held_back(server, client, pool, []):
         low = [explain(level) for level in (-1, 0, 0)]
-        time.sleep(0.5)  # it comes last
-        high = explain(5)
-        time.sleep(0.5)
+        high = explain(5)  # it comes last
     waited = [reply.result().json()["queue_ms"] for reply in (high, *low)]
     assert waited[0] == min(waited)
     assert waited[1] == max(waited)
@@ -118,12 +115,11 @@ def test_a_deadline_passes_in_the_queue(
     """While the engine is paused nothing runs, and what waits can only expire."""
 
     def score(timeout_ms: int) -> Future[httpx.Response]:
-        headers = timeout(timeout_ms)
-        return pool.submit(client.http.post, "/v1/score", json=BODY, headers=headers)
+        (reply,) = sent(client, pool, [BODY], "/v1/score", timeout(timeout_ms))
+        return reply
 
     with held_back(server, client, pool, []):
         soon, late = score(8_000), score(120_000)
-        time.sleep(0.5)
         assert client.post("/pause_generation", {"mode": "in_place"}).status_code == 200
     assert client.scheduler()["queue"]["requests"] == 2
     assert score(200).result().status_code == 504  # it never reaches the scheduler

@@ -120,7 +120,7 @@ def test_retry_after_is_waited_for(ask: Ask, stand_in: StandIn) -> None:
     stand_in.will(Reply(429, '{"message": "full"}', {"Retry-After": "1"}))
     ask(stand_in.url, "embed", ["a"])
     first, second = stand_in.seen
-    assert 1.0 <= second.at - first.at < 3.0
+    assert second.at - first.at >= 1.0
 
 
 @pytest.mark.parametrize(
@@ -184,21 +184,19 @@ def test_a_server_that_does_not_answer_is_left(
     ask: Ask, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sglang_prefill_ext.client.exchange._SLACK_S", 0.1)
-    stand_in.will(Reply(200, after_s=1))
+    stand_in.will(Reply(200, after_s=5))
     with pytest.raises(DeadlineExceededError, match=r"did not answer in time.*longer timeout_s"):
-        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=0.1))
+        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=1))
     assert len(stand_in.seen) == 1
 
 
 def test_the_deadline_is_that_of_the_whole_call(ask: Ask, stand_in: StandIn) -> None:
-    stand_in.delay_s = 0.3
+    stand_in.delay_s = 1.2
     one_at_a_time = {"max_items_per_request": 1}
     if ask is ask_asyncio:
         one_at_a_time["max_concurrency"] = 1
-    with pytest.raises(DeadlineExceededError, match=r"0\.5 s were over before it was sent"):
-        ask(
-            stand_in.url, "embed", ["a"] * 9, settings=one_at_a_time, options=Options(timeout_s=0.5)
-        )
+    with pytest.raises(DeadlineExceededError, match=r"2 s were over before it was sent"):
+        ask(stand_in.url, "embed", ["a"] * 9, settings=one_at_a_time, options=Options(timeout_s=2))
     assert 1 <= len(stand_in.seen) <= 2
 
 
