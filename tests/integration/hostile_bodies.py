@@ -186,7 +186,7 @@ def _of_answers() -> Iterator[Hostile]:
             ("/generate", {"top_logprobs_num": 4000, "input_ids": [[5] * 9000] * 4}),
         )
     ):
-        yield _hostile(f"log-probs {number}", path, reading | more)
+        yield _hostile(f"log-probs {number}", path, reading | more, 200, 400)
 
 
 def _of_names() -> Iterator[Hostile]:
@@ -214,9 +214,8 @@ def _of_other_routes() -> Iterator[Hostile]:
     yield _hostile("explain too many", "/prefill_only/explain", ids | {"items": [[7]] * 9000})
     yield _hostile("an unknown action", "/prefill_only/gc", {"action": "x" * 100_000})
     setwise = {"query": "a", "items": ["<|im_end|>" * 500] * 4, "label_token_ids": [5, 6]}
-    yield _hostile(
-        "anchors everywhere", "/v1/score", setwise | {"score_extraction_token": "<|im_end|>"}
-    )
+    setwise["score_extraction_token"] = "<|im_end|>"
+    yield _hostile("anchors everywhere", "/v1/score", setwise, 200, 400)
     one = {"model": "m", "max_tokens": 1, "temperature": 0}
     yield _hostile("a long completion", "/v1/completions", one | {"prompt": [5] * 1_000_000})
     chat = one | {"messages": [{"role": "user", "content": "a b " * 40_000}]}

@@ -69,9 +69,9 @@ def test_a_prefix_longer_than_a_forward_is_cached_and_holds_nothing_afterwards(
             answers.append(client.score(body))
         computed.append(moved["scheduler.tokens_computed"])
         cached.append(moved["scheduler.tokens_cached"])
-    # Seen once, then kept, in whole blocks of 16 tokens, then used.
-    assert cached == [0, 0, 2496]
-    assert computed == [2512, 2512, 16]
+    # Seen once, then kept, then used.
+    assert cached == [0, 0, 2500]
+    assert computed == [2512, 2512, 12]
     client.assert_memory_returns_to(before)
     assert_same_answers(answers, [client.score(body, stock=True)] * len(answers))
 

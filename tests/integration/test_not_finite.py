@@ -20,7 +20,10 @@ from tests.integration.processes import held_back
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-FLAGS = ("--enable-prefill-only", "--dtype", "float16", "--prefill-only-known-answers", "off")
+FLAGS = (
+    *("--enable-prefill-only", "--dtype", "float16", "--prefill-only-known-answers", "off"),
+    *("--prefill-only-launch-tokens", "4096"),  # what waits together shares a forward
+)
 HIDDEN = 128
 HUGE = 4_321
 LARGE = 6e4
