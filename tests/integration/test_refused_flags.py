@@ -56,7 +56,7 @@ ONE_DEVICE = {
 KNOBS = {
     "--prefill-only-max-items": "0",
     "--prefill-only-max-forward-tokens": "-5",
-    "--prefill-only-readout-chunk-mib": "-1",
+    "--prefill-only-gather-rows": "-1",
 }
 
 
