@@ -238,7 +238,7 @@ def test_too_many_documents_are_refused(client: Client) -> None:
     limit = client.status()["config"]["max_items"]
     refused = client.post(PATH, {"query": QUERY, "documents": ["a"] * (limit + 1)})
     assert refused.status_code == refused.json()["code"] == 400
-    assert f"{limit + 1} items exceed the limit of {limit}" in refused.json()["message"]
+    assert f"{limit + 1} documents exceed the limit of {limit}" in refused.json()["message"]
 
 
 def test_a_late_answer_is_504(client: Client) -> None:
