@@ -52,9 +52,10 @@ def add_routes(
 
     async def status() -> dict[str, Any]:
         """Tell what an operator wants to know, so it takes the keys of administrative routes."""
+        own = _status(frontend, link)  # as it is now, while schedulers may be busy
         replicas = await schedulers.answer()
         attached = [] if broker is None else broker.peers()
-        return _status(frontend, link) | {"schedulers": replicas, "attached": attached}
+        return own | {"schedulers": replicas, "attached": attached}
 
     administrative = auth_level(AuthLevel.ADMIN_OPTIONAL)
     app.add_api_route(STATUS_PATH, administrative(status), methods=["GET"])
