@@ -145,7 +145,7 @@ def _assert_nan_stays_in_its_group(
         tensor[bad] = torch.nan
     sees = packed_attention(forward, spoilt, held).isnan().any(-1).any(-1)
     attention = DenseAttention(forward, CPU)
-    out, wanted = attention.forward(spoilt, held), attention.forward(inputs, held)
+    out, wanted = _forward(attention, (spoilt, held)), _forward(attention, (inputs, held))
     assert out[sees].isnan().any(-1).any(-1).all()
     group = np.searchsorted(forward.group_starts, [bad, *range(forward.num_tokens)], side="right")
     elsewhere = torch.from_numpy(group[1:] != group[0])

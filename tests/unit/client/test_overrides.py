@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_prefill_ext.client.overrides import EmbedOverrides
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.override_body import read_score_overrides
 
@@ -15,7 +16,7 @@ ROWS = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
 
 def read_back(fields: dict[str, Any]) -> dict[str, Any]:
     """What the server reads of the fields."""
-    read = read_score_overrides(json.dumps(fields).encode())
+    read = read_score_overrides(json.dumps(fields).encode(), PrefillOnlyConfig())
     assert read is not None
     return json.loads(read[0]) | read[1].arguments(0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -291,7 +290,7 @@ class Timed(IdleExecutor):
             now_s += launch_s + s_per_token * plan.num_tokens
 
         super().__init__(pass_time)
-        clock.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: now_s))
+        clock.setattr(calibration, "perf_counter", lambda: now_s)
 
 
 @pytest.mark.parametrize(
