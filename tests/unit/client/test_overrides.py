@@ -16,7 +16,10 @@ ROWS = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
 
 def read_back(fields: dict[str, Any]) -> dict[str, Any]:
     """What the server reads of the fields."""
-    read = read_score_overrides(json.dumps(fields).encode(), PrefillOnlyConfig())
+    read = read_score_overrides(
+        json.dumps({"items": [[1], [1]]} | fields).encode(),
+        PrefillOnlyConfig(),
+    )
     assert read is not None
     return json.loads(read[0]) | read[1].arguments(0)
 
