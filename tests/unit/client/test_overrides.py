@@ -14,10 +14,10 @@ from sglang_prefill_ext.frontend.override_body import read_score_overrides
 ROWS = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
 
 
-def read_back(fields: dict[str, Any]) -> dict[str, Any]:
+def read_back(fields: dict[str, Any], items: int = 2) -> dict[str, Any]:
     """What the server reads of the fields."""
     read = read_score_overrides(
-        json.dumps({"items": [[1], [1]]} | fields).encode(),
+        json.dumps({"items": [[1]] * items} | fields).encode(),
         PrefillOnlyConfig(),
     )
     assert read is not None
@@ -28,7 +28,7 @@ def read_back(fields: dict[str, Any]) -> dict[str, Any]:
 def test_each_part_has_the_embeddings_of_its_items(items: Any) -> None:
     overrides = EmbedOverrides(7, query=ROWS[0], items=items)
     for part in (slice(0, 2), slice(2, 4)):
-        found = read_back(overrides.fields(part, 3))
+        found = read_back(overrides.fields(part, 3), len(ROWS[part]))
         assert found["embed_override_token_id"] == 7
         assert found["query_embed_overrides"].tolist() == ROWS[0].tolist()
         taken = [each.tolist() for each in found["item_embed_overrides"]]
