@@ -254,7 +254,7 @@ def test_no_forward_lies_between_the_graphs_and_what_pays_for_its_launches(
     count = _number_chosen(jobs, graphs, launch)
     tokens = sum(lengths[:count])
     assert count >= 1
-    replayed = graphs.hold(tokens, count)
+    replayed = graphs.hold(tokens, 1)  # rows without a prefix are one group
     if not graphs.hold(lengths[0], 1):
         return
     assert replayed or graphs.leaving_pays(tokens, launch)
