@@ -33,7 +33,7 @@ ARCHITECTURE_USES = (
             id=f"U{number}",
             target=f"sglang.srt.models.{model}.forward",
             group=Group.SCHEDULER,
-            used_by=("compat.model",),
+            used_by=("border.model.decoder_model",),
             why="the layers of a packed architecture",
             signature=signature,
         )
@@ -43,7 +43,7 @@ ARCHITECTURE_USES = (
         id="U230",
         target="sglang.srt.layers.rotary_embedding.rope_variant.Phi3LongRoPEScaledRotaryEmbedding",
         group=Group.SCHEDULER,
-        used_by=("compat.capability",),
+        used_by=("border.model.capability",),
         members=("original_max_position_embeddings",),
         why="positions that depend on the longest prompt of a forward, which is declined",
     ),

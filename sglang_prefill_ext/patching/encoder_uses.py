@@ -16,7 +16,7 @@ ENCODER_USES = (
         id="U340",
         target="sglang.srt.layers.pooler.CrossEncodingPooler.forward",
         group=Group.SCHEDULER,
-        used_by=("compat.capability",),
+        used_by=("border.model.capability",),
         why="the head of a cross encoder",
         signature="(self, hidden_states, forward_batch)",
     ),
@@ -25,7 +25,7 @@ ENCODER_USES = (
             id=f"U{number}",
             target=f"sglang.srt.models.{model}.forward",
             group=Group.SCHEDULER,
-            used_by=("compat.encoder",),
+            used_by=("border.model.encoder_model",),
             why="the layers, pooling and head of a packed encoder",
             signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
             f"get_embedding={default})",

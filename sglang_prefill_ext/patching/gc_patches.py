@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_CONTROL = "sglang_prefill_ext.compat.gc_control"
+_CONTROL = "sglang_prefill_ext.border.gc_control"
 _MANAGERS = "sglang.srt.managers"
 
 _ROUND = ("0021-control-messages-to-every-process.patch",)
@@ -17,7 +17,7 @@ GC_PATCHES: tuple[Patch, ...] = (
         id="P43",
         target=f"{_MANAGERS}.tokenizer_manager.TokenizerManager.freeze_gc",
         kind=Kind.AROUND,
-        hook="sglang_prefill_ext.compat.gc_frontend:freeze_gc",
+        hook="sglang_prefill_ext.border.tokenizer_manager.gc_frontend:freeze_gc",
         group=Group.FRONTEND,
         why="Garbage of the start would be frozen with the rest and never be collected; neither "
         "the tokenizer router nor attached front ends would freeze.",

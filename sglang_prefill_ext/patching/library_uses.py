@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Use
 
-_USED_BY = ("attention.libraries",)
+_USED_BY = ("attention.prefix_libraries",)
 
 LIBRARY_USES = (
     Use(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_HOOK = "sglang_prefill_ext.compat.pageable:without_pinning"
+_HOOK = "sglang_prefill_ext.border.cpu.pageable:without_pinning"
 _LORA = "sglang.srt.lora"
 
 _PAGEABLE = ("0019-lora-without-pinned-memory.patch",)

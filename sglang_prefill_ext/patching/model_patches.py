@@ -11,7 +11,7 @@ MODEL_PATCHES: tuple[Patch, ...] = (
         id="P54",
         target=f"{_PROCESSOR}.LogitsProcessor._get_logits",
         kind=Kind.AROUND,
-        hook="sglang_prefill_ext.compat.soft_cap:capped_on_host",
+        hook="sglang_prefill_ext.border.cpu.soft_cap:capped_on_host",
         group=Group.SCHEDULER,
         why="Without a GPU a model with a soft cap of its logits would answer nothing: the cap is "
         "a Triton kernel. On a GPU the hook does nothing.",

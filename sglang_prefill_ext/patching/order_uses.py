@@ -5,7 +5,7 @@ from __future__ import annotations
 from sglang_prefill_ext.patching.spec import Group, Use
 
 _POLICY = "sglang.srt.managers.schedule_policy.SchedulePolicy"
-_USED_BY = ("compat.stock_order",)
+_USED_BY = ("border.scheduler.srpt_policy",)
 
 ORDER_USES = (
     Use(
@@ -53,7 +53,7 @@ ORDER_USES = (
         id="U89",
         target="sglang.srt.managers.schedule_batch.Req",
         group=Group.SCHEDULER,
-        used_by=(*_USED_BY, "compat.known_answers"),
+        used_by=(*_USED_BY, "border.scheduler.ask_both_paths"),
         why="age, length and cached tokens of a request; a known prompt as a request",
         members=(
             *"arrival_processed_tokens origin_input_ids output_ids last_node prefix_len".split(),

@@ -7,8 +7,8 @@ from sglang_prefill_ext.patching.spec import Group, Use
 _OBSERVABILITY = "sglang.srt.observability"
 _COLLECTOR = f"{_OBSERVABILITY}.metrics_collector.SchedulerMetricsCollector"
 _MANAGER = "sglang.srt.managers.tokenizer_manager"
-_RECORDS = ("compat.call_records",)
-_COUNTERS = ("compat.stock_counters",)
+_RECORDS = ("border.tokenizer_manager.call_records",)
+_COUNTERS = ("border.tokenizer_manager.stock_counters",)
 
 RECORD_USES = (
     Use(
@@ -23,7 +23,11 @@ RECORD_USES = (
         id="U351",
         target=f"{_OBSERVABILITY}.req_time_stats.APIServerReqTimeStats",
         group=Group.FRONTEND,
-        used_by=(*_RECORDS, "compat.direct_generate", "compat.embed_hooks"),
+        used_by=(
+            *_RECORDS,
+            "border.tokenizer_manager.direct_generate",
+            "border.tokenizer_manager.embed_hooks",
+        ),
         why="when what happened to a call",
         members=(
             *"set_created_time set_api_server_dispatch_finish_time set_first_token_time".split(),
@@ -86,7 +90,10 @@ RECORD_USES = (
         id="U358",
         target=f"{_OBSERVABILITY}.req_time_stats.SchedulerReqTimeStats",
         group=Group.FRONTEND,
-        used_by=("compat.token_output", "compat.direct_generate"),
+        used_by=(
+            "border.tokenizer_manager.token_output",
+            "border.tokenizer_manager.direct_generate",
+        ),
         why="when the scheduler did what for a prompt",
         members=(
             *"forward_entry_time prefill_finished_time queue_duration_s".split(),

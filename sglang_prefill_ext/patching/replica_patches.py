@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_HOOKS = "sglang_prefill_ext.compat.several_schedulers"
+_HOOKS = "sglang_prefill_ext.border.dp_controller.several_schedulers"
 _CONTROLLER = "sglang.srt.managers.data_parallel_controller.DataParallelController"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Use
 
-_HOOKS = ("compat.rerank_hooks",)
+_HOOKS = ("border.tokenizer_manager.rerank_hooks",)
 _PROTOCOL = "sglang.srt.entrypoints.openai.protocol"
 _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 _SCORE_MIXIN = "sglang.srt.managers.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin"

@@ -89,7 +89,7 @@ class Use:
         target: ``"package.module.function"``, ``"package.module.Class.method"`` or
             ``"package.module.Class"``; methods may be inherited.
         group: the patches whose hooks need it.
-        used_by: our modules, without the package's name, e.g. ``"compat.model"``.
+        used_by: our modules, without the package's name, e.g. ``"border.model.decoder_model"``.
         why: what it is used for, in a few words.
         signature: of a function or method, as in `Patch`; empty for a class.
         members: of a class: names that it or a base defines, declares, or assigns to ``self``

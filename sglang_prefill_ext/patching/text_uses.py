@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Use
 
-_HOOKS = ("compat.chat_hooks",)
+_HOOKS = ("border.tokenizer_manager.chat_hooks",)
 _OPENAI = "sglang.srt.entrypoints.openai"
 _TOKENIZER = "transformers.PreTrainedTokenizerBase"
 

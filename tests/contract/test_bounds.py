@@ -13,15 +13,15 @@ import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name
 from sglang_prefill_ext.errors import RequestError, ServerBusyError
-from sglang_prefill_ext.frontend import sizes
-from sglang_prefill_ext.frontend.call import ScoreCall
-from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
+from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange
-from sglang_prefill_ext.frontend.override_body import read_score_overrides
-from sglang_prefill_ext.frontend.score_frontend import ScoreFrontend
+from sglang_prefill_ext.frontend.overrides.override_body import read_score_overrides
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.oneshot.admission import QueueLimits, QueueLoad
+from sglang_prefill_ext.scheduling.admission import QueueLimits, QueueLoad
+from sglang_prefill_ext.wire import sizes
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from tests.unit.frontend.links import StubLink
 
@@ -123,10 +123,11 @@ REFUSING = {
 @pytest.mark.parametrize("what", table())
 def test_a_bound_exists_with_its_value(what: str) -> None:
     bound, _ = table()[what]
-    constant = re.fullmatch(r"`(\w+)/(\w+)\.py` `(\w+)` = (\d+)", bound)
+    constant = re.fullmatch(r"`([\w/]+)\.py` `(\w+)` = (\d+)", bound)
     if constant is not None:
-        package, module, name, value = constant.groups()
-        found = getattr(import_module(f"sglang_prefill_ext.{package}.{module}"), name)
+        path, name, value = constant.groups()
+        module = path.replace("/", ".")
+        found = getattr(import_module(f"sglang_prefill_ext.{module}"), name)
         assert found == int(value)
     else:
         assert bound in OPEN or bound.strip("`") in FLAGS

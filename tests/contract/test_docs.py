@@ -202,10 +202,10 @@ def reasons_in_code() -> set[str]:
     for source in PACKAGE.rglob("*.py"):
         found.update(re.findall(r'StockPathTaken\(\s*"(\w+)"', source.read_text()))
     for name in (
-        "frontend/call",
-        "frontend/embed_call",
-        "frontend/token_call",
-        "compat/capability",
+        "frontend/score/score_call",
+        "frontend/embed/embed_call",
+        "frontend/token/token_call",
+        "border/model/capability",
         "grpc_frontend/scoring",
         "grpc_frontend/vectors",
     ):

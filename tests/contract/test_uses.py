@@ -17,9 +17,9 @@ from sglang_prefill_ext.patching.uses import USES
 
 PACKAGE = Path(__file__).parents[2] / "sglang_prefill_ext"
 READERS = {
-    f"{path.parent.name}.{path.stem}": ast.parse(path.read_text())
-    for package in ("compat", "frontend", "schedulers")
-    for path in PACKAGE.glob(f"{package}/*.py")
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text())
+    for package in ("border", "frontend", "shared_device")
+    for path in PACKAGE.rglob(f"{package}/**/*.py")
 }
 """The border, and those who are handed SGLang's objects without importing them."""
 

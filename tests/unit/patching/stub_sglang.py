@@ -112,7 +112,7 @@ def scheduler_use(**changes: Any) -> Use:
         "id": "T51",
         "target": OWNER,
         "group": Group.SCHEDULER,
-        "used_by": ("compat.tests",),
+        "used_by": ("border.tests",),
         "why": "a test",
         "members": ("step", "queue"),
     }

@@ -41,9 +41,9 @@ def test_the_overview_has_a_line_for_each_patch() -> None:
 
 
 def test_every_use_has_a_line() -> None:
-    text = markdown([], [scheduler_use(), wait_use(used_by=("compat.a", "compat.b"))])
+    text = markdown([], [scheduler_use(), wait_use(used_by=("border.a", "border.b"))])
     assert text.splitlines()[-2:] == [
-        "| T51 | `sglang.managers.Scheduler`: `step`, `queue` | `compat.tests` | a test |",
-        "| T52 | `sglang.managers.wait(timeout_s, *, quietly=False)` | `compat.a`, `compat.b` "
+        "| T51 | `sglang.managers.Scheduler`: `step`, `queue` | `border.tests` | a test |",
+        "| T52 | `sglang.managers.wait(timeout_s, *, quietly=False)` | `border.a`, `border.b` "
         "| a test |",
     ]

@@ -74,7 +74,7 @@ def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
     report = diagnose([], [scheduler_use(), wait_use(signature="()")])
     assert [entry.status for entry in report.uses] == [Status.OK, Status.MISMATCH]
     assert not report.ok
-    for word in ("used, not changed", "T51", "compat.tests", "T52", "would refuse to start"):
+    for word in ("used, not changed", "T51", "border.tests", "T52", "would refuse to start"):
         assert word in text_of(report, width=120, everything=True)
     assert str(report.mismatches[0]) in text_of(report)
 
@@ -123,7 +123,7 @@ def test_json_says_the_same(upstream: ModuleType) -> None:
     assert report["versions"]["sglang"] == "0.5.23"
     (patch,) = report["patches"]
     assert (patch["id"], patch["kind"], patch["status"]) == ("T3", "around", "mismatch")
-    used = {"id": "T51", "target": OWNER, "group": "scheduler", "used_by": ["compat.tests"]}
+    used = {"id": "T51", "target": OWNER, "group": "scheduler", "used_by": ["border.tests"]}
     assert report["uses"] == [used | {"status": "ok"}]
     (mismatch,) = report["mismatches"]
     assert mismatch["id"] == "T3"
