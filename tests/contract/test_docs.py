@@ -216,5 +216,5 @@ def reasons_in_code() -> set[str]:
 
 
 def test_the_reasons_for_the_stock_path_are_listed() -> None:
-    listed = in_code(first_cells(section("operations.md", "Why a request took the stock path")))
+    listed = in_code(first_cells(section("monitoring.md", "Why a request took the stock path")))
     assert set(listed) == reasons_in_code()
