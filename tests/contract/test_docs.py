@@ -191,7 +191,7 @@ def test_the_presets_are_listed() -> None:
 def test_the_errors_and_options_of_the_client_exist() -> None:
     for name in in_code(first_cells(section("client.md", "Errors"))):
         assert hasattr(errors, name), name
-    assert set(in_code(first_cells(section("client.md", "Settings and options")))) == {
+    assert set(in_code(first_cells(section("client.md", "Options")))) == {
         each.name for each in fields(Options)
     }
 
