@@ -209,7 +209,7 @@ def test_the_documented_metrics_are_those_that_are_exported(registry: CollectorR
     FrontendMetrics(LABELS)
     SchedulerMetrics(LABELS)
     PauseMetrics({"model_name": "m", "role": "tokenizer"})
-    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "monitoring.md").read_text()
     documented = re.findall(r"`(sglang:prefill_only_\w+)", page)
     exported = {
         family.name + "_total" * (family.type == "counter") for family in registry.collect()
