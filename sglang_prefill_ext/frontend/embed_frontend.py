@@ -197,7 +197,7 @@ class EmbedFrontend:
         numbers = sum(map(len, places)) * self._embeddings.width
         check_memory(self._config, numbers=numbers, field="token_indices_to_pool")
         args = (prompts, places, width, overrides, adapter)
-        async with self._exchange.admitted(options):
+        async with self._exchange.admitted(options, request):
             rows = await self._worker.run(pack_read_places, *args)
             answer = await self._exchange.ask(rows, options, request)
         self.metrics.record_packed()

@@ -126,7 +126,7 @@ class TokenFrontend:
         kind, *others = set(map(ReadKind.of, calls))
         if others:
             raise StockPathTaken("unusual_input")
-        async with self._exchange.admitted(options):
+        async with self._exchange.admitted(options, request):
             return await self._ask(kind, calls, options, request)
 
     async def _ask(

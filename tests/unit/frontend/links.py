@@ -44,7 +44,7 @@ class StubLink:
         self.on_send: Callable[[str, PackedRows], None] = lambda rid, rows: None
 
     @asynccontextmanager
-    async def admission(self) -> AsyncIterator[None]:
+    async def admission(self, _request: Any = None) -> AsyncIterator[None]:
         self.admitted += 1
         try:
             yield
