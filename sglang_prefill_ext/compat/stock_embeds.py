@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, TypeAlias
 
 from sglang.srt.managers import io_struct
@@ -25,7 +25,7 @@ _SEVERAL = (io_struct.BatchTokenizedGenerateReqInput, io_struct.BatchTokenizedEm
 def refuse_embeddings(scheduler: Any) -> None:
     """Have a scheduler answer what its model cannot take with HTTP 400, and go on."""
     model = scheduler.tp_worker.model_runner.model
-    takes_embeds = "input_embeds" in signature(model.forward).parameters
+    takes_embeds = _accepts(model.forward, "input_embeds")
     has_table = hasattr(model, "get_input_embeddings")
     if takes_embeds and has_table:
         return
@@ -55,6 +55,14 @@ def refuse_embeddings(scheduler: Any) -> None:
     mapping = scheduler._request_dispatcher._mapping
     mapping.update({kind: one(mapping[kind]) for kind in _ONE})
     mapping.update({kind: several(mapping[kind]) for kind in _SEVERAL})
+
+
+def _accepts(function: Callable[..., Any], name: str) -> bool:
+    """Whether a call with that keyword reaches the body of a function."""
+    parameters = signature(function).parameters
+    return name in parameters or any(
+        each.kind is Parameter.VAR_KEYWORD for each in parameters.values()
+    )
 
 
 def _refusal(message: Any, model: str, *, takes_embeds: bool) -> RequestError | None:

@@ -28,6 +28,11 @@ class Complete:
         pass
 
 
+class PassesOn(Complete):
+    def forward(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        pass
+
+
 class NoTable:
     def forward(self, input_ids: Any, positions: Any, batch: Any, input_embeds: Any = None) -> None:
         pass
@@ -88,6 +93,7 @@ REQUESTS = {
     ("model", "refused"),
     [
         (Complete(), {}),
+        (PassesOn(), {}),
         (NoTable(), dict.fromkeys(("placed", "placed vector"), "embed_overrides: 1 ")),
         (
             Neither(),
