@@ -2,5 +2,6 @@
 
 `table` is the only list of changes and `uses` that of what hooks use as it is, `guard` compares
 both with the installed release, `engine` is the only code that changes anything, `doctor` and
-`docs` show the tables to people.
+`docs` show the tables to people. `lock` generates the uses: `scan` reads our source, and `handed`
+says by hand what that does not show.
 """

@@ -77,33 +77,18 @@ ZONES = {
             "attention.tiling",
             "attention.way",
             "patching",
-            "patching.architecture_uses",
             "patching.docs",
-            "patching.embed_uses",
-            "patching.encoder_uses",
             "patching.flag_patches",
             "patching.frontend_patches",
-            "patching.library_uses",
-            "patching.lora_uses",
-            "patching.gc_uses",
-            "patching.head_uses",
-            "patching.model_uses",
-            "patching.order_uses",
-            "patching.override_uses",
-            "patching.prefix_uses",
-            "patching.probe_uses",
-            "patching.record_uses",
+            "patching.handed",
+            "patching.lock",
             "patching.process_patches",
-            "patching.replica_uses",
-            "patching.rerank_uses",
+            "patching.scan",
             "patching.scheduler_patches",
-            "patching.scheduler_uses",
             "patching.source",
             "patching.spec",
             "patching.table",
             "patching.text_patches",
-            "patching.text_uses",
-            "patching.token_uses",
             "patching.upstream",
             "patching.uses",
             "schedulers",
@@ -325,7 +310,7 @@ def test_only_patching_imports_by_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in calls
     }
-    assert dynamic == {"sglang_prefill_ext.patching.engine", "sglang_prefill_ext.patching.guard"}
+    assert dynamic == {f"sglang_prefill_ext.patching.{m}" for m in ("engine", "guard", "source")}
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
