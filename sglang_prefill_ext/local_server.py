@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from sglang_prefill_ext.errors import ServerStartError
-from sglang_prefill_ext.runtime.children import module_command
+from sglang_prefill_ext.process.children import module_command
 
 CPU_ARGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "131072")
 """What a CPU needs: bf16 is slow there, and the default KV pool takes all memory."""

@@ -9,6 +9,6 @@ def register() -> None:
     SGLang calls this in every process before it parses arguments. Only `ServerArgs` is
     touched here, so an installed but unused plugin costs nothing and changes nothing.
     """
-    from sglang_prefill_ext.compat.activation import apply_flags
+    from sglang_prefill_ext.border.activation import apply_flags
 
     apply_flags()

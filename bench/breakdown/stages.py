@@ -16,18 +16,18 @@ from starlette.responses import Response
 
 from bench.http_client import post_bytes
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
-from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
-from sglang_prefill_ext.frontend.labels import pack_labels
+from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.score_api import answer_body, read_request
-from sglang_prefill_ext.frontend.score_frontend import Scored
-from sglang_prefill_ext.frontend.scores import scores_from_values
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.policy import policy_of
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
-from sglang_prefill_ext.oneshot.upload import upload
+from sglang_prefill_ext.frontend.score.labels import pack_labels
+from sglang_prefill_ext.frontend.score.score_api import answer_body, read_request
+from sglang_prefill_ext.frontend.score.score_frontend import Scored
+from sglang_prefill_ext.frontend.score.scores import scores_from_values
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.scheduling.policy import policy_of
+from sglang_prefill_ext.scheduling.runtime import PackedRuntime
+from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 
@@ -36,7 +36,7 @@ with warnings.catch_warnings():
     from sglang.srt.entrypoints.openai.protocol import ScoringRequest, ScoringResponse, UsageInfo
     from sglang.srt.managers.io_struct import sock_recv, sock_send
 
-    from sglang_prefill_ext.compat.messages import PackedRowsReq, PackedRowsResults
+    from sglang_prefill_ext.border.messages import PackedRowsReq, PackedRowsResults
 
 _REPEATS = 7
 _PATH = "/v1/score"

@@ -26,13 +26,13 @@ from bench.record import append
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
-from sglang_prefill_ext.tokenization import libraries
-from sglang_prefill_ext.tokenization.frame import frame_of
-from sglang_prefill_ext.tokenization.huggingface import TokenizerCopy
-from sglang_prefill_ext.tokenization.proof import boundaries_of
-from sglang_prefill_ext.tokenization.splice import Splice
-from sglang_prefill_ext.tokenization.text_encoder import Plain, TextEncoder
-from sglang_prefill_ext.tokenization.texts import splice_cases, texts
+from sglang_prefill_ext.texts import libraries
+from sglang_prefill_ext.texts.frame import frame_of
+from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.proof import boundaries_of
+from sglang_prefill_ext.texts.sample_texts import splice_cases, texts
+from sglang_prefill_ext.texts.splice import Splice
+from sglang_prefill_ext.texts.text_encoder import Plain, TextEncoder
 
 mpl.use("Agg")
 

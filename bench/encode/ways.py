@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
 from sglang_prefill_ext.frontend.pack import pack_rows
 from sglang_prefill_ext.modelmaker import corpus
-from sglang_prefill_ext.tokenization.encoder import Encoder, flat
-from sglang_prefill_ext.tokenization.frame import with_ids
-from sglang_prefill_ext.tokenization.splice import Splice
-from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
+from sglang_prefill_ext.texts.encoder import Encoder, flat
+from sglang_prefill_ext.texts.frame import with_ids
+from sglang_prefill_ext.texts.splice import Splice
+from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 Request: TypeAlias = tuple[str, list[str]]

@@ -25,8 +25,8 @@ from prefill_kernels.partial_prefix_attention import partial_prefix_attention
 from prefill_kernels.shared_prefix_attention import CachedKV, TilePlan, shared_prefix_attention
 from triton.runtime.jit import JITFunction
 
-from sglang_prefill_ext.attention.kernel_plan import plan_tiles
-from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from sglang_prefill_ext.layout.kernel_plan import plan_tiles
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
 REPETITIONS, CALLS = 25, 100
 HEADS, KEY_HEADS, HEAD_DIM = 16, 8, 128

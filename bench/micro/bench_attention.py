@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench.record import append, run_context
-from sglang_prefill_ext.attention import tiling
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
-from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from sglang_prefill_ext.layout import tiling
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
 RESULTS = Path(__file__).parents[1] / "results" / "attention.jsonl"
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ClosedLoop, Shape
 from sglang_prefill_ext.local_server import has_accelerator
-from sglang_prefill_ext.schedulers.placement import usable_cores
+from sglang_prefill_ext.shared_device.placement import usable_cores
 
 STOCK = 0
 """In the place of a number of schedulers: SGLang without the extension."""

@@ -23,9 +23,9 @@ from bench.simulation.cache import SimulatedCache
 from bench.simulation.traffic import LENGTHS, CostModel, Traffic
 from bench.simulation.variants import Variant
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.oneshot.job import JobStatus
-from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.scheduling.job import JobStatus
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array
 
 WARM_UP = 0.1  # share of the requests that is left out of the figures

@@ -41,10 +41,10 @@ from sglang_prefill_ext.attach.messages import (
     StockError,
 )
 from sglang_prefill_ext.errors import DeadlineExceededError, PackingError, RequestError
+from sglang_prefill_ext.frontend.ask_processes import RollCall
 from sglang_prefill_ext.frontend.exchange import UNKNOWN_ADAPTER
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.roll_call import RollCall
-from sglang_prefill_ext.runtime.collector import GcAction, GcReport
+from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 

@@ -34,7 +34,7 @@ from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.frontend.names import unique_name
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
+from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
 
 logger = logging.getLogger(__name__)
 

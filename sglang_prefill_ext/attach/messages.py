@@ -30,7 +30,7 @@ import msgspec
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.runtime.collector import GcAction, GcReport
+from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes

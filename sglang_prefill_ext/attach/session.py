@@ -30,13 +30,13 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
 )
 from sglang_prefill_ext.frontend.exchange import UNREACHABLE, PackedExchange
-from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.oneshot.prefix_policy import repeated_prefixes
-from sglang_prefill_ext.tokenization.huggingface import faithful_copy
-from sglang_prefill_ext.tokenization.text_encoder import TextEncoder
+from sglang_prefill_ext.texts.huggingface import faithful_copy
+from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.flat import FlatRows
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
 

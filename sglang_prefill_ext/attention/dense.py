@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.last_token import ReadoutAttention
 from sglang_prefill_ext.attention.prefix import HeldKV, gather_held
-from sglang_prefill_ext.attention.readout import ReadoutAttention
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.attention.windowed import WindowedAttention
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 class DenseAttention:

@@ -15,18 +15,18 @@ from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.kernel_plan import (
+from sglang_prefill_ext.attention.prefix import HeldKV, gather_held, merge_prefixes
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.layout.dense_plan import prefix_spans
+from sglang_prefill_ext.layout.kernel_plan import (
     KernelPlan,
     most_tiles,
     plan_tiles,
     with_idle_tiles,
 )
-from sglang_prefill_ext.attention.libraries import LIBRARIES
-from sglang_prefill_ext.attention.plan import prefix_spans
-from sglang_prefill_ext.attention.prefix import HeldKV, gather_held, merge_prefixes
-from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 class KernelAttention:

@@ -10,9 +10,9 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.merge import merge_states
 from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.attention.plan import PrefixSpan
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.dense_plan import PrefixSpan
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
 """Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of n tokens of a held prefix, or of n

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Largest absolute difference from float32, of outputs that are about one."""

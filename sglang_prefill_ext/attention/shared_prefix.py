@@ -9,7 +9,6 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.attention.plan import TileBatch, plan_attention
 from sglang_prefill_ext.attention.prefix import (
     Held,
     check_inputs,
@@ -18,7 +17,8 @@ from sglang_prefill_ext.attention.prefix import (
     with_held,
 )
 from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.dense_plan import TileBatch, plan_attention
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 class PackedAttention:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 MERGE_PREFIX_TOKENS = 1024
 MERGE_QUERIES = 256

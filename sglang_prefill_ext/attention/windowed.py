@@ -12,8 +12,8 @@ from sglang_prefill_ext.attention.merge import join_sinks
 from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.attention.prefix import Held, check_inputs, with_held
 from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
-from sglang_prefill_ext.attention.window_plan import WindowBatch, plan_windowed
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.layout.window_plan import WindowBatch, plan_windowed
 
 
 class WindowedAttention:

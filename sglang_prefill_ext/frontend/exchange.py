@@ -16,7 +16,7 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend.connection import outcome_while_connected, within
+from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.names import unique_name
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_prefill_ext.frontend.score_frontend import Scored
-from sglang_prefill_ext.oneshot.distinct import distinct_rows
-from sglang_prefill_ext.oneshot.execution import ExecutionClass
+from sglang_prefill_ext.frontend.score.score_frontend import Scored
+from sglang_prefill_ext.scheduling.execution import ExecutionClass
+from sglang_prefill_ext.wire.distinct import distinct_rows
 
 
 def explain_packed(scored: Scored) -> dict[str, Any]:

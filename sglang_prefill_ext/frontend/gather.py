@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
-from sglang_prefill_ext.frontend.connection import outcome_while_connected
+from sglang_prefill_ext.frontend.client_wait import outcome_while_connected
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 logger = logging.getLogger(__name__)

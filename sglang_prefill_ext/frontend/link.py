@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.flat import FlatRows
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.flat import FlatRows, pack_flat
-from sglang_prefill_ext.frontend.prefix import shared_prefix_len
-from sglang_prefill_ext.frontend.prompts import check_prompt, flatten_ids
+from sglang_prefill_ext.frontend.common_prefix import shared_prefix_len
+from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.token_ids import check_prompt, flatten_ids
 
 _FIELD = "query, items"
 """What the user calls the prompts."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.read_places import ReadPlaces
-from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.packed import (
     NO_INTS,
@@ -20,6 +19,7 @@ from sglang_prefill_ext.wire.packed import (
     PackedRows,
     int_array,
 )
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
 _BEGINNING = 16
 """Tokens by which prompts of one beginning are told from others."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sglang_prefill_ext.errors import ServerBusyError
-from sglang_prefill_ext.frontend.connection import outcome_while_connected, within
+from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
 
 T = TypeVar("T")
 

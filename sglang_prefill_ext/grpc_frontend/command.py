@@ -15,7 +15,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings, is_loopback
 from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
-from sglang_prefill_ext.runtime.children import module_command
+from sglang_prefill_ext.process.children import module_command
 
 logger = logging.getLogger(__name__)
 

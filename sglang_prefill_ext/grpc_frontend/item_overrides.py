@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.frontend.flat import int32_array, wrong
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.wire.flat import int32_array, wrong
 from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray, overrides_from_bytes
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
 

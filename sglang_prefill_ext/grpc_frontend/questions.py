@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_prefill_ext.frontend.call import ScoreCall
-from sglang_prefill_ext.frontend.flat import FlatRows, flat_rows, int32_array, wrong
 from sglang_prefill_ext.frontend.options import (
     KEEP_PREFIX_HEADER,
     OPT_OUT_HEADER,
@@ -15,8 +13,10 @@ from sglang_prefill_ext.frontend.options import (
     TIMEOUT_HEADER,
     RequestOptions,
 )
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.item_overrides import ItemOverrides, item_overrides
+from sglang_prefill_ext.wire.flat import FlatRows, flat_rows, int32_array, wrong
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, int_array
 
 _LONGEST_MS = 2**31 - 1

@@ -10,19 +10,19 @@ import numpy as np
 
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.flat import FlatRows, flat_labels, pack_flat
-from sglang_prefill_ext.frontend.labels import num_labels
-from sglang_prefill_ext.frontend.override_pack import pack_overridden
+from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
 from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
-from sglang_prefill_ext.frontend.scores import flat_scores
-from sglang_prefill_ext.frontend.sizes import PromptLengths, check_count, check_memory
+from sglang_prefill_ext.frontend.score.labels import num_labels
+from sglang_prefill_ext.frontend.score.scores import flat_scores
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestion
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.flat import FlatRows, flat_labels, pack_flat
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array, values_to_bytes
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.sizes import PromptLengths, check_count, check_memory
 
 _DOUBLES = np.dtype("<f8")
 

@@ -26,7 +26,7 @@ from sglang_prefill_ext.grpc_frontend.auth import BearerAuth
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Settings
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.runtime.collector import Collector
+from sglang_prefill_ext.process.collector import Collector
 
 _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 _ATTACH_S = 2.0

@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.frontend.embed_call import EmbedCall
-from sglang_prefill_ext.frontend.embed_frontend import EmbedFrontend
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.flat import FlatRows, check_ids
-from sglang_prefill_ext.frontend.prompts import check_prompt
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.flat import FlatRows, check_ids
 from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
+from sglang_prefill_ext.wire.token_ids import check_prompt
 
 
 class Vectors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_FLAGS = "sglang_prefill_ext.compat.flags"
+_FLAGS = "sglang_prefill_ext.border.server_args.flags"
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
 _ARGUMENTS = ("0002-plugin-server-arguments.patch",)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_HOOKS = "sglang_prefill_ext.compat"
+_BORDER = "sglang_prefill_ext.border"
+_HOOKS = f"{_BORDER}.tokenizer_manager"
 _MANAGERS = "sglang.srt.managers"
 _SCORE_MIXIN = f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScoreMixin"
 _SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
@@ -90,7 +91,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         id="P23",
         target=f"{_SERVING}.handle_request",
         kind=Kind.AROUND,
-        hook=f"{_HOOKS}.http_errors:answer_errors",
+        hook=f"{_BORDER}.http_server.http_errors:answer_errors",
         group=Group.FRONTEND,
         why="A rejected client would not learn when to come again: headers of errors are dropped.",
         signature="(self, request, raw_request)",
@@ -160,7 +161,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         id="P30",
         target=f"{_MANAGERS}.data_parallel_controller.DataParallelController.init_dispatcher",
         kind=Kind.AFTER,
-        hook=f"{_HOOKS}.dp_hooks:route_packed",
+        hook=f"{_BORDER}.dp_controller.dp_hooks:route_packed",
         group=Group.DP_CONTROLLER,
         why="Messages of unknown type go to every replica: each would do the same packed work. Nor "
         "would anyone notice a replica that is killed, and its callers would wait.",

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_GC_CONTROL = "sglang_prefill_ext.compat.gc_control"
-_PAGEABLE_HOOK = "sglang_prefill_ext.compat.pageable:without_pinning"
-_REPLICA_HOOKS = "sglang_prefill_ext.compat.several_schedulers"
+_GC_CONTROL = "sglang_prefill_ext.border.gc_control"
+_PAGEABLE_HOOK = "sglang_prefill_ext.border.cpu.pageable:without_pinning"
+_REPLICA_HOOKS = "sglang_prefill_ext.border.dp_controller.several_schedulers"
 
 _MANAGERS = "sglang.srt.managers"
 _CONTROLLER = f"{_MANAGERS}.data_parallel_controller.DataParallelController"
@@ -28,7 +28,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         id="P43",
         target=f"{_MANAGERS}.tokenizer_manager.TokenizerManager.freeze_gc",
         kind=Kind.AROUND,
-        hook="sglang_prefill_ext.compat.gc_frontend:freeze_gc",
+        hook="sglang_prefill_ext.border.tokenizer_manager.gc_frontend:freeze_gc",
         group=Group.FRONTEND,
         why="Garbage of the start would be frozen with the rest and never be collected; neither "
         "the tokenizer router nor attached front ends would freeze.",
@@ -127,7 +127,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         id="P54",
         target=f"{_PROCESSOR}.LogitsProcessor._get_logits",
         kind=Kind.AROUND,
-        hook="sglang_prefill_ext.compat.soft_cap:capped_on_host",
+        hook="sglang_prefill_ext.border.cpu.soft_cap:capped_on_host",
         group=Group.SCHEDULER,
         why="Without a GPU a model with a soft cap of its logits would answer nothing: the cap is "
         "a Triton kernel. On a GPU the hook does nothing.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = __name__.partition(".")[0]
-BORDER = f"{PACKAGE}.compat"
+BORDER = f"{PACKAGE}.border"
 """The package, with all below it, that alone imports what is guarded."""
 GUARDED = ("sglang", "transformers")
 """What the border imports of these is checked at start."""

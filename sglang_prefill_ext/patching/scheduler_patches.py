@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_HOOKS = "sglang_prefill_ext.compat"
+_HOOKS = "sglang_prefill_ext.border.scheduler"
 _SCHEDULER_HOOKS = f"{_HOOKS}.scheduler_hooks"
 _MANAGERS = "sglang.srt.managers"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
@@ -113,7 +113,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         id="P16",
         target=f"{_SCHEDULER}.init_schedule_policy",
         kind=Kind.AROUND,
-        hook=f"{_HOOKS}.stock_order:choose_policy",
+        hook=f"{_HOOKS}.srpt_policy:choose_policy",
         group=Group.SCHEDULER,
         why="SGLang's scheduler would not know --schedule-policy srpt and end.",
         signature="(self)",

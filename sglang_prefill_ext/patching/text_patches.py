@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_CHAT_HOOKS = "sglang_prefill_ext.compat.chat_hooks"
-_HOOKS = "sglang_prefill_ext.compat.text_hooks"
+_CHAT_HOOKS = "sglang_prefill_ext.border.tokenizer_manager.chat_hooks"
+_HOOKS = "sglang_prefill_ext.border.tokenizer_manager.text_hooks"
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 _CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"

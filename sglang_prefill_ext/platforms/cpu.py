@@ -10,8 +10,8 @@ from __future__ import annotations
 
 def activate() -> str | None:
     """Return the platform's qualified name, or None wherever stock finds a platform itself."""
-    from sglang_prefill_ext.compat import cpu_platform
+    from sglang_prefill_ext.border.cpu import cpu_platform
 
     if cpu_platform.stock_finds_a_platform():
         return None
-    return "sglang_prefill_ext.compat.cpu_platform:CpuReferencePlatform"
+    return "sglang_prefill_ext.border.cpu.cpu_platform:CpuReferencePlatform"

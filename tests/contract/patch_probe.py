@@ -23,8 +23,9 @@ warnings.simplefilter("ignore")
 from sglang.srt import server_args  # noqa: E402
 from sglang.srt.plugins import load_plugins  # noqa: E402
 
+from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.errors import UnsupportedSGLangError  # noqa: E402
-from sglang_prefill_ext.patching import doctor, engine, lock, scan  # noqa: E402
+from sglang_prefill_ext.patching import doctor, lock, scan  # noqa: E402
 from sglang_prefill_ext.patching.source import underlying  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch  # noqa: E402
 from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
@@ -79,7 +80,7 @@ def with_flags_only() -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     server_args.ServerArgs.add_cli_args(parser)
     return {
-        "applied": [state.id for state in engine.states() if state.applied],
+        "applied": [state.id for state in patches.states() if state.applied],
         "options": sorted(parser._option_string_actions),
         "imported": sorted(set(sys.modules) - before),
     }
@@ -114,10 +115,10 @@ def hook_problem(patch: Patch) -> str:
 
 def with_everything() -> dict[str, Any]:
     stock = attributes()
-    engine.apply(tuple(Group))
-    engine.apply(tuple(Group))
-    states = [state.as_dict() for state in engine.states()]
-    engine.revert(ENGINE_GROUPS)
+    patches.apply(tuple(Group))
+    patches.apply(tuple(Group))
+    states = [state.as_dict() for state in patches.states()]
+    patches.revert(ENGINE_GROUPS)
     after = attributes()
     engine_ids = [patch.id for patch in PATCHES if patch.group in ENGINE_GROUPS]
     return {
@@ -132,7 +133,7 @@ def refused() -> dict[str, Any]:
     """Why applying everything was refused, empty if it was not, and what it changed."""
     before = attributes()
     try:
-        engine.apply(ENGINE_GROUPS)
+        patches.apply(ENGINE_GROUPS)
         refusal = ""
     except UnsupportedSGLangError as error:
         refusal = str(error)

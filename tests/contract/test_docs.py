@@ -191,7 +191,7 @@ def test_the_presets_are_listed() -> None:
 def test_the_errors_and_options_of_the_client_exist() -> None:
     for name in in_code(first_cells(section("client.md", "Errors"))):
         assert hasattr(errors, name), name
-    assert set(in_code(first_cells(section("client.md", "Settings and options")))) == {
+    assert set(in_code(first_cells(section("client.md", "Options")))) == {
         each.name for each in fields(Options)
     }
 
@@ -202,10 +202,10 @@ def reasons_in_code() -> set[str]:
     for source in PACKAGE.rglob("*.py"):
         found.update(re.findall(r'StockPathTaken\(\s*"(\w+)"', source.read_text()))
     for name in (
-        "frontend/call",
-        "frontend/embed_call",
-        "frontend/token_call",
-        "compat/capability",
+        "frontend/score/score_call",
+        "frontend/embed/embed_call",
+        "frontend/token/token_call",
+        "border/model/capability",
         "grpc_frontend/scoring",
         "grpc_frontend/vectors",
     ):
@@ -216,5 +216,5 @@ def reasons_in_code() -> set[str]:
 
 
 def test_the_reasons_for_the_stock_path_are_listed() -> None:
-    listed = in_code(first_cells(section("operations.md", "Why a request took the stock path")))
+    listed = in_code(first_cells(section("monitoring.md", "Why a request took the stock path")))
     assert set(listed) == reasons_in_code()

@@ -23,18 +23,18 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.libraries import LIBRARIES
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.attention.variant import AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.model import Attend, ProductHead
-from sglang_prefill_ext.oneshot.rehearsal import rehearse
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.model import Attend, ProductHead
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.startup.compile_ahead import rehearse
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
-from tests.unit.oneshot.caches import MemoryCache
-from tests.unit.oneshot.jobs import job_of_rows, run_alone
-from tests.unit.oneshot.tiny_model import HIDDEN, LAYERS, TinyModel
+from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
+from tests.unit.scheduling.caches import MemoryCache
+from tests.unit.scheduling.jobs import job_of_rows, run_alone
 
 KERNELS = (
     attention.attention_kernel,
@@ -127,7 +127,7 @@ def rehearsed(request: pytest.FixtureRequest) -> Any:
     """A server's executor that has been through its rehearsal, and the forms that it launched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, whole_prefix)
-        patch.setattr("sglang_prefill_ext.oneshot.executor.multiprocessors", lambda _device: 132)
+        patch.setattr("sglang_prefill_ext.forward.executor.multiprocessors", lambda _device: 132)
         forms = Forms(patch)
         executor = PackedExecutor(Projections(), readout_bytes=1 << 20, attention=request.param)
         rehearse(executor, BUDGET, MemoryCache(keeps=False))

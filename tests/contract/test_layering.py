@@ -1,13 +1,14 @@
-"""Who may import whom. A module without a zone, or an import that no zone allows, fails here."""
+"""Who may import whom. An import that no layer allows fails here."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -19,181 +20,72 @@ HEAVY = ("torch", "triton", "zmq", "sglang")
 
 
 @dataclass(frozen=True)
-class Zone:
-    """Modules with the same rights.
+class Layer:
+    """A folder, or a module beside the folders, with everything below it.
 
     Attributes:
-        modules: patterns of module names, the package's own name cut off.
-        zones: the other zones that they may import.
-        libraries: the third parties that they may import.
+        layers: the other layers that it may import.
+        libraries: the third parties that it may import.
+        light: importing it imports none of `HEAVY`; what is heavy in it is loaded when used.
     """
 
-    modules: tuple[str, ...]
-    zones: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
+    layers: str = ""
+    libraries: str = ""
+    light: bool = True
 
 
-# From the bottom up; the first pattern that fits gives a module its zone.
-ZONES = {
-    "errors": Zone(("errors",)),
-    "pure": Zone(
-        (
-            "",
-            "config",
-            "wire",
-            "wire.*",
-            "oneshot",
-            "oneshot.admission",
-            "oneshot.boarding",
-            "oneshot.budget",
-            "oneshot.coalesce",
-            "oneshot.distinct",
-            "oneshot.execution",
-            "oneshot.flight",
-            "oneshot.forwards",
-            "oneshot.graph_cost",
-            "oneshot.graph_plan",
-            "oneshot.graph_use",
-            "oneshot.job",
-            "oneshot.known_answers",
-            "oneshot.verdict",
-            "oneshot.layout",
-            "oneshot.order",
-            "oneshot.planner",
-            "oneshot.policy",
-            "oneshot.prefix_cache",
-            "oneshot.prefix_policy",
-            "oneshot.queue",
-            "oneshot.rehearsal",
-            "oneshot.runtime",
-            "oneshot.split",
-            "oneshot.stats",
-            "oneshot.stock_order",
-            "oneshot.whole_rows",
-            "attention",
-            "attention.kernel_plan",
-            "attention.plan",
-            "attention.readout_plan",
-            "attention.tiling",
-            "attention.way",
-            "patching",
-            "patching.docs",
-            "patching.flag_patches",
-            "patching.frontend_patches",
-            "patching.handed",
-            "patching.lock",
-            "patching.process_patches",
-            "patching.scan",
-            "patching.scheduler_patches",
-            "patching.source",
-            "patching.spec",
-            "patching.table",
-            "patching.text_patches",
-            "patching.upstream",
-            "patching.uses",
-            "schedulers",
-            "schedulers.*",
-            "runtime",
-            "runtime.children",
-            "runtime.idle",
-            "runtime.pauses",
-        ),
-        zones=("errors",),
-        libraries=(
-            "msgspec",
-            "numpy",
-        ),
+# From the bottom up; the name is that of the folder or module.
+LAYERS = {
+    "": Layer(),
+    "errors": Layer(),
+    "config": Layer("errors"),
+    "wire": Layer("errors config", "msgspec numpy"),
+    "layout": Layer("errors", "numpy"),
+    "metrics": Layer("wire", "msgspec prometheus_client"),
+    "process": Layer("errors metrics", "msgspec psutil"),
+    "shared_device": Layer("errors", "numpy"),
+    "scheduling": Layer("errors config wire layout", "numpy"),
+    "startup": Layer("errors config wire layout scheduling", "numpy"),
+    "prefill_kernels": Layer("", "torch triton", light=False),
+    "attention": Layer(
+        "errors config layout prefill_kernels", "flashinfer numpy sgl_kernel torch", light=False
     ),
-    "metrics": Zone(("metrics",), zones=("pure",), libraries=("prometheus_client",)),
-    "runtime": Zone(
-        ("runtime.*",), zones=("errors", "pure", "metrics"), libraries=("msgspec", "psutil")
+    "forward": Layer(
+        "errors config wire layout scheduling attention prefill_kernels",
+        "numpy psutil torch",
+        light=False,
     ),
-    "frontend": Zone(
-        ("frontend", "frontend.*"),
-        zones=("errors", "pure", "metrics"),
-        libraries=("msgspec", "numpy"),
+    "texts": Layer(
+        "errors config wire metrics process", "fastokens gigatoken msgspec numpy tokenizers"
     ),
-    "tokenization": Zone(
-        ("tokenization", "tokenization.*"),
-        zones=("errors", "pure", "metrics", "frontend"),
-        libraries=("fastokens", "gigatoken", "msgspec", "numpy", "tokenizers"),
+    "frontend": Layer("errors config wire metrics scheduling", "msgspec numpy"),
+    "attach": Layer(
+        "errors config wire metrics process texts frontend", "msgspec zmq", light=False
     ),
-    "attach": Zone(
-        ("attach", "attach.*"),
-        zones=("errors", "pure", "metrics", "runtime", "frontend", "tokenization"),
-        libraries=("msgspec", "zmq"),
+    "grpc_frontend": Layer(
+        "errors wire metrics process frontend attach",
+        "google grpc grpc_health grpc_reflection grpc_status grpc_tools msgspec numpy typer uvloop",
+        light=False,
     ),
-    "grpc": Zone(
-        ("grpc_frontend", "grpc_frontend.*"),
-        zones=("errors", "pure", "metrics", "runtime", "frontend", "attach"),
-        libraries=(
-            *("google", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "grpc_tools"),
-            *("msgspec", "numpy", "typer", "uvloop"),
-        ),
+    "client": Layer("errors frontend grpc_frontend", "google grpc httpx numpy rich tenacity typer"),
+    "patching": Layer("errors", "packaging rich"),
+    "border": Layer(
+        "errors config wire metrics process shared_device scheduling startup attention"
+        " forward texts frontend attach patching",
+        "sglang transformers torch numpy fastapi msgspec starlette uvicorn",
+        light=False,
     ),
-    "client": Zone(
-        ("client", "client.*"),
-        zones=("errors", "frontend", "grpc"),
-        libraries=("google", "grpc", "httpx", "numpy", "rich", "tenacity", "typer"),
+    "plugin": Layer("border"),
+    "platforms": Layer("border"),
+    "modelmaker": Layer("errors", "numpy torch transformers tokenizers", light=False),
+    "local_server": Layer("errors process"),
+    "demo": Layer(
+        "errors client modelmaker local_server",
+        "httpx matplotlib prometheus_client rich tokenizers",
+        light=False,
     ),
-    "guard": Zone(
-        ("patching.guard", "patching.reach", "patching.doctor"),
-        zones=("pure",),
-        libraries=("packaging", "rich"),
-    ),
-    "kernels": Zone(("prefill_kernels", "prefill_kernels.*"), libraries=("torch", "triton")),
-    "tensors": Zone(
-        ("oneshot.*", "attention.*"),
-        zones=("errors", "pure", "kernels"),
-        libraries=("flashinfer", "numpy", "psutil", "sgl_kernel", "torch"),
-    ),
-    "registry": Zone(("compat.registry",), zones=("pure",), libraries=("sglang",)),
-    "engine": Zone(("patching.engine",), zones=("errors", "pure", "guard", "registry")),
-    "border": Zone(
-        ("compat", "compat.*"),
-        zones=(
-            *("errors", "pure", "metrics", "runtime", "frontend", "tokenization", "attach"),
-            *("tensors", "engine"),
-        ),
-        libraries=(
-            "sglang",
-            "transformers",
-            *"torch numpy fastapi msgspec starlette uvicorn".split(),
-        ),
-    ),
-    "entrances": Zone(("plugin", "platforms", "platforms.*"), zones=("border",)),
-    "models": Zone(
-        ("modelmaker", "modelmaker.*"),
-        zones=("errors", "pure"),
-        libraries=("numpy", "torch", "transformers", "tokenizers", "safetensors"),
-    ),
-    "tools": Zone(
-        ("cli", "local_server", "demo", "demo.*"),
-        zones=("errors", "pure", "client", "grpc", "guard", "models"),
-        libraries=(
-            "httpx",
-            "matplotlib",
-            "numpy",
-            "prometheus_client",
-            "rich",
-            "tokenizers",
-            "typer",
-        ),
-    ),
+    "cli": Layer("errors client grpc_frontend patching modelmaker demo", "rich typer"),
 }
-# Importing these imports none of HEAVY; hooks, the platform and the demo are loaded when used.
-LIGHT = (
-    "errors",
-    "pure",
-    "metrics",
-    "runtime",
-    "frontend",
-    "tokenization",
-    "client",
-    "guard",
-    "engine",
-    "entrances",
-)
 
 
 def _modules() -> dict[str, Path]:
@@ -209,11 +101,9 @@ def _modules() -> dict[str, Path]:
 MODULES = _modules()
 
 
-def _zone_of(module: str) -> str:
-    """The zone of a module; empty if it has none."""
-    name = module if module.startswith("prefill_kernels") else module.partition(".")[2]
-    fits = (z for z, zone in ZONES.items() if any(fnmatchcase(name, p) for p in zone.modules))
-    return next(fits, "")
+def _layer_of(module: str) -> str:
+    package, _, rest = module.partition(".")
+    return package if package == "prefill_kernels" else rest.partition(".")[0]
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -230,19 +120,19 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _forbidden(module: str, source: str) -> list[str]:
-    """What the module imports although its zone may not."""
-    own = _zone_of(module)
-    zone = ZONES[own]
-    forbidden = []
-    for name in _imports(ast.parse(source)):
-        root = name.partition(".")[0]
-        if root in OURS:
-            allowed = _zone_of(name) in (own, *zone.zones)
-        else:
-            allowed = root in sys.stdlib_module_names or root in zone.libraries
-        if not allowed:
-            forbidden.append(name)
-    return forbidden
+    """What the module imports although its layer may not."""
+    own = _layer_of(module)
+    layers = {"", own, *LAYERS[own].layers.split()}
+    libraries = {*sys.stdlib_module_names, *LAYERS[own].libraries.split()}
+    return [
+        name
+        for name in _imports(ast.parse(source))
+        if not (
+            _layer_of(name) in layers
+            if (root := name.partition(".")[0]) in OURS
+            else root in libraries
+        )
+    ]
 
 
 def _python(code: str) -> str:
@@ -259,33 +149,58 @@ def _heavy_after(*modules: str) -> str:
     return _python("\n".join([*lines, "import sys", f"print({HEAVY} & sys.modules.keys())"]))
 
 
-def test_every_module_has_a_zone() -> None:
-    assert [module for module in MODULES if not _zone_of(module)] == []
+def test_every_folder_is_a_layer() -> None:
+    assert {_layer_of(module) for module in MODULES} == set(LAYERS)
 
 
-def test_every_zone_has_a_module() -> None:
-    assert {_zone_of(module) for module in MODULES} == set(ZONES)
+def test_layers_form_no_circle() -> None:
+    graph = {name: layer.layers.split() for name, layer in LAYERS.items()}
+    assert sorted(TopologicalSorter(graph).static_order()) == sorted(LAYERS)
 
 
-def test_zones_form_layers() -> None:
-    graph = {name: zone.zones for name, zone in ZONES.items()}
-    order = list(TopologicalSorter(graph).static_order())
-    assert sorted(order) == sorted(ZONES)
+def test_no_layer_may_import_what_it_does_not() -> None:
+    imported: dict[str, set[str]] = {name: set() for name in LAYERS}
+    for module, path in MODULES.items():
+        for name in _imports(ast.parse(path.read_text())):
+            root = name.partition(".")[0]
+            imported[_layer_of(module)].add(_layer_of(name) if root in OURS else root)
+    unused = {
+        name: {*layer.layers.split(), *layer.libraries.split()} - imported[name]
+        for name, layer in LAYERS.items()
+    }
+    assert {name: names for name, names in unused.items() if names} == {}
+
+
+def test_the_layers_are_described() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.split("\n## The folders\n")[1].split("\n## ")[0]
+    described = {
+        name: layers
+        for names, layers in re.findall(r"^\| (`.*?`) \|.*\|(.*)\|$", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    written = {name: ", ".join(layer.layers.split()) for name, layer in LAYERS.items() if name}
+    assert {name: layers.strip() for name, layers in described.items()} == written
+
+
+def test_no_folder_has_more_than_twenty_modules() -> None:
+    folders = Counter(path.parent for path in MODULES.values())
+    assert [str(folder) for folder, count in folders.items() if count > 20] == []
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_its_zone_may(module: str) -> None:
+def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
     assert _forbidden(module, MODULES[module].read_text()) == []
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("oneshot.planner", "import torch"),
+        ("scheduling.planner", "import torch"),
         ("wire.packed", "def f():\n    from sglang.srt import utils"),
-        ("frontend.pack", "from sglang_prefill_ext.compat import messages"),
-        ("frontend.pack", "from sglang_prefill_ext import compat"),
-        ("compat.http", "from sglang_prefill_ext import plugin"),
+        ("frontend.pack", "from sglang_prefill_ext.border import messages"),
+        ("frontend.pack", "from sglang_prefill_ext import border"),
+        ("border.http_server.own_routes", "from sglang_prefill_ext import plugin"),
         ("attention.merge", "import sglang.srt.utils as u"),
     ],
 )
@@ -294,11 +209,12 @@ def test_the_rule_catches_a_forbidden_import(module: str, source: str) -> None:
 
 
 def test_only_the_border_may_import_sglang() -> None:
-    assert [z for z, zone in ZONES.items() if "sglang" in zone.libraries] == ["registry", "border"]
+    assert [n for n, layer in LAYERS.items() if "sglang" in layer.libraries.split()] == ["border"]
 
 
 def test_nothing_may_import_an_entrance() -> None:
-    assert [name for name, zone in ZONES.items() if "entrances" in zone.zones] == []
+    entrances = {"plugin", "platforms", "cli"}
+    assert [n for n, layer in LAYERS.items() if entrances & {*layer.layers.split()}] == []
 
 
 def test_only_patching_imports_by_name() -> None:
@@ -310,15 +226,16 @@ def test_only_patching_imports_by_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in calls
     }
-    assert dynamic == {f"sglang_prefill_ext.patching.{m}" for m in ("engine", "guard", "source")}
+    names = ("border.patches", "patching.guard", "patching.source")
+    assert dynamic == {f"sglang_prefill_ext.{name}" for name in names}
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
     assert _heavy_after("sglang_prefill_ext") == "set()"
 
 
-def test_light_zones_are_light_all_the_way_down() -> None:
-    light = [module for module in MODULES if _zone_of(module) in LIGHT]
+def test_light_layers_are_light_all_the_way_down() -> None:
+    light = [module for module in MODULES if LAYERS[_layer_of(module)].light]
     assert _heavy_after(*light, "sglang_prefill_ext.cli") == "set()"
 
 

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from dataclasses import fields
 
-from sglang_prefill_ext.frontend.call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang tells of every kernel that this machine lacks

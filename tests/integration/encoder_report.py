@@ -17,15 +17,15 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from sglang_prefill_ext.compat.encoder import SglangEncoder
+from sglang_prefill_ext.border.model.encoder_model import SglangEncoder
 from sglang_prefill_ext.errors import PackedForwardError
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.planner import plan_forward
-from sglang_prefill_ext.oneshot.split import split_request
-from sglang_prefill_ext.oneshot.whole_rows import whole_rows
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.token_types import typed_ids
+from sglang_prefill_ext.wire.whole_rows import whole_rows
 
 BUDGETS = {"one_forward": 16_384, "small_budget": 300}
 SHAPES = ((0, (1, 5, 130, 200, 64, 64, 3)), (40, (1, 2, 8, 30)), (150, (9, 50, 50)))

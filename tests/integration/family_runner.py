@@ -43,22 +43,22 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
 )
 
-from sglang_prefill_ext.compat.capability import (  # noqa: E402
+from sglang_prefill_ext.border.cpu.soft_cap import capped_on_host  # noqa: E402
+from sglang_prefill_ext.border.model.capability import (  # noqa: E402
     ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
     declined_reason,
 )
-from sglang_prefill_ext.compat.model import SglangModel, SglangVectorModel  # noqa: E402
-from sglang_prefill_ext.compat.soft_cap import capped_on_host  # noqa: E402
-from sglang_prefill_ext.frontend.labels import pack_labels  # noqa: E402
+from sglang_prefill_ext.border.model.decoder_model import SglangModel, SglangVectorModel  # noqa: E402
+from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
+from sglang_prefill_ext.forward.own_pool import OwnPool  # noqa: E402
+from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
-from sglang_prefill_ext.oneshot.boarding import Boarding  # noqa: E402
-from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
-from sglang_prefill_ext.oneshot.executor import PackedExecutor  # noqa: E402
-from sglang_prefill_ext.oneshot.job import Job  # noqa: E402
-from sglang_prefill_ext.oneshot.own_pool import OwnPool  # noqa: E402
-from sglang_prefill_ext.oneshot.private_slots import PrivateSlots, Room  # noqa: E402
-from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
+from sglang_prefill_ext.frontend.score.labels import pack_labels  # noqa: E402
+from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
+from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
+from sglang_prefill_ext.scheduling.prefixed_forward import Boarding  # noqa: E402
+from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows, int_array  # noqa: E402
 from tests.integration.encoder_report import encoder_report  # noqa: E402

@@ -27,7 +27,7 @@ from sglang.launch_server import run_server  # noqa: E402
 from sglang.srt.plugins import load_plugins  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
 
-from sglang_prefill_ext.compat.activation import config_of  # noqa: E402
+from sglang_prefill_ext.border.activation import config_of  # noqa: E402
 
 TIMEOUT_S = 120.0
 ROLES = ("scheduler", "tokenizer_manager", "data_parallel_controller")

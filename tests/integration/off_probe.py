@@ -17,7 +17,7 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: E402
 
-from sglang_prefill_ext.patching import engine  # noqa: E402
+from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group  # noqa: E402
 from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
 
@@ -48,7 +48,7 @@ def main() -> None:
             if before.get(name) is not value
         ),
         "flags": sorted(patch.target for patch in PATCHES if patch.group is Group.FLAGS),
-        "applied": sorted(state.target for state in engine.states() if state.applied),
+        "applied": sorted(state.target for state in patches.states() if state.applied),
         "carried": [name for name in vars(args) if "prefill" in name],
         "same_routes": routes() == stock_routes,
         "same_http": "__new__" not in vars(HttpToolsProtocol),

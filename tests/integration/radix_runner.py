@@ -44,24 +44,24 @@ from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from sglang_prefill_ext.attention.way import HeadShape  # noqa: E402
-from sglang_prefill_ext.compat.kv_pool import (  # noqa: E402
+from sglang_prefill_ext.border.scheduler.kv_pool import (  # noqa: E402
     SglangPool,
     SglangRoom,
     plain_pool,
     room_in,
 )
-from sglang_prefill_ext.compat.radix import prefix_cache_of  # noqa: E402
+from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
-from sglang_prefill_ext.oneshot import forwards  # noqa: E402
-from sglang_prefill_ext.oneshot.admission import QueueLimits  # noqa: E402
-from sglang_prefill_ext.oneshot.boarding import Boarding  # noqa: E402
-from sglang_prefill_ext.oneshot.budget import ForwardBudget  # noqa: E402
-from sglang_prefill_ext.oneshot.job import Job  # noqa: E402
-from sglang_prefill_ext.oneshot.own_pool import OwnPool  # noqa: E402
-from sglang_prefill_ext.oneshot.planner import ForwardPlan  # noqa: E402
-from sglang_prefill_ext.oneshot.policy import SchedulingPolicy  # noqa: E402
-from sglang_prefill_ext.oneshot.runtime import Ended, PackedRuntime  # noqa: E402
-from sglang_prefill_ext.oneshot.split import split_request  # noqa: E402
+from sglang_prefill_ext.forward.own_pool import OwnPool  # noqa: E402
+from sglang_prefill_ext.scheduling import forwards  # noqa: E402
+from sglang_prefill_ext.scheduling.admission import QueueLimits  # noqa: E402
+from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
+from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
+from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy  # noqa: E402
+from sglang_prefill_ext.scheduling.prefixed_forward import Boarding  # noqa: E402
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime  # noqa: E402
+from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows  # noqa: E402
 
 EPISODES = 2_500

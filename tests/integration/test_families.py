@@ -20,7 +20,7 @@ from tests.integration.parity import TOLERANCE
 
 pytestmark = pytest.mark.timeout(900)
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 PACKED = tuple(FAMILIES)
 EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral")
 CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama")
@@ -192,7 +192,7 @@ def test_encoders_take_no_embeddings_in_place_of_tokens(
 
 
 def test_other_models_layers_and_servers_are_declined(reports: dict[str, Any]) -> None:
-    documented = OPERATIONS.read_text()
+    documented = MONITORING.read_text()
     declined = reports["qwen3"]["declined_if"]
     assert {"model_architecture", "logit_soft_cap", "long_rope"} <= set(declined)
     for expected, reason in declined.items():

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 BODIES = [score_body(seed, 10 * seed, [4, 1, 9]) for seed in range(3)]
 REASON = "known_answers_differ"
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_it_says_so(refused: Serving) -> None:
         r"--prefill-only-known-answers off",
     ):
         assert re.search(part, line)
-    assert f"`{REASON}`" in OPERATIONS.read_text()
+    assert f"`{REASON}`" in MONITORING.read_text()
 
 
 def test_it_still_generates(refused: Serving) -> None:

@@ -36,7 +36,7 @@ FALLBACKS: dict[str, tuple[Json, str]] = {
 
 
 def test_every_field_of_the_status_page_is_documented(client: Client) -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
     section = documented.partition("## Status")[2].partition("## Metrics")[0]
     words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
     status = client.status()

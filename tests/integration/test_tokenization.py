@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_prefill_ext.tokenization.texts import splice_cases
+from sglang_prefill_ext.texts.sample_texts import splice_cases
 from tests.integration.client import OPT_OUT, Client, Json, wait_until
 from tests.integration.parity import assert_same
 from tests.integration.reference import Reference

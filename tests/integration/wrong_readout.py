@@ -31,7 +31,7 @@ def install(directory: Path) -> dict[str, str]:
 
 def register() -> None:
     """What SGLang calls in each process."""
-    from sglang_prefill_ext.oneshot.readout import LabelReader
+    from sglang_prefill_ext.forward.readers.labels import LabelReader
 
     read = LabelReader.read
 

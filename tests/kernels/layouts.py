@@ -15,8 +15,8 @@ from prefill_kernels.shared_prefix_attention import (
 )
 from torch import Tensor
 
-from sglang_prefill_ext.attention.kernel_plan import KernelPlan, plan_tiles
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.kernel_plan import KernelPlan, plan_tiles
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 UNUSED_PAGES = 3

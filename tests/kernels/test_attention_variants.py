@@ -14,7 +14,7 @@ from prefill_kernels.partial_prefix_attention import partial_prefix_attention
 from prefill_kernels.shared_prefix_attention import KeyParts, shared_prefix_attention
 from torch import Tensor
 
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.kernels.layouts import Case, make_case
 from tests.unit.attention.strategies import layout, layouts
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.oneshot import graphs as graphs_module
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
-from sglang_prefill_ext.oneshot.split import Piece, split_request
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.graphs import replay as graphs_module
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.split import Piece, split_request
 from tests.kernels.test_graphs import DeviceModel, each_way, request
-from tests.unit.oneshot.tiny_model import LAYERS
+from tests.unit.forward.tiny_model import LAYERS
 
 LARGEST = 48
 BUDGET = ForwardBudget(1000)

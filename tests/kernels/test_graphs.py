@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.oneshot import graphs as graphs_module
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.capture import Work
-from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.graphs import PackedGraphs
-from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
-from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.graphs import replay as graphs_module
+from sglang_prefill_ext.forward.graphs.capture import Work
+from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
 from tests.kernels.conftest import COMPILED
-from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
+from tests.unit.forward.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest
 
 WAYS = [AttentionWay.FUSED, AttentionWay.MERGE]

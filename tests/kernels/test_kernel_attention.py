@@ -13,25 +13,26 @@ import torch
 import triton
 from torch import Tensor
 
-from sglang_prefill_ext.attention import kernel_plan, libraries
+from sglang_prefill_ext.attention import prefix_libraries as libraries
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
-from sglang_prefill_ext.attention.libraries import LIBRARIES
 from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError, PackingError
-from sglang_prefill_ext.oneshot import executor
-from sglang_prefill_ext.oneshot.executor import resolve_attention
-from sglang_prefill_ext.oneshot.layers import Attention
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
-from sglang_prefill_ext.oneshot.upload import upload
+from sglang_prefill_ext.forward import executor
+from sglang_prefill_ext.forward.executor import resolve_attention
+from sglang_prefill_ext.forward.layers import Attention
+from sglang_prefill_ext.forward.upload import upload
+from sglang_prefill_ext.layout import kernel_plan
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention import fake_libraries
 from tests.unit.attention.inputs import in_slots
 from tests.unit.attention.strategies import layout
-from tests.unit.oneshot.test_executor import TinyModel
+from tests.unit.forward.test_executor import TinyModel
 
 SHAPE = HeadShape(4, 2, 16, 8)
 SCALE = 0.25

@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import host_cost
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.oneshot import graphs as graphs_module
-from sglang_prefill_ext.oneshot import readout
-from sglang_prefill_ext.oneshot.capture import Work, capture_for
-from sglang_prefill_ext.oneshot.executor import PackedExecutor
-from sglang_prefill_ext.oneshot.model import ProductHead
-from sglang_prefill_ext.oneshot.planner import plan_forward
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.graphs import replay as graphs_module
+from sglang_prefill_ext.forward.graphs.capture import Work, capture_for
+from sglang_prefill_ext.forward.model import ProductHead
+from sglang_prefill_ext.forward.readers import labels as readout
+from sglang_prefill_ext.scheduling.planner import plan_forward
 from tests.kernels.conftest import COMPILED
 from tests.kernels.test_graph_prefixes import FIRST_SLOTS, SECOND_SLOTS, piece_of, slots
 from tests.kernels.test_graphs import DeviceModel

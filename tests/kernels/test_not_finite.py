@@ -7,7 +7,7 @@ import torch
 
 from sglang_prefill_ext.config import AttentionWay
 from tests.kernels.conftest import COMPILED
-from tests.unit.oneshot.overflowing import HUGE, PREFIX, assert_spoils_nobody, rows
+from tests.unit.forward.overflowing import HUGE, PREFIX, assert_spoils_nobody, rows
 
 WAYS = [AttentionWay.FUSED, AttentionWay.MERGE]
 HALVES = [torch.float16] + [torch.bfloat16] * COMPILED

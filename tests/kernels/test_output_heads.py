@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.model import ProductHead
-from sglang_prefill_ext.oneshot.planner import ForwardPlan, plan_forward
-from sglang_prefill_ext.oneshot.readout import LabelReader
-from sglang_prefill_ext.oneshot.split import split_request
-from tests.unit.oneshot.tiny_model import HIDDEN, TinyModel
+from sglang_prefill_ext.forward.model import ProductHead
+from sglang_prefill_ext.forward.readers.labels import LabelReader
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
+from tests.unit.forward.tiny_model import HIDDEN, TinyModel
 from tests.unit.wire.strategies import VOCAB, PlainRequest
 
 LABELS = [[0, VOCAB - 1], [3], [VOCAB // 2, 1, 2]]

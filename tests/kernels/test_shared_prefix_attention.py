@@ -22,8 +22,8 @@ from prefill_kernels.shared_prefix_attention import (
 )
 from torch import Tensor
 
-from sglang_prefill_ext.attention import kernel_plan
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout import kernel_plan
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.kernels.layouts import Case, make_case
 from tests.unit.attention.strategies import layout, layouts
 

@@ -16,7 +16,7 @@ import pytest
 from sglang_prefill_ext import local_server
 from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer, server_env
-from sglang_prefill_ext.runtime.children import module_command
+from sglang_prefill_ext.process.children import module_command
 
 # Answers 503 twice and 200 from then on, beside a child that ignores SIGTERM.
 STAND_IN = """

@@ -24,12 +24,12 @@ from sglang_prefill_ext.attach.messages import (
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.scores import scores_from_values
-from sglang_prefill_ext.oneshot.admission import QueueLimits
-from sglang_prefill_ext.oneshot.budget import ForwardBudget
-from sglang_prefill_ext.oneshot.planner import ForwardPlan
-from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
-from sglang_prefill_ext.oneshot.runtime import PackedRuntime
+from sglang_prefill_ext.frontend.score.scores import scores_from_values
+from sglang_prefill_ext.scheduling.admission import QueueLimits
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array, int_array
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes

@@ -17,11 +17,11 @@ from sglang_prefill_ext.attach.connection import EngineConnection
 from sglang_prefill_ext.attach.messages import Beat, Facts, Stock, StockAnswer, StockError
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import PackedExchange
-from sglang_prefill_ext.frontend.flat import wrong
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.runtime.collector import Collector, GcAction, GcReport
-from sglang_prefill_ext.runtime.pauses import PauseRecorder
+from sglang_prefill_ext.metrics.pauses import PauseRecorder
+from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
+from sglang_prefill_ext.wire.flat import wrong
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult

@@ -8,7 +8,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix import Held
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 def attend(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
 
 def group(held: int, fresh: int, *suffix_lens: int) -> GroupSpan:

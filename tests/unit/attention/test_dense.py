@@ -14,7 +14,7 @@ from torch import Tensor
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.oneshot.layout import ForwardLayout
+from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention.inputs import (
     BFLOAT16_TOLERANCE,
     CPU,
@@ -149,7 +149,8 @@ def _assert_nan_stays_in_its_group(
     assert out[sees].isnan().any(-1).any(-1).all()
     group = np.searchsorted(forward.group_starts, [bad, *range(forward.num_tokens)], side="right")
     elsewhere = torch.from_numpy(group[1:] != group[0])
-    assert torch.equal(out[elsewhere], wanted[elsewhere])
+    # Vectorised exponentials may round otherwise beside NaN.
+    torch.testing.assert_close(out[elsewhere], wanted[elsewhere], atol=1e-6, rtol=0)
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.oneshot.layout import ForwardLayout, GroupSpan
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention.inputs import (
     BFLOAT16_TOLERANCE,
     CPU,

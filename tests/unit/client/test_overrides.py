@@ -9,7 +9,7 @@ import pytest
 from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.override_body import read_score_overrides
+from sglang_prefill_ext.frontend.overrides.override_body import read_score_overrides
 
 ROWS = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
 

@@ -12,7 +12,7 @@ from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.requests import Plan, plan_classify, plan_embed, plan_score
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.array_body import with_lists
+from sglang_prefill_ext.frontend.score.array_body import with_lists
 from tests.unit.client.stand_in import Json, answer, value_of
 
 

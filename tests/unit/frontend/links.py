@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sglang_prefill_ext.frontend.exchange import PackedExchange
-from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.tokenization.encoder import flat
+from sglang_prefill_ext.texts.encoder import flat
+from sglang_prefill_ext.wire.flat import FlatRows
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
-from sglang_prefill_ext.frontend.score_frontend import Scored
+from sglang_prefill_ext.frontend.score.score_frontend import Scored
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from tests.unit.frontend.links import stub_answer
 

@@ -16,7 +16,7 @@ from sglang_prefill_ext.errors import (
     PrefillExtError,
     RequestAbortedError,
 )
-from sglang_prefill_ext.frontend import connection
+from sglang_prefill_ext.frontend import client_wait as connection
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer, _of_its_own
 from sglang_prefill_ext.grpc_frontend.outcomes import _ENDS

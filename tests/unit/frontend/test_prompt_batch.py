@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, lone_prompt, pack_prompts
-from sglang_prefill_ext.oneshot.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
 BEGINNINGS = [[7] * 40, [7] * 16 + [8] * 30, [9] * 3, [6] * 300, []]
 

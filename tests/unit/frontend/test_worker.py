@@ -13,7 +13,7 @@ from sglang_prefill_ext.errors import (
     RequestAbortedError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend import connection
+from sglang_prefill_ext.frontend import client_wait as connection
 from sglang_prefill_ext.frontend.worker import Worker
 from tests.unit.frontend.links import StubRequest
 

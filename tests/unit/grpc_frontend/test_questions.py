@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.flat import FlatRows
 from sglang_prefill_ext.frontend.options import options_of as options_by_http
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.questions import (
@@ -17,6 +16,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     score_question,
     without_items,
 )
+from sglang_prefill_ext.wire.flat import FlatRows
 from tests.unit.grpc_frontend.calls import id_request, int32, int32_rows, text_request
 
 ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6)

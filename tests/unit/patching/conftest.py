@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext import compat
-from sglang_prefill_ext.patching import engine, guard
+from sglang_prefill_ext import border
+from sglang_prefill_ext.border import patches
+from sglang_prefill_ext.patching import guard
 from tests.unit.patching.stub_sglang import MODULE, UPSTREAM
 
-_OUR_REGISTRY = "sglang_prefill_ext.compat.registry"
+_OUR_REGISTRY = "sglang_prefill_ext.border.registry"
 
 
 def load_module(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -65,7 +66,7 @@ def registry(upstream: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     module = load_module("sglang.srt.plugins.hook_registry", path, monkeypatch)
     _forget_our_registry()
     importlib.import_module(_OUR_REGISTRY)
-    monkeypatch.setattr(engine, "_applied", {})
+    monkeypatch.setattr(patches, "_applied", {})
     monkeypatch.setattr(guard, "installed_version", lambda: "0.5.23")
     yield module.HookRegistry
     _forget_our_registry()
@@ -73,4 +74,4 @@ def registry(upstream: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def _forget_our_registry() -> None:
     sys.modules.pop(_OUR_REGISTRY, None)
-    vars(compat).pop("registry", None)
+    vars(border).pop("registry", None)

@@ -7,7 +7,7 @@ import numpy as np
 from bench.load_generators.wires import Wire, answer_body, grpc_messages, http_bodies
 from bench.workloads import LABEL_IDS, Shape, draw_requests
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.array_body import with_lists
+from sglang_prefill_ext.frontend.score.array_body import with_lists
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.questions import score_question
 

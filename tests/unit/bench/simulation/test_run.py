@@ -10,8 +10,8 @@ from bench.simulation.run import WARM_UP, Outcome, simulate
 from bench.simulation.traffic import LENGTHS, CostModel, Traffic, draw_traffic
 from bench.simulation.variants import ALONE, SHARED, VARIANTS, Variant
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.oneshot.policy import SchedulingPolicy
-from sglang_prefill_ext.oneshot.queue import JobQueue
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.queue import JobQueue
 
 COST = CostModel()
 DEFAULT = Variant("default", Order.SRPT)

@@ -4,9 +4,9 @@ import pytest
 
 from bench.simulation.variants import VARIANTS, OtherOrder, Variant
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.oneshot.job import Job
-from sglang_prefill_ext.oneshot.queue import JobQueue
-from sglang_prefill_ext.oneshot.split import split_request
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.queue import JobQueue
+from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 
 

@@ -1,0 +1,1 @@
+"""SGLang without a GPU: the CPU platform, and what SGLang lacks there."""

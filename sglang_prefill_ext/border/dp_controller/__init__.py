@@ -1,0 +1,1 @@
+"""Hooks in SGLang's data-parallel controller."""

@@ -1,0 +1,70 @@
+"""Hook in the data-parallel controller: one replica takes a packed request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.managers.io_struct import sock_send
+from sglang.srt.utils.watchdog import SubprocessWatchdog
+
+from sglang_prefill_ext.border.activation import config_of
+from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
+from sglang_prefill_ext.border.gc_control import act, collector_of
+from sglang_prefill_ext.border.messages import GcReq, PackedRowsReq
+from sglang_prefill_ext.shared_device.balance import SchedulerLoads
+
+
+def route_packed(_result: None, controller: Any) -> None:
+    """AFTER `DataParallelController.init_dispatcher`; the schedulers run by then.
+
+    Messages of unknown type go to every replica, which is right for a status request and
+    wrong for work; work follows the same balancing as stock requests.
+    """
+    config = config_of(controller.server_args)
+    if config is None:
+        return
+    balanced = config.schedulers > 1 and controller.refresh_load_budget_on_dispatch
+    choose = _least_loaded(controller) if balanced else controller.dispatching
+
+    def dispatch(message: PackedRowsReq) -> None:
+        if controller.refresh_load_budget_on_dispatch:
+            controller.refresh_load_budget()
+        choose(message)
+
+    collector = collector_of("dp_controller")
+
+    def pass_on(message: GcReq) -> None:
+        act(collector, message)
+        controller.send_control_message(message)
+
+    handlers = controller._request_dispatcher._mapping
+    handlers[PackedRowsReq] = dispatch
+    handlers[GcReq] = pass_on
+    _end_with_any_replica(controller)
+
+
+def _least_loaded(controller: Any) -> Callable[[PackedRowsReq], None]:
+    """Let exact counts of outstanding tokens choose the scheduler of every request."""
+    loads = SchedulerLoads(getattr(controller, BOARD_ATTRIBUTE).done)
+    controller.dp_budget = loads
+    caches_prefixes = not controller.server_args.disable_radix_cache
+
+    def send(message: PackedRowsReq) -> None:
+        tokens, rows = message.input_ids, message.row_bytes
+        prefix = tokens[: rows.prefix_len].tobytes() if caches_prefixes else b""
+        rank = loads.place(len(tokens), prefix, rows.prefix_len, adapter=rows.adapter)
+        sock_send(controller.workers[rank], message)
+
+    return send
+
+
+def _end_with_any_replica(controller: Any) -> None:
+    """End the server when a replica dies, as SGLang does where there is one.
+
+    SGLang watches this process only. A replica that is killed would take its requests, and its
+    share of those to come, with nobody left to answer them.
+    """
+    processes = controller.scheduler_procs
+    names = [f"scheduler of replica {rank}" for rank in range(len(processes))]
+    SubprocessWatchdog(processes, names).start()

@@ -1,0 +1,59 @@
+"""Garbage collection in the processes behind the front end.
+
+A `GcReq` goes round: from a front end to the schedulers, from there to the detokenizers and to
+all front ends, which send it to the one that asked. Each process acts and adds its report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sglang.srt.runtime_context import get_observability, get_serving
+
+from sglang_prefill_ext.border.messages import GcReq
+from sglang_prefill_ext.metrics import PauseMetrics
+from sglang_prefill_ext.process.collector import Collector
+
+_of_process: Collector | None = None
+
+
+def collector_of(role: str) -> Collector:
+    """Return the collector of this process, whose role in the server is `role`."""
+    global _of_process
+    if _of_process is None:
+        labels = {"model_name": get_serving().served_model_name, "role": role}
+        shown = get_observability().enable_metrics
+        _of_process = Collector(role, PauseMetrics(labels if shown else None))
+    return _of_process
+
+
+def act(collector: Collector, message: GcReq, *, busy: bool = False) -> None:
+    """Do what the message asks for, and add the report to it."""
+    report = collector.perform(
+        message.action, message.rid, thresholds=message.gc_threshold, busy=busy
+    )
+    message.reports = [*message.reports, report]
+
+
+def attach_detokenizer(_result: None, manager: Any) -> None:
+    """AFTER `DetokenizerManager.init_request_dispatcher`."""
+    collector = collector_of("detokenizer")
+
+    def pass_on(message: GcReq) -> GcReq:
+        act(collector, message)
+        return message
+
+    manager._request_dispatcher._mapping[GcReq] = pass_on
+
+
+async def spread_to_workers(
+    original: Callable[..., Awaitable[None]], router: Any, recv_obj: Any
+) -> None:
+    """AROUND `MultiTokenizerRouter._distribute_result_to_workers`: all workers have to act."""
+    if not isinstance(recv_obj, GcReq):
+        return await original(router, recv_obj)
+    act(collector_of("tokenizer_router"), recv_obj)
+    for worker in router.all_worker_ipcs:
+        router.socket_mapping.send_output(worker, recv_obj, is_tokenizer=True)
+    return None

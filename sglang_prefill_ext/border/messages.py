@@ -1,0 +1,101 @@
+"""Our messages on SGLang's ZMQ sockets.
+
+They travel as SGLang's own `BaseReq` structs, so that routing, broadcasting to tensor-parallel
+ranks and both serialisations (pickle, msgpack) work as for stock messages. Structs are encoded
+by position: append fields, never insert or reorder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sglang.srt.managers.io_struct import BaseReq, FreezeGCReq, hook_custom_types
+
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.process.collector import GcAction, GcReport
+from sglang_prefill_ext.wire.packed import (
+    VECTOR_AND_STATE,
+    WHOLE_VECTOR,
+    PackedRows,
+    from_bytes,
+)
+from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.row_bytes import RowBytes
+
+
+class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Frontend to scheduler: all rows of one request (see `PackedRows`)."""
+
+    row_bytes: RowBytes
+    priority: int = 0
+    deadline_ms: float | None = None
+    keep_prefix: bool = False
+
+    @classmethod
+    def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
+        return cls(
+            rid=rid,
+            row_bytes=RowBytes.of(rows),
+            priority=options.priority,
+            deadline_ms=options.deadline_ms,
+            keep_prefix=options.keep_prefix,
+        )
+
+    def rows(self, vector_width: int, state_width: int) -> PackedRows:
+        """Return the rows with the width of their vectors made concrete.
+
+        Args:
+            vector_width, state_width: see `Model`.
+
+        Raises:
+            PackingError: the message is inconsistent.
+        """
+        whole = {WHOLE_VECTOR: vector_width, VECTOR_AND_STATE: vector_width + state_width}
+        return self.row_bytes.rows(whole.get(self.row_bytes.vector_width))
+
+    # What the data-parallel controller reads of a request when it chooses a replica.
+
+    @property
+    def routed_dp_rank(self) -> int | None:
+        return None
+
+    @property
+    def input_ids(self) -> Any:
+        return from_bytes(self.row_bytes.tokens)
+
+
+class PackedRowsResults(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Scheduler to frontend: how requests that ended together ended, by their ids."""
+
+    results: dict[str, PackedResult] = msgspec.field(default_factory=dict)
+
+
+class PackedExpireReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """First rank to all ranks: end the requests that are late (see `PackedRuntime.expire`)."""
+
+    now_ms: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+class PackedStatusReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Frontend to every scheduler: report your packed queue and counters."""
+
+
+class PackedStatusResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Scheduler to frontend: one replica's answer, as JSON."""
+
+    payload: bytes = b""
+
+
+class GcReq(FreezeGCReq, kw_only=True):  # type: ignore[misc, call-arg]
+    """Goes round all processes; each one acts, adds its report and passes it on.
+
+    It is a request of SGLang's to freeze, because those reach every detokenizer.
+    """
+
+    action: GcAction = GcAction.STATS
+    reports: list[GcReport] = msgspec.field(default_factory=list)
+
+
+hook_custom_types(PackedRowsReq, PackedRowsResults, PackedStatusReq, PackedStatusResult, GcReq)

@@ -1,0 +1,1 @@
+"""SGLang's loaded model, as packed forwards call it."""

@@ -1,0 +1,192 @@
+"""Whether the loaded model and this server can serve packed forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler, PoolingType
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
+
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.frontend.embed.embed_call import EncoderTraits
+
+RESIDUAL_ON_BATCH = frozenset(
+    {
+        "ArceeForCausalLM",
+        "Glm4ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "LlamaForCausalLM",
+        "LlamaForSequenceClassification",
+        "Ministral3ForCausalLM",
+        "MistralForCausalLM",
+        "MixtralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2ForSequenceClassification",
+        "Qwen3ForCausalLM",
+        "Qwen3ForSequenceClassification",
+        "Qwen3MoeForCausalLM",
+    }
+)
+"""Model classes that keep the residual on the batch, so that the last layer can go on with the
+read positions alone."""
+
+RESIDUAL_IN_LAYERS = frozenset(
+    {
+        "Cohere2ForCausalLM",
+        "CohereForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "GraniteForCausalLM",
+        "GraniteMoeForCausalLM",
+        "Olmo2ForCausalLM",
+        "StableLmForCausalLM",
+        "Starcoder2ForCausalLM",
+    }
+)
+"""Model classes whose layers add up the residual themselves: the last one runs on all tokens."""
+
+VECTOR_ARCHITECTURES = frozenset(
+    {
+        "LlamaForCausalLM",
+        "LlamaForSequenceClassification",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2ForSequenceClassification",
+        "Qwen3ForCausalLM",
+        "Qwen3ForSequenceClassification",
+    }
+)
+"""Model classes that make a vector of the last token of every prompt: embeddings, classes, rewards.
+Their numbers, and those of all others named here, are compared with stock and Hugging Face by the
+tests."""
+
+ENCODER_ARCHITECTURES = frozenset(
+    {
+        "BertForSequenceClassification",
+        "BertModel",
+        "XLMRobertaForSequenceClassification",
+        "XLMRobertaModel",
+    }
+)
+"""Model classes in which a token sees all of its prompt; they make a vector of the first one."""
+
+
+_POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
+"""Model classes whose heads SGLang lets read any token of a prompt (`score_and_pool`). It counts
+that of Llama among them, which reads the last one whatever it is asked for."""
+
+
+def reads_places(architectures: Collection[str]) -> bool:
+    """Return whether a model of these names makes vectors of any token of a prompt."""
+    return bool(architectures) and _POOLED_AT_PLACES.issuperset(architectures)
+
+
+def declined_reason(scheduler: Any) -> str:
+    """Return why this scheduler declines packed requests, or "" if it can run them.
+
+    Reasons are short names; the frontend counts stock-path requests by them.
+    """
+    runner = scheduler.tp_worker.model_runner
+    if scheduler.enable_lora and is_encoder([type(runner.model).__name__]):
+        return "lora_encoder"
+    if scheduler.enable_lora and (reason := _adapters_reason(scheduler, runner.lora_manager)):
+        return reason
+    labels = RESIDUAL_ON_BATCH | RESIDUAL_IN_LAYERS
+    vectors = VECTOR_ARCHITECTURES | ENCODER_ARCHITECTURES
+    if type(runner.model).__name__ not in (labels if scheduler.is_generation else vectors):
+        return "model_architecture"
+    if not scheduler.is_generation and not _has_known_pooling(runner.model):
+        return "pooling"
+    if getattr(runner.model, "capture_aux_hidden_states", False):
+        return "aux_hidden_states"
+    if _rotates_by_longest_prompt(runner):
+        return "long_rope"
+    return next(_attention_reasons(runner.model), "")
+
+
+def _adapters_reason(scheduler: Any, manager: Any) -> str:
+    """Why packed forwards cannot apply this server's adapters, or ""."""
+    if scheduler.enable_lora_overlap_loading:
+        return "lora_overlap_loading"
+    if manager.lora_backend.is_moe_lora:
+        return "lora_experts"
+    # Those of the output head have metadata of their own, for the tokens that SGLang samples at.
+    if not manager.target_modules.isdisjoint(("embed_tokens", "lm_head")):
+        return "lora_vocabulary"
+    return ""
+
+
+def is_encoder(architectures: Collection[str]) -> bool:
+    """Return whether a model of these names sees every prompt as a whole."""
+    return bool(architectures) and ENCODER_ARCHITECTURES.issuperset(architectures)
+
+
+def encoder_traits(config: Any) -> EncoderTraits | None:
+    """What calls to the model of a `ModelConfig` need, if it is an encoder."""
+    architectures, hf_config = config.hf_config.architectures or [], config.hf_config
+    if not is_encoder(architectures):
+        return None
+    longest, has_head = hf_config.max_position_embeddings, "ForSequence" in architectures[0]
+    if architectures[0].startswith("XLMRoberta"):
+        longest -= hf_config.pad_token_id + 1  # positions count from behind that of padding
+    return EncoderTraits(
+        token_types=hf_config.type_vocab_size,
+        longest_prompt=longest,
+        makes_numbers=has_head and hf_config.num_labels == 1,
+    )
+
+
+def _has_known_pooling(model: Any) -> bool:
+    kind = type(model.pooler)
+    if is_encoder([type(model).__name__]):
+        # SGLang's own pooling runs on whole prompts; a sparse head makes no plain vectors.
+        return kind in (Pooler, CrossEncodingPooler)
+    return kind is Pooler and model.pooler.pooling_type == PoolingType.LAST
+
+
+def _rotates_by_longest_prompt(runner: Any) -> bool:
+    """Whether one prompt beyond the original context changes how all others of its forward are
+    rotated; SGLang takes the long factors for a batch if any position needs them."""
+    context = runner.model_config.context_len
+    return any(
+        module.original_max_position_embeddings < context
+        for module in runner.model.modules()
+        if isinstance(module, Phi3LongRoPEScaledRotaryEmbedding)
+    )
+
+
+def _attention_reasons(model: Any) -> Iterator[str]:
+    """Yield what packed attention does not compute, over all layers."""
+    layers, encoder = attention_layers(model), is_encoder([type(model).__name__])
+    if not layers:
+        yield "no_attention_layers"
+    if len({head_shape(layer) for layer in layers}) > 1:
+        yield "uneven_heads"
+    for layer in layers:
+        if layer.logit_cap and layer.logit_capping_method != "tanh":
+            yield "logit_soft_cap"
+        kind = AttentionType.ENCODER_ONLY if encoder else AttentionType.DECODER
+        if layer.is_cross_attention or layer.attn_type != kind:
+            yield "cross_attention"
+        if layer.use_irope or layer.xai_temperature_len > 0:
+            yield "attention_variant"
+
+
+def attention_layers(model: Any) -> list[Any]:
+    """Return every attention layer of a loaded model."""
+    return [module for module in model.modules() if isinstance(module, RadixAttention)]
+
+
+def window_of(layer: Any) -> int | None:
+    """How many tokens before its own a query of an attention layer sees; None for all."""
+    size: int | None = layer.sliding_window_size
+    return None if size is None or size < 0 else size
+
+
+def head_shape(layer: Any) -> HeadShape:
+    """Return the heads of an attention layer."""
+    return HeadShape(layer.tp_q_head_num, layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)

@@ -1,0 +1,190 @@
+"""Ask the loaded model the known prompts: in SGLang's own prefill, and in packed forwards."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from array import array
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from sglang_prefill_ext.border.model.decoder_model import SglangModel
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.startup.answer_check import Matrix, Verdict, gaps, tolerance_of
+from sglang_prefill_ext.startup.known_answers import (
+    Agree,
+    known_requests,
+    lengths_of,
+    packed_answers,
+    prompts_of,
+)
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
+
+logger = logging.getLogger(__name__)
+
+
+def compare_paths(
+    scheduler: Any,
+    model: SglangModel,
+    executor: PackedExecutor,
+    budget: ForwardBudget,
+    slots: PrefixCache,
+    agree: Agree,
+) -> Verdict:
+    """Compare both paths of a scheduler that has served nothing yet; leaves its pools as they were.
+
+    An exception in either path counts as a difference of everything.
+
+    Args:
+        budget: of a packed forward.
+        slots: room for a prefix between two of them.
+        agree: makes all ranks come to the same verdict.
+    """
+    begin_s = time.perf_counter()
+    vectors, runner = model.vector_width > 0, scheduler.tp_worker.model_runner
+    longest = min(scheduler.max_req_input_len, budget.longest_row)
+    requests = known_requests(
+        vocab_size=model.vocab_size,
+        vector_width=model.vector_width,
+        longest_prompt=min(
+            longest, scheduler.chunked_prefill_size or longest, model.longest_prompt or longest
+        ),
+        max_tokens=budget.max_tokens,
+    )
+    prompts, noise = lengths_of(requests), 0.0
+    try:
+        stock = _stock_answers(scheduler, model, requests)
+        noise = _noise(scheduler, model, requests, stock)
+        packed = _joined(packed_answers(executor, requests, budget, slots))
+        apart = gaps(stock, packed, vectors=vectors)
+    except Exception:
+        logger.exception("Prefill-only serving: the known prompts could not be answered")
+        apart = np.full((len(prompts), 1), math.inf)
+    quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype
+    largest, medians = apart.max(axis=1).tolist(), np.median(apart, axis=1).tolist()
+    noise, *agreed = agree([noise, *largest, *medians])
+    return Verdict(
+        prompts,
+        tuple(agreed[: len(prompts)]),
+        tuple(agreed[len(prompts) :]),
+        tolerance_of(_name(model.dtype), quantised=quantised, vectors=vectors, noise=noise),
+        time.perf_counter() - begin_s,
+    )
+
+
+def report(verdict: Verdict) -> None:
+    """Write to the log whether packed forwards are used."""
+    if verdict.same:
+        logger.info("Prefill-only serving: both paths answer alike: %s", verdict)
+        return
+    logger.error(
+        "Prefill-only serving is OFF: packed forwards answer known prompts otherwise than SGLang "
+        "does (%s), with --prefill-only-attention torch and without graphs, too. Every request "
+        "takes the stock path. Report it with the model, the device and this line; "
+        "--prefill-only-known-answers off serves packed answers all the same.",
+        verdict,
+    )
+
+
+def _stock_answers(scheduler: Any, model: SglangModel, requests: list[PackedRows]) -> Matrix:
+    return _joined(
+        [
+            _read(_stock_output(scheduler, model, [prompt]), rows)
+            for rows in requests
+            for prompt in prompts_of(rows)
+        ]
+    )
+
+
+def _noise(scheduler: Any, model: SglangModel, requests: list[PackedRows], alone: Matrix) -> float:
+    """The largest gap between stock answers to the first prompts in one batch and `alone`; 0 where
+    no batch has room for two. The requests have the same labels."""
+    prompts = _of_one_batch(scheduler, [each for rows in requests for each in prompts_of(rows)])
+    if len(prompts) < 2:
+        return 0.0
+    together = _joined([_read(_stock_output(scheduler, model, prompts), requests[0])])
+    return float(gaps(alone[: len(prompts)], together, vectors=model.vector_width > 0).max())
+
+
+def _of_one_batch(scheduler: Any, prompts: list[Int32Array]) -> list[Int32Array]:
+    """The first prompts, as many as SGLang's pools have room for; each may leave part of a page."""
+    slots = scheduler.token_to_kv_pool_allocator.available_size()
+    page = scheduler.token_to_kv_pool_allocator.page_size
+    needed = np.cumsum([len(prompt) + page for prompt in prompts])
+    room = min(scheduler.req_to_token_pool.available_size(), int((needed <= slots).sum()))
+    return prompts[:room]
+
+
+@torch.inference_mode()
+def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array]) -> Tensor:
+    """Logits or vectors of a batch, ``[prompts, vocab_size]`` or ``[prompts, width]`` on the host,
+    float32.
+
+    As `sglang.benchmark.one_batch` builds it. With one prompt it does not matter what limits
+    batches, such as the number of running requests.
+    """
+    runner = scheduler.tp_worker.model_runner
+    requests = [_request(prompt) for prompt in prompts]
+    batch = ScheduleBatch.init_new(
+        requests,
+        scheduler.req_to_token_pool,
+        scheduler.token_to_kv_pool_allocator,
+        scheduler.tree_cache,
+        scheduler.model_config,
+        enable_overlap=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE,
+    )
+    batch.prepare_for_extend()
+    try:
+        with model.stream():
+            batch.input_ids = batch.prefill_input_ids_cpu.to(batch.device)
+            forward_batch = ForwardBatch.init_new(
+                batch, runner, return_hidden_states_before_norm=False
+            )
+            output = runner.forward(forward_batch).logits_output
+            read = output.embeddings if model.vector_width else output.next_token_logits
+            on_host: Tensor = read.float().cpu()  # waits, so the slots are free to go
+            # A head of one class makes a number of no dimension.
+            return on_host.view(len(prompts), -1)
+    finally:
+        for request in requests:
+            release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
+
+
+def _request(prompt: Int32Array) -> Req:
+    """A request as the scheduler has it when it puts all its tokens into a batch."""
+    ids = array("q", prompt.tolist())
+    sampling = SamplingParams(max_new_tokens=0, temperature=0)
+    request = Req("known-prompt", "", ids, sampling)
+    request.refresh_fill_ids()
+    request.extend_end = len(ids)
+    request.logprob_start_len = -1
+    return request
+
+
+def _read(output: Tensor, rows: PackedRows) -> Float32Array:
+    """What the packed path answers to a row, of the stock path's output for it; ``[1, values]``."""
+    if not rows.vector_width:
+        labels = torch.from_numpy(rows.label_ids.astype(np.int64))
+        output = output.log_softmax(-1)[:, labels]
+    values: Float32Array = output.numpy()
+    return values
+
+
+def _joined(answers: list[Float32Array]) -> Matrix:
+    return np.concatenate(answers).astype(np.float64)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,139 @@
+"""The packed work of one scheduler and its place among the scheduler's iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sglang_prefill_ext.border.tokenizer_manager.stock_counters import TokenCounters
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.metrics import SchedulerMetrics
+from sglang_prefill_ext.process.collector import Collector
+from sglang_prefill_ext.scheduling.execution import Accounts, DecodeShare, IterationPolicy
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.runtime import PackedRuntime
+
+GRAPH_SPEEDUP = 4
+"""How many times faster a decode step is as a CUDA graph than launched kernel by kernel: an
+estimate for small models, whose steps are shorter than the host's work for them."""
+
+_TICK_MS = 20.0
+"""How often the deadlines of queued requests are looked at."""
+
+
+@dataclass(slots=True)
+class PackedWork:
+    """What one scheduler has beside its stock batches."""
+
+    runtime: PackedRuntime
+    policy: IterationPolicy
+    metrics: SchedulerMetrics
+    collector: Collector
+    graphs: GraphUse
+    stock_counters: TokenCounters | None = None
+    accounts: Accounts = field(default_factory=Accounts)
+    _last_look_ms: float = 0.0
+
+    def step(self, *, decoding: bool) -> bool:
+        """Take one step of the runtime; the policy says whether it may launch a forward.
+
+        Args:
+            decoding: whether generations are running.
+        """
+        join_tokens = self.policy.join_tokens(self.runtime.next_tokens, decoding=decoding)
+        moved = self.runtime.step(launch=join_tokens is not None, join_tokens=join_tokens or 0)
+        if moved:
+            self.show_queue()
+        return moved
+
+    def collect(self) -> None:
+        """Wait for the forwards in flight and answer their requests."""
+        if self.runtime.step(launch=False):
+            self.show_queue()
+
+    def record_iteration(self, computed_before: int, stock_batch: Any) -> None:
+        """Account for an iteration.
+
+        Args:
+            computed_before: packed tokens computed in all when it began.
+            stock_batch: SGLang's batch that runs in it, or None.
+        """
+        packed_tokens = self.runtime.stats.tokens_computed - computed_before
+        self.accounts.record(packed_tokens, _tokens_of(stock_batch))
+
+    def is_late(self, now_ms: float, arriving: Iterable[float]) -> bool:
+        """Whether any request is to be ended because of its deadline.
+
+        Args:
+            now_ms: Unix time in ms.
+            arriving: deadlines of the requests that are about to be queued, Unix time in ms.
+        """
+        return any(deadline < now_ms for deadline in arriving) or self._is_queue_late(now_ms)
+
+    @property
+    def queue(self) -> dict[str, float]:
+        """What waits: requests, tokens, rows, bytes, and for how long the oldest has, in s."""
+        return {
+            "requests": self.runtime.waiting_jobs,
+            **asdict(self.runtime.waiting_load),
+            "oldest_wait_s": self.runtime.oldest_wait_s,
+        }
+
+    def show_queue(self) -> None:
+        """Bring the metrics up to date."""
+        if self.metrics.enabled:
+            self.collector.show_pauses()
+            retried = self.runtime.stats.retried_forwards
+            self.metrics.update(self.queue, retried, self.graphs.forwards)
+        if self.stock_counters is not None:
+            stats = self.runtime.stats
+            self.stock_counters.update(stats.tokens_computed, stats.tokens_cached)
+
+    def _is_queue_late(self, now_ms: float) -> bool:
+        if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # clocks are set back at times
+            return False
+        self._last_look_ms = now_ms
+        return self.runtime.overdue(now_ms)
+
+
+def packed_work(
+    scheduler: Any,
+    runtime: PackedRuntime,
+    config: PrefillOnlyConfig,
+    collector: Collector,
+    graphs: GraphUse,
+) -> PackedWork:
+    """Set up the packed work of a scheduler as the flags ask for it."""
+    launch_tokens = runtime.policy.launch_tokens
+    share = DecodeShare(
+        step_tokens=config.decode_step_tokens or _step_tokens(scheduler, runtime.policy),
+        slowdown=config.decode_slowdown,
+        launch_tokens=launch_tokens,
+        max_wait_steps=config.max_wait_steps,
+    )
+    shown = scheduler.metrics_collector_context.current_scheduler_metrics_enabled
+    stock = scheduler.metrics_collector if shown else None
+    metrics = SchedulerMetrics(stock and stock.labels)
+    counters = stock and TokenCounters(stock)
+    return PackedWork(runtime, IterationPolicy(share), metrics, collector, graphs, counters)
+
+
+def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:
+    """Estimate what a decode step costs from what launching a packed forward does.
+
+    Both are mostly the host's time for a model's kernels, unless a CUDA graph replays them.
+    """
+    replayed = scheduler.tp_worker.model_runner.decode_cuda_graph_captured
+    eager_tokens = policy.graphs.eager_tokens
+    if not eager_tokens:
+        return max(1, policy.launch_tokens // GRAPH_SPEEDUP if replayed else policy.launch_tokens)
+    return policy.launch_tokens if replayed else eager_tokens
+
+
+def _tokens_of(batch: Any) -> int:
+    """Tokens that a stock batch computes: those of its prompts, else one a running request."""
+    if batch is None:
+        return 0
+    return int(batch.extend_num_tokens if batch.forward_mode.is_extend() else batch.batch_size())

@@ -1,0 +1,190 @@
+"""Set up the packed path of a scheduler whose model is loaded and has served nothing yet."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from sglang.srt.runtime_context import get_parallel
+from torch.distributed import ReduceOp
+
+from sglang_prefill_ext.border.messages import PackedRowsResults
+from sglang_prefill_ext.border.model.capability import declined_reason
+from sglang_prefill_ext.border.model.decoder_model import SglangModel
+from sglang_prefill_ext.border.model.encoder_model import model_of
+from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, report
+from sglang_prefill_ext.border.scheduler.kv_pool import room_in
+from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, shares_prefixes
+from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
+from sglang_prefill_ext.forward.calibration import Calibration, calibrate
+from sglang_prefill_ext.forward.executor import PackedExecutor, resolve_attention
+from sglang_prefill_ext.forward.failures import require_usable
+from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.memory import free_bytes
+from sglang_prefill_ext.forward.own_pool import OwnPool
+from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room
+from sglang_prefill_ext.process.stages import STARTUP
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, readout_bytes
+from sglang_prefill_ext.scheduling.policy import policy_of
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.shared_device.board import Board
+from sglang_prefill_ext.startup.answer_check import DIFFER, Attempt, Verdict, attempts
+from sglang_prefill_ext.startup.compile_ahead import rehearse
+
+logger = logging.getLogger(__name__)
+
+_Number = TypeVar("_Number", int, float)
+
+
+class RuntimeSetup(NamedTuple):
+    """What a scheduler starts with.
+
+    Attributes:
+        graphs: those of small forwards.
+        widths: of the model's vectors, and of the states behind them (see `Model`).
+        verdict: on the known prompts; None where they were not asked.
+    """
+
+    runtime: PackedRuntime
+    graphs: GraphUse
+    widths: tuple[int, int] = (1, 0)
+    verdict: Verdict | None = None
+
+
+def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
+    """Measure what forwards cost and ask the known prompts, or find out why packed requests are
+    declined.
+
+    Raises:
+        ConfigError: a flag asks for what cannot be done here.
+    """
+    sender, rank = scheduler.ipc_channels.send_to_tokenizer, get_parallel().dp_rank or 0
+    board = Board.found(config.schedulers) if config.schedulers > 1 else None
+
+    def answer(ended: Sequence[Ended]) -> None:
+        for message in result_messages(ended):
+            sender.send_output(message)
+        if board is not None:
+            board.done[rank] += tokens_received(ended)
+
+    def declining(reason: str) -> PackedRuntime:
+        nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
+        return PackedRuntime(None, answer, nothing_runs, declined_reason=reason)
+
+    reason = declined_reason(scheduler)
+    if reason:
+        logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
+        return RuntimeSetup(declining(reason), GraphUse())
+    most_bytes = None if board is None else board.reserve_bytes
+    executor, measured, room, verdict = _set_up_executor(scheduler, config, most_bytes)
+    if verdict is not None and not verdict.same:
+        return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
+    policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
+    cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
+    device = torch.device(scheduler.tp_worker.model_runner.device)
+    ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
+    usable = partial(require_usable, device, ranks)
+    runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=usable)
+    return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
+
+
+def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
+    """Put results into one message to each front end; tokenizer workers are several of them."""
+    messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
+    for job, result in ended:
+        messages[job.reply_to.http_worker_ipc].results[job.rid] = result
+    for route, message in messages.items():
+        message.http_worker_ipc = route
+    return list(messages.values())
+
+
+def tokens_received(ended: Sequence[Ended]) -> int:
+    """Tokens of requests as they came, which is what the data-parallel controller has counted.
+
+    The rows of an encoder are whole prompts by now, and so may have many more.
+    """
+    return sum(len(job.reply_to.input_ids) for job, _ in ended)
+
+
+def _set_up_executor(
+    scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
+) -> tuple[PackedExecutor, Calibration, Room, Verdict | None]:
+    """Set up what was asked for, or what is left of it where that answers wrong."""
+    stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
+    model = model_of(scheduler.tp_worker.model_runner, stream)
+    asked, room = resolve_attention(config.attention, model), room_in(model.pool, scheduler)
+    STARTUP.mark("kernels")
+    for attempt in attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0):
+        executor, measured, verdict = _tried(scheduler, config, model, room, attempt, most_bytes)
+        if verdict is None or verdict.same:
+            break
+        logger.error("Prefill-only serving: %s answers wrong: %s", attempt.described, verdict)
+        executor.forget_graphs()  # the next attempt needs the memory
+    if verdict is not None:
+        report(verdict)
+        if verdict.same and attempt.suspect:
+            logger.error("%s is left out: without it, both paths answer alike", attempt.suspect)
+    executor.graph_use.forwards.clear()  # nobody has asked for these
+    return executor, measured, room, verdict
+
+
+def _tried(
+    scheduler: Any,
+    config: PrefillOnlyConfig,
+    model: SglangModel,
+    room: Room,
+    attempt: Attempt,
+    most_bytes: int | None,
+) -> tuple[PackedExecutor, Calibration, Verdict | None]:
+    """Measure what forwards cost in that way, and compare the paths if that is wanted."""
+
+    def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
+        tensor = torch.tensor(numbers)
+        torch.distributed.all_reduce(tensor, ReduceOp.MAX, group=scheduler.tp_cpu_group)
+        return tensor.tolist()
+
+    free = free_bytes(model.device)
+    own = free if most_bytes is None else min(free, most_bytes)
+    (too_much,) = largest_of_all_ranks([-own])
+    readout = readout_bytes(config.readout_chunk_mib, model.device.type, -too_much)
+    executor = PackedExecutor(
+        model,
+        readout_bytes=readout,
+        attention=attempt.attention,
+        caches_prefixes=shares_prefixes(scheduler, room),
+    )
+    measured = calibrate(
+        executor,
+        model.device,
+        config.max_forward_tokens,
+        largest_of_all_ranks,
+        most_bytes,
+        graph_tokens=_graph_tokens(scheduler, config, model) if attempt.graphs else 0,
+    )
+    STARTUP.mark("calibration")
+    if isinstance(room, OwnPool) and model.causal:
+        measured = replace(measured, budget=room.set_aside(measured.budget))
+    slots = PrivateSlots(room)
+    logger.info("Prefill-only serving: measured %s", measured)
+    rehearse(executor, measured.budget, slots)
+    STARTUP.mark("rehearsal")
+    verdict = None
+    if config.known_answers is KnownAnswers.ON:
+        verdict = compare_paths(
+            scheduler, model, executor, measured.budget, slots, largest_of_all_ranks
+        )
+        STARTUP.mark("known_answers")
+    return executor, measured, verdict
+
+
+def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:
+    """Tokens of the largest forward that is to be a graph; 0 for none."""
+    return config.graph_tokens(
+        on_cuda=model.device.type == "cuda" and not scheduler.server_args.disable_cuda_graph,
+        ranks=torch.distributed.get_world_size(scheduler.tp_cpu_group),
+    )

@@ -1,0 +1,205 @@
+"""Hooks in SGLang's scheduler process: packed work beside the stock batch flow."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.managers import io_struct
+from sglang.srt.runtime_context import get_serving
+
+from sglang_prefill_ext.border.activation import config_of
+from sglang_prefill_ext.border.gc_control import act, collector_of
+from sglang_prefill_ext.border.messages import (
+    GcReq,
+    PackedExpireReq,
+    PackedRowsReq,
+    PackedStatusReq,
+    PackedStatusResult,
+)
+from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
+from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
+from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
+from sglang_prefill_ext.process.stages import STARTUP
+
+logger = logging.getLogger(__name__)
+
+_ATTRIBUTE = "_prefill_only"
+
+_AFTER_FORWARDS = (
+    io_struct.PauseGenerationReqInput,
+    io_struct.BeginWeightUpdateReqInput,
+    io_struct.EndWeightUpdateReqInput,
+    io_struct.UpdateWeightFromDiskReqInput,
+    io_struct.UpdateWeightsFromDistributedReqInput,
+    io_struct.UpdateWeightsFromIPCReqInput,
+    io_struct.UpdateWeightsFromTensorReqInput,
+    io_struct.ReleaseMemoryOccupationReqInput,
+)
+"""Messages on which SGLang acts once the forwards in flight were collected. In a pause nobody
+would; and before the others nobody waits for a forward whose requests were aborted."""
+
+# A process runs one scheduler; some of its parts have no other way to reach it.
+_process_work: PackedWork | None = None
+
+
+def attach_runtime(_result: None, scheduler: Any) -> None:
+    """AFTER `Scheduler.init_request_dispatcher`: the model and the streams exist by then."""
+    global _process_work
+    config = config_of(scheduler.server_args)
+    if config is None:
+        return
+    STARTUP.mark("model")
+    collector = collector_of("scheduler")
+    runtime, graphs, widths, verdict = set_up_runtime(scheduler, config)
+    work = _process_work = packed_work(scheduler, runtime, config, collector, graphs)
+    setattr(scheduler, _ATTRIBUTE, work)
+    STARTUP.log("scheduler")
+
+    def on_request(message: PackedRowsReq) -> None:
+        try:
+            rows = message.rows(*widths)
+        except Exception as error:  # nothing is around the dispatcher: the scheduler would end
+            logger.error("Packed request %s cannot be read: %s", message.rid, error)
+            runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
+            return
+        runtime.submit(
+            message.rid,
+            rows,
+            message,
+            priority=message.priority,
+            deadline_ms=message.deadline_ms,
+            keep_prefix=message.keep_prefix,
+        )
+
+    def on_expire(message: PackedExpireReq) -> None:
+        runtime.expire(message.now_ms, message.tokens_per_s)
+        work.show_queue()
+
+    def on_status(message: PackedStatusReq) -> PackedStatusResult:
+        status = status_of(scheduler, work, config, verdict)
+        return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
+
+    def on_gc(message: GcReq) -> None:
+        act(collector, message, busy=not scheduler.is_fully_idle())
+        _gather_reports(message, scheduler.tp_cpu_group)
+        channels = scheduler.ipc_channels
+        channels.send_to_tokenizer.send_output(message, message)
+        if not get_serving().skip_tokenizer_init:  # else there is nobody behind that socket
+            channels.send_to_detokenizer.send_output(message, message)
+
+    handlers = {
+        PackedRowsReq: on_request,
+        PackedExpireReq: on_expire,
+        PackedStatusReq: on_status,
+        GcReq: on_gc,
+    }
+    mapping = scheduler._request_dispatcher._mapping
+    mapping.update(handlers)
+    for kind in _AFTER_FORWARDS:
+        mapping[kind] = _after_forwards(work, mapping[kind])
+
+
+def _after_forwards(work: PackedWork, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def handle(message: Any) -> Any:
+        work.collect()
+        return handler(message)
+
+    return handle
+
+
+def _gather_reports(message: GcReq, group: Any) -> None:
+    """Replace the reports by those of all tensor-parallel ranks; only the first one can send."""
+    reports: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(reports, message.reports, group=group)
+    message.reports = [report for of_rank in reports for report in of_rank]
+
+
+def step_then_next_batch(
+    original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
+) -> Any:
+    """AROUND `Scheduler.get_next_batch_to_run`: at most one packed forward an iteration.
+
+    Alternating with stock batches is what keeps either side from starving the other; while
+    generations run, `IterationPolicy` decides in which iterations.
+    """
+    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    if work is None:
+        return original(scheduler, running_batch, last_batch)
+    computed_before = work.runtime.stats.tokens_computed
+    if work.runtime.busy and work.step(decoding=not running_batch.is_empty()):
+        scheduler.forward_ct += 1  # the watchdog's sign of life
+        scheduler.maybe_send_health_check_signal()
+    plan = original(scheduler, running_batch, last_batch)
+    work.record_iteration(computed_before, plan.batch_to_run)
+    return plan
+
+
+def step_then_next_prefill(
+    original: Callable[..., Any],
+    scheduler: Any,
+    running_batch: Any,
+    last_batch: Any,
+    should_retry_storage_prefetch: bool = True,
+) -> Any:
+    """AROUND `Scheduler.get_next_disagg_prefill_batch_to_run`: likewise on a prefill server."""
+    choose = partial(original, should_retry_storage_prefetch=should_retry_storage_prefetch)
+    return step_then_next_batch(choose, scheduler, running_batch, last_batch)
+
+
+def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] | None:
+    """AFTER `SchedulerRequestReceiver._pull_raw_reqs`: have all ranks end what is late.
+
+    Only the first rank pulls anything. What it returns reaches every rank, itself included, so
+    that all end the same requests before the same iteration, those just pulled among them.
+    """
+    if _process_work is None or requests is None:
+        return None
+    now_ms = time.time() * 1e3
+    scoring = (message for message in requests if isinstance(message, PackedRowsReq))
+    arriving = (each.deadline_ms for each in scoring if each.deadline_ms is not None)
+    if not _process_work.is_late(now_ms, arriving):
+        return None
+    pace = _process_work.runtime.deadline_pace
+    return [*requests, PackedExpireReq(now_ms=now_ms, tokens_per_s=pace)]
+
+
+def is_fully_idle(
+    original: Callable[..., bool],
+    scheduler: Any,
+    for_health_check: bool = False,
+    ignore_waiting: bool = False,
+) -> bool:
+    """AROUND `Scheduler.is_fully_idle`: flushes and weight updates wait for packed work.
+
+    While the engine is paused SGLang asks to ignore what only waits; weights may change then,
+    so requests that have begun start over.
+    """
+    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    if work is not None:
+        if ignore_waiting:
+            work.runtime.restart_waiting()
+        if work.runtime.in_flight or (work.runtime.busy and not ignore_waiting):
+            return False
+    return original(scheduler, for_health_check, ignore_waiting)
+
+
+def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
+    """AFTER `Scheduler.abort_request`."""
+    work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
+    if work is not None:
+        work.runtime.abort(recv_req.rid, everything=recv_req.abort_all)
+        work.show_queue()
+
+
+def add_packed_load(load: Any, _inquirer: Any) -> Any:
+    """AFTER `SchedulerLoadInquirer.get_loads`: packed work counts in load balancing."""
+    if _process_work is not None and _process_work.runtime.busy:
+        load.num_waiting_reqs += _process_work.runtime.waiting_jobs
+        load.num_total_tokens += _process_work.runtime.waiting_load.tokens
+    return load

@@ -1,0 +1,76 @@
+"""Hook in SGLang's scheduler process: ``--schedule-policy srpt`` for stock requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.mem_cache.common import match_kv_cache
+
+from sglang_prefill_ext.border.activation import config_of
+from sglang_prefill_ext.scheduling.stock_order import (
+    POLICY,
+    Prompt,
+    chunk_limit,
+    prompt_key,
+    to_match,
+)
+
+_STOCK_POLICY = "fcfs"
+
+
+def choose_policy(original: Callable[[Any], None], scheduler: Any) -> None:
+    """AROUND `Scheduler.init_schedule_policy`, which knows its own policies only."""
+    config = config_of(scheduler.server_args)
+    if config is None or scheduler.schedule_policy != POLICY:
+        original(scheduler)
+        return
+    scheduler.schedule_policy = _STOCK_POLICY
+    original(scheduler)
+    scheduler.schedule_policy = POLICY
+    scheduler.policy = SrptPolicy(
+        scheduler.tree_cache, scheduler.enable_hierarchical_cache, config.ageing
+    )
+
+
+class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
+    """Sorts the queue by `scheduling.stock_order`; to SGLang's own code it is first come first."""
+
+    def __init__(self, tree_cache: Any, enable_hierarchical_cache: bool, ageing: int) -> None:
+        super().__init__(
+            policy=_STOCK_POLICY,
+            tree_cache=tree_cache,
+            enable_hierarchical_cache=enable_hierarchical_cache,
+            enable_priority_scheduling=False,  # SGLang refuses it with all but fcfs and lof
+            schedule_low_priority_values_first=False,
+        )
+        self._key = prompt_key(ageing)
+
+    def calc_priority(
+        self, waiting_queue: list[Any], running_batch: Any = None, processed_tokens: int = 0
+    ) -> None:
+        """Sort the queue in place; among equals the order of the queue stays."""
+        for req in to_match(waiting_queue, lambda req: req.last_node is None):
+            match_kv_cache(req, self.tree_cache)
+        waiting_queue.sort(key=lambda req: self._key(_waiting(req)))
+
+    def waiting_queue_prefix_matched(self, waiting_queue: list[Any]) -> bool:
+        """Load reports may count cached tokens request by request."""
+        return True
+
+    def shortest_prefill_chunk_limit(
+        self, chunked_req: Any, waiting_queue: list[Any], budget: int, page_size: int
+    ) -> int | None:
+        return chunk_limit(
+            _begun(chunked_req), map(_waiting, waiting_queue), budget, page_size, self._key
+        )
+
+
+def _waiting(req: Any) -> Prompt:
+    tokens = len(req.origin_input_ids) + len(req.output_ids)
+    return Prompt(req.arrival_processed_tokens, tokens, req.num_matched_prefix_tokens)
+
+
+def _begun(req: Any) -> Prompt:
+    return Prompt(req.arrival_processed_tokens, len(req.full_untruncated_fill_ids), req.prefix_len)

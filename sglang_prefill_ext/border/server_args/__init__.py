@@ -1,0 +1,1 @@
+"""Hooks on SGLang's server arguments: the flags, and what they refuse."""

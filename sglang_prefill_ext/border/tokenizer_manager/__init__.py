@@ -1,0 +1,1 @@
+"""Hooks in SGLang's front-end processes, around its tokenizer manager."""

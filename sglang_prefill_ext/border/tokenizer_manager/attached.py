@@ -1,0 +1,248 @@
+"""The engine behind attached front ends: the tokenizer manager of the main process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import numpy as np
+from fastapi import HTTPException
+from sglang.srt.managers.io_struct import EmbeddingReqInput
+
+from sglang_prefill_ext.attach.address import checked_path
+from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.attach.messages import (
+    Beat,
+    Facts,
+    Stock,
+    StockAnswer,
+    StockError,
+    StockScore,
+    StockVectors,
+)
+from sglang_prefill_ext.border.tokenizer_manager.adapter_lease import acquired_adapter
+from sglang_prefill_ext.border.tokenizer_manager.call_records import records_of
+from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
+    TokenizerManagerLink,
+    embedding_kind,
+    embedding_rows,
+)
+from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
+from sglang_prefill_ext.config import flag_name
+from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
+from sglang_prefill_ext.frontend.call_stats import served_rows
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
+from sglang_prefill_ext.texts.huggingface import PROBES
+from sglang_prefill_ext.wire.flat import unpacked, wrong
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.result import PackedResult
+
+logger = logging.getLogger(__name__)
+
+_FLAG = flag_name("attach")
+
+
+def accept_frontends(
+    app: Any, manager: Any, link: TokenizerManagerLink, frontend: ScoreFrontend
+) -> Broker:
+    """Serve front ends in other processes for as long as the HTTP application runs.
+
+    Raises:
+        ConfigError: there is no HTTP application.
+    """
+    if app is None:
+        raise ConfigError(f"{_FLAG} needs a server; an offline engine cannot be attached to.")
+    path = checked_path(frontend.config.attach, flag=_FLAG)
+    broker = Broker(AttachableEngine(manager, link, frontend), path, flag=_FLAG)
+    stock = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(application: Any) -> AsyncIterator[Any]:
+        async with stock(application) as state, broker.running():
+            yield state
+
+    app.router.lifespan_context = lifespan
+    return broker
+
+
+class AttachableEngine:
+    """What `Broker` needs of the tokenizer manager."""
+
+    def __init__(self, manager: Any, link: TokenizerManagerLink, frontend: ScoreFrontend) -> None:
+        self._manager = manager
+        self._link = link
+        self._frontend = frontend
+        self._calls: set[asyncio.Task[StockAnswer]] = set()
+        self._vocab_size = embedding_rows(manager)
+        self._probes: dict[str, list[int]] = {}
+        # SGLang takes ids as they are, so a text of EmbeddingGemma that a front end has encoded
+        # would lack the token with which SGLang ends it.
+        gemma = manager.model_config.is_embedding_gemma
+        self._tokenizer_json = "" if gemma else link.tokenizer_json
+        if self._tokenizer_json:
+            self._probes = dict(zip(PROBES, link.encode(PROBES), strict=True))
+
+    def facts(self) -> Facts:
+        manager, frontend = self._manager, self._frontend
+        names = getattr(manager.model_config.hf_config, "id2label", None) or {}
+        return Facts(
+            model=str(manager.model_config.model_path),
+            sglang_version=version("sglang"),
+            vocab_size=self._vocab_size,
+            embeddings=embedding_kind(manager),
+            label_vocab_size=frontend.label_vocab_size,
+            longest_prompt=self._link.longest_prompt(),
+            is_generation=manager.is_generation,
+            class_names=[str(names[number]) for number in sorted(names)],
+            caching=not manager.server_args.disable_radix_cache,
+            config=frontend.config,
+            tokenizer=self._tokenizer_json,
+            probes=self._probes,
+            declined=frontend.exchange.declined_reason or "",
+            gc_thresholds=thresholds_of_server(),
+        )
+
+    async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        """See `broker.Engine`."""
+        self._require_known(rows)
+        exchange = self._frontend.exchange
+        keeping = records_of(self._manager).keeping(None, rows.num_rows, partial(_contents, rows))
+        with keeping as record:
+            async with exchange.admitted(options):
+                result = await exchange.round_trip(rows, options, None)
+            if result.status == "ok":
+                record.served = served_rows(rows, result)
+        return result
+
+    def _require_known(self, rows: PackedRows) -> None:
+        """Raises: PackingError: on a GPU such an id would end the scheduler."""
+        known = self._frontend.label_vocab_size
+        if int(rows.tokens.max()) >= self._vocab_size:
+            raise PackingError(f"packed tokens lie outside the vocabulary of {self._vocab_size}")
+        for ids in (rows.label_ids, rows.sampling.biases["token"]):
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+                raise PackingError(f"packed labels lie outside the vocabulary of {known}")
+
+    def count(self, beat: Beat) -> None:
+        self._frontend.metrics.add(beat.requests, beat.totals)
+
+    @asynccontextmanager
+    async def adapter(self, name: str) -> AsyncIterator[str]:
+        """The id of an adapter that is not unloaded inside; empty for none.
+
+        Raises:
+            RequestError: SGLang knows no such adapter.
+        """
+        if not name:
+            yield ""
+            return
+        async with AsyncExitStack() as lease:
+            request = EmbeddingReqInput(lora_path=name)
+            try:
+                found = await lease.enter_async_context(acquired_adapter(self._manager, request))
+            except ValueError as error:
+                raise wrong("adapter", str(error)) from error
+            yield found
+
+    async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
+        """Serve a call by SGLang's own entrance, which packs it if it can and counts it."""
+        caller = _Caller(call.headers)
+        if isinstance(call, StockScore):
+            work = self._score(call, caller)
+        else:
+            work = self._vectors(call, caller)
+        task = asyncio.ensure_future(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller.left = True  # SGLang looks, and ends its requests
+            task.add_done_callback(_forget_outcome)
+            raise
+        except Exception as error:
+            return _stock_error(call.rid, error)
+
+    async def _score(self, call: StockScore, caller: _Caller) -> StockAnswer:
+        arguments = _with_arrays(call.arguments)
+        result = await self._manager.score_request(**arguments, request=caller)
+        rows, tokens = _rows_of(result.scores), result.prompt_tokens
+        return StockAnswer(call.rid, rows, tokens, result.token_logprobs)
+
+    async def _vectors(self, call: StockVectors, caller: _Caller) -> StockAnswer:
+        async with self.adapter(call.adapter):
+            pass  # SGLang finds it itself, but does not name the field of one that there is not
+        field = "text" if isinstance(call.prompts[0], str) else "input_ids"
+        request = EmbeddingReqInput(
+            **{field: call.prompts}, dimensions=call.dimensions, lora_path=call.adapter or None
+        )
+        answers = await anext(aiter(self._manager.generate_request(request, caller)))
+        tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
+        return StockAnswer(call.rid, _rows_of([each["embedding"] for each in answers]), tokens)
+
+
+def _rows_of(values: list[Any]) -> list[list[float]]:
+    """Scores or vectors as they travel; a head with one class gives numbers instead.
+
+    Raises:
+        RequestError: they are of another form, as sparse vectors are.
+    """
+    try:
+        rows = [[each] if isinstance(each, int | float) else each for each in values]
+        return msgspec.convert(rows, list[list[float]])
+    except msgspec.ValidationError as error:
+        raise RequestError(
+            f"What this model answers does not travel over gRPC ({error}). Ask over HTTP."
+        ) from error
+
+
+def _contents(rows: PackedRows) -> dict[str, Any]:
+    prefix, suffixes = unpacked(rows)
+    items = [suffix.tolist() for suffix in suffixes.rows()]
+    return {"input_ids": {"query": prefix.tolist(), "items": items}}
+
+
+def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Turn embeddings, which travel as lists, into the arrays that our hook takes."""
+    query, items = (arguments.get(f"{name}_embed_overrides") for name in ("query", "item"))
+    found: dict[str, Any] = {}
+    if query is not None:
+        found["query_embed_overrides"] = np.array(query, dtype=np.float32)
+    if items is not None:
+        found["item_embed_overrides"] = [
+            None if each is None else np.array(each, dtype=np.float32) for each in items
+        ]
+    return arguments | found
+
+
+class _Caller:
+    """Takes the place of the HTTP request where SGLang and our hooks look at one."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.headers = headers
+        self.left = False
+
+    async def is_disconnected(self) -> bool:
+        return self.left
+
+
+def _stock_error(rid: str, error: Exception) -> StockError:
+    if isinstance(error, HTTPException):
+        wait_s = float((error.headers or {}).get("Retry-After", 0))
+        return StockError(rid, error.status_code, str(error.detail), wait_s)
+    if isinstance(error, ValueError):
+        return StockError(rid, 400, str(error), field=getattr(error, "field", ""))
+    logger.error("A call of an attached front end failed", exc_info=error)
+    return StockError(rid, 500, f"{type(error).__name__}: {error}")
+
+
+def _forget_outcome(task: asyncio.Task[StockAnswer]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody waits for it any more; unread, it would be logged

@@ -1,0 +1,193 @@
+"""SGLang's records of packed calls: one a call, however many prompts it has.
+
+SGLang keeps a record of every request that is under way. On SIGTERM it waits until there is none,
+and in a crash it dumps what there is. Of requests that have ended it counts, logs, exports and
+dumps what its flags say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.managers.tokenizer_manager import ReqState
+from sglang.srt.observability.req_time_stats import APIServerReqTimeStats, RequestStage
+
+from sglang_prefill_ext.border.http_server.http_errors import HTTP_ANSWERED
+from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
+from sglang_prefill_ext.errors import PrefillExtError, RequestAbortedError
+from sglang_prefill_ext.frontend.call_stats import Served
+from sglang_prefill_ext.frontend.names import unique_name
+
+_ATTRIBUTE = "_prefill_only_records"
+_TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context
+
+# Records that are being exported; a task without a reference may be collected before it is done.
+_tasks: set[asyncio.Task[None]] = set()
+
+
+@dataclass
+class PackedCall:
+    """A call in logs, exports and dumps; SGLang's log levels go by the names of the fields.
+
+    Attributes:
+        route: the path of its HTTP request; empty without one.
+        text, input_ids: what its prompts are made of, if something shows it.
+    """
+
+    rid: str
+    route: str
+    num_prompts: int
+    text: Any = None
+    input_ids: Any = None
+
+
+class CallRecord:
+    """One call under way.
+
+    Args:
+        trace: headers of the trace that the call is a part of; None if it is not to be traced.
+
+    Attributes:
+        times: when what happened.
+        served: to be set once the call is answered.
+    """
+
+    def __init__(self, call: PackedCall, *, trace: dict[str, str] | None) -> None:
+        self.call = call
+        self.times = APIServerReqTimeStats()
+        self._traced = trace is not None
+        if trace is not None:
+            self.times.init_trace_ctx(call.rid, None, trace)
+        self.times.set_created_time()
+        self.state = ReqState(
+            out_list=[], finished=False, event=asyncio.Event(), obj=call, time_stats=self.times
+        )
+        self.served: Served | None = None
+
+    def end(self) -> None:
+        """The call is answered, with what it asked for or with an error."""
+        self.state.finished = True
+        end = time.perf_counter()
+        if self.served is not None and self._traced:
+            self._trace_stages(self.served, end)
+        self.times.set_first_token_time(end)
+        self.times.set_finished_time(end)
+
+    def _trace_stages(self, served: Served, end: float) -> None:
+        """What the scheduler tells by its answer, as spans of this process."""
+        begun = end - served.compute_s
+        queued = begun - served.queue_s
+        self.times.set_tokenize_finish_time(queued)
+        self.times.trace_slice(RequestStage.PREFILL_WAITING, queued, begun)
+        self.times.trace_slice(RequestStage.PREFILL_FORWARD, begun, end)
+
+    def outcome(self, error: PrefillExtError | None) -> dict[str, Any]:
+        """What SGLang tells of a request that has ended, summed up over the prompts."""
+        served = self.served
+        tokens: dict[str, int] = {}
+        reason: dict[str, Any] = {"type": "abort", "message": str(error)}
+        if served is not None:
+            reason = {"type": "length", "length": served.new_tokens}
+            tokens = {
+                "prompt_tokens": int(served.prompt_tokens.sum()),
+                "cached_tokens": int(served.cached_tokens.sum()),
+                "completion_tokens": served.num_prompts * served.new_tokens,
+            }
+        meta = {"id": self.call.rid, "finish_reason": reason, **tokens}
+        return {"meta_info": meta | {"e2e_latency": self.times.get_e2e_latency()}}
+
+
+class CallRecords:
+    """The packed calls of one front-end process among its manager's requests."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._counters: RequestCounters | None = None
+        if manager.enable_metrics:
+            first_tokens = manager.server_args.disaggregation_mode != "prefill"
+            self._counters = RequestCounters(manager.metrics_collector, first_tokens=first_tokens)
+
+    @property
+    def shows_requests(self) -> bool:
+        """Whether something shows single requests."""
+        manager = self._manager
+        return bool(
+            manager.request_logger.log_requests
+            or manager.request_metrics_exporter_manager.exporter_enabled()
+            or manager.dump_requests_folder
+            or manager.crash_dump_folder
+        )
+
+    @contextmanager
+    def keeping(
+        self, request: Any, num_prompts: int, contents: Callable[[], dict[str, Any]]
+    ) -> Iterator[CallRecord]:
+        """Keep the record of a call inside, and show how it ended, unless SGLang is to serve it.
+
+        Args:
+            request: the HTTP request, if any.
+            contents: returns the `PackedCall.text` or `input_ids`; asked if something shows them.
+        """
+        shown = contents() if self.shows_requests else {}
+        route = getattr(request, "scope", {}).get("path", "")
+        rid = unique_name("prefill-only_")  # spans have the name that is behind the line
+        call = PackedCall(rid, route, num_prompts, **shown)
+        record = CallRecord(call, trace=self._trace_of(request))
+        records = self._manager.rid_to_state
+        records[rid] = record.state
+        try:
+            yield record
+            if record.served is not None:
+                self._end(record, None, request)
+        except HTTP_ANSWERED as error:
+            self._end(record, error, request)
+            raise
+        finally:
+            records.pop(rid, None)
+
+    def _trace_of(self, request: Any) -> dict[str, str] | None:
+        if not self._manager.enable_trace:
+            return None
+        headers = getattr(request, "headers", {})
+        return {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+
+    def _end(self, record: CallRecord, error: PrefillExtError | None, request: Any) -> None:
+        record.end()
+        if self._counters is not None:
+            if record.served is not None:
+                self._counters.record(record.served, record.times.get_e2e_latency())
+            elif isinstance(error, RequestAbortedError):
+                self._counters.record_aborted(record.call.num_prompts)
+        if self.shows_requests:
+            self._show(record.call, record.state, record.outcome(error), request)
+
+    def _show(self, call: PackedCall, state: ReqState, outcome: Any, request: Any) -> None:
+        manager = self._manager
+        manager.request_logger.log_finished_request(call, outcome, request=request)
+        exporters = manager.request_metrics_exporter_manager
+        if exporters.exporter_enabled():
+            task = asyncio.get_running_loop().create_task(exporters.write_record(call, outcome))
+            _tasks.add(task)
+            task.add_done_callback(_tasks.discard)
+        if manager.dump_requests_folder:
+            manager.dump_requests(state, outcome)
+        if manager.crash_dump_folder:
+            manager.record_request_for_crash_dump(state, outcome)
+
+
+def keep_records(manager: Any) -> CallRecords:
+    """Begin to keep the records of a manager's packed calls."""
+    records = CallRecords(manager)
+    setattr(manager, _ATTRIBUTE, records)
+    return records
+
+
+def records_of(manager: Any) -> CallRecords:
+    """Return the records of a manager that serves packed calls."""
+    records: CallRecords = getattr(manager, _ATTRIBUTE)
+    return records

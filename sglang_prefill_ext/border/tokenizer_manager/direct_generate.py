@@ -1,0 +1,223 @@
+"""Plain bodies of ``POST /generate``, answered without SGLang's record of a request.
+
+For every prompt SGLang makes a request object, a copy of it with tokens, a state and an answer of
+the detokenizer's kind, which for one token takes longer than the forward of a small model. Where
+nobody can see those, the answer is made at once. It has SGLang's parameters, checked by its own
+code, and all fields of its answer.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sglang.srt.environ import Envs
+
+from sglang_prefill_ext.border.http_server.http_errors import counted
+from sglang_prefill_ext.border.tokenizer_manager import text_hooks
+from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
+from sglang_prefill_ext.border.tokenizer_manager.frontend_link import embedding_rows
+from sglang_prefill_ext.border.tokenizer_manager.token_output import (
+    cached_details,
+    ending,
+    scheduler_times,
+    stop_tokens,
+)
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.batch_exchange import ReadOut
+from sglang_prefill_ext.frontend.call_stats import served_prompts
+from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
+from sglang_prefill_ext.frontend.options import options_of
+from sglang_prefill_ext.frontend.token.generate_api import (
+    GenerateBody,
+    answer_body,
+    logprob_fields,
+    sampling_arguments,
+)
+from sglang_prefill_ext.frontend.token.token_answer import answer_of
+from sglang_prefill_ext.frontend.token.token_call import TokenCall
+from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
+from sglang_prefill_ext.frontend.token.token_limits import TokenNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt of a body as `token_call_of` reads it, with SGLang's defaults."""
+
+    input_ids: Sequence[int]
+    sampling_params: Any
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
+    token_ids_logprob: list[int] | None
+    lora_id: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What the answers of one body have in common.
+
+    Attributes:
+        tells_times: whether answers tell when what happened.
+    """
+
+    sampling: Any
+    stops: Collection[int]
+    times: Any
+    tells_times: bool
+
+    def scheduler_times(self, read_out: ReadOut) -> dict[str, float]:
+        if not self.tells_times:
+            return {}
+        times = scheduler_times(read_out, self.times.finished_time)
+        told: dict[str, float] = times.convert_to_output_meta_info()
+        return told
+
+    def frontend_times(self, new_tokens: int) -> dict[str, float]:
+        if not self.tells_times:
+            return {}
+        told: dict[str, float] = self.times.convert_to_output_meta_info(None, new_tokens)
+        return told
+
+
+class DirectGenerate:
+    """Serves what of one manager's requests needs no record."""
+
+    def __init__(self, manager: Any, frontend: TokenFrontend, records: CallRecords) -> None:
+        self._manager = manager
+        self._frontend = frontend
+        self._records = records
+        self._vocab_size: int = manager.model_config.vocab_size
+        self._embedding_rows = embedding_rows(manager)
+        # Clients ask for the same over and over, and what SGLang makes of it is only read here.
+        self._checked_sampling = lru_cache(maxsize=64)(self._check_sampling)
+        self._reads_headers: bool = Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()
+
+    async def answer(self, body: GenerateBody, request: Any) -> bytes | None:
+        """Return the body of the answer; None if SGLang is to serve the request.
+
+        Raises:
+            PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+        """
+        if self._wants_more() or not body.needs_no_request_state:
+            return None
+        try:
+            options = options_of(headers_unless_opted_out(request), now_ms=time.time() * 1e3)
+            sampling, stops = self._sampling(body)
+            keeping = self._records.keeping(request, len(body.prompts), dict)
+            with counted(self._frontend.metrics, request), keeping as record:
+                calls = await self._calls(body, sampling, stops, request)
+                record.times.set_api_server_dispatch_finish_time()
+                read_outs = await self._frontend.read_all(calls, options, request)
+                lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
+                record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
+        except (StockPathTaken, RequestError, UnicodeError):
+            return None  # SGLang takes it from the start, and finds the same
+        ended = _Ended(sampling, stops, record.times, self._manager.enable_metrics)
+        answers = [
+            self._answer(body, ended, call, read_out)
+            for call, read_out in zip(calls, read_outs, strict=True)
+        ]
+        return answer_body(answers, is_single=body.is_single)
+
+    def _wants_more(self) -> bool:
+        """Whether this server shows or answers more of a prompt than there is here."""
+        manager = self._manager
+        return bool(
+            manager.enable_trace
+            or self._records.shows_requests
+            or manager.server_args.speculative_algorithm  # answers tell how it went
+            or manager.preferred_sampling_params
+            or self._reads_headers  # they name requests, too
+        )
+
+    def _sampling(self, body: GenerateBody) -> tuple[Any, Collection[int]]:
+        """SGLang's parameters, and the tokens that stop a generation.
+
+        Raises:
+            StockPathTaken: they are wrong.
+        """
+        top_k = body.sampling_params.top_k or 0
+        asked = TokenNumbers(top_logprobs_num=body.top_logprobs_num or 0, top_k=top_k)
+        try:
+            asked.check(self._vocab_size)
+            return self._checked_sampling(body.sampling_key)
+        except ValueError as error:
+            raise StockPathTaken("unusual_input") from error
+
+    def _check_sampling(self, key: bytes) -> tuple[Any, Collection[int]]:
+        """Likewise, of a `GenerateBody.sampling_key`."""
+        sampling = self._manager.sampling_params_class(**sampling_arguments(key))
+        sampling.normalize(self._manager.tokenizer)
+        sampling.verify(self._vocab_size)
+        return sampling, stop_tokens(self._manager, sampling)
+
+    async def _calls(
+        self, body: GenerateBody, sampling: Any, stops: Collection[int], request: Any
+    ) -> list[TokenCall]:
+        """Raises: StockPathTaken: not all prompts are plainly right."""
+        prompts = body.prompts
+        if isinstance(prompts[0], str):
+            try:
+                prompts = await text_hooks.encoded(self._manager, prompts, request)
+            except ValueError as error:  # a text that is no Unicode
+                raise StockPathTaken("unusual_input") from error
+        calls = []
+        for ids in prompts:
+            _require_within(ids, self._embedding_rows)
+            prompt = _prompt_of(body, sampling, ids)
+            if prompt.token_ids_logprob is not None:
+                _require_within(prompt.token_ids_logprob, self._vocab_size)
+            calls.append(self._frontend.plain_call_of(prompt, stops))
+        return calls
+
+    def _answer(
+        self, body: GenerateBody, ended: _Ended, call: TokenCall, read_out: ReadOut
+    ) -> dict[str, Any]:
+        manager, ids, cached = self._manager, call.ids, read_out.cached_tokens
+        answer = answer_of(call, read_out.table, vocab_size=self._vocab_size)
+        reason, text = ending(manager, ended.sampling, ended.stops, ids, answer.token)
+        output_ids = [] if answer.token is None else [answer.token]
+        version = manager.config_value("weight_version")
+        logprobs = {}
+        if body.wants_logprobs:
+            logprobs = logprob_fields(answer, num_top=call.num_top, token_ids=call.token_ids)
+        meta_info = {
+            "id": uuid.uuid4().hex,
+            "finish_reason": reason,
+            "prompt_tokens": len(ids),
+            "weight_version": version,
+            "num_retractions": 0,
+            **ended.scheduler_times(read_out),
+            **logprobs,
+            "reasoning_tokens": 0,
+            "completion_tokens": len(output_ids),
+            "cached_tokens": cached,
+            "weight_versions": [{"version": version, "start": 0, "end": len(output_ids)}],
+            "cached_tokens_details": cached_details(cached),
+            "dp_rank": None,
+            "e2e_latency": ended.times.get_e2e_latency(),
+            **ended.frontend_times(len(output_ids)),
+            "response_sent_to_client_ts": time.time(),
+        }
+        return {"text": text, "output_ids": output_ids, "meta_info": meta_info}
+
+
+def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> _Prompt:
+    """Raises: StockPathTaken: log-probs are wanted of what is not there."""
+    start = body.logprob_start_len if isinstance(body.logprob_start_len, int) else -1
+    num_top = body.top_logprobs_num if isinstance(body.top_logprobs_num, int) else 0
+    listed = body.token_ids_logprob if isinstance(body.token_ids_logprob, list) else None
+    if not -1 <= start <= len(ids) or num_top < 0:
+        raise StockPathTaken("unusual_input")
+    return _Prompt(ids, sampling, body.wants_logprobs, start, num_top, listed)
+
+
+def _require_within(ids: list[int], limit: int) -> None:
+    """Raises: StockPathTaken: there are no ids, or some are no tokens."""
+    if not ids or min(ids) < 0 or max(ids) >= limit:
+        raise StockPathTaken("unusual_input")

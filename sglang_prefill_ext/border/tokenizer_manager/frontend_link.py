@@ -1,0 +1,123 @@
+"""SGLang's tokenizer manager behind the frontend's `SchedulerLink` interface."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_prefill_ext.border.messages import PackedRowsReq, PackedStatusReq, PackedStatusResult
+from sglang_prefill_ext.border.model.capability import encoder_traits
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.ask_processes import RollCall
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.token_types import typed_ids
+
+_STATUS_TIMEOUT_S = 5.0
+
+
+class TokenizerManagerLink:
+    """Encodes, sends and waits the way the tokenizer manager's own requests do."""
+
+    def __init__(self, manager: Any, config: PrefillOnlyConfig, metrics: FrontendMetrics) -> None:
+        self._manager = manager
+        self._encoder = encoder_traits(manager.model_config)
+        fast = getattr(manager.tokenizer, "is_fast", False)
+        self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
+        self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
+        self._statuses: RollCall[dict[str, Any]] = RollCall()
+
+    @asynccontextmanager
+    async def admission(self) -> AsyncIterator[None]:
+        manager = self._manager
+        manager.auto_create_handle_loop()
+        async with manager.is_pause_cond:
+            await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
+        # Held until the answer is there: a weight update takes the writer's side.
+        async with manager.model_update_lock.reader_lock:
+            yield
+
+    def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
+        self._manager._dispatch_to_scheduler(PackedRowsReq.of(rid, rows, options))
+
+    def abort(self, rid: str) -> None:
+        self._manager._dispatch_to_scheduler(AbortReq(rid=rid))
+
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        return self.texts.encode(texts, continued=continued)
+
+    def encode_joined(
+        self, shared: str, items: Sequence[str], *, item_first: bool
+    ) -> tuple[Int32Array, FlatRows]:
+        return self.texts.encode_joined(shared, items, item_first=item_first)
+
+    def _encode_plainly(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        tokenizer = self._manager.tokenizer
+        if self._encoder is not None and not isinstance(texts[0], str):
+            return self._encode_typed(texts)
+        kind: dict[str, Any] = {"add_special_tokens": False} if continued else {}
+        if not getattr(tokenizer, "is_fast", False):
+            pairs = ((text,) if isinstance(text, str) else text for text in texts)
+            return [tokenizer.encode(*pair, **kind) for pair in pairs]
+        encoded = tokenizer(
+            list(texts), return_attention_mask=False, return_token_type_ids=False, **kind
+        )
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def _encode_typed(self, pairs: Sequence[Any]) -> list[list[int]]:
+        """Pairs as SGLang encodes them for a cross encoder, see `wire.token_types`.
+
+        A type that the model does not have is an id beyond all that are allowed.
+        """
+        vocab_size = embedding_rows(self._manager)
+        encoded = self._manager.tokenizer(list(pairs), return_token_type_ids=True)
+        typed = zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
+        return [typed_ids(ids, types, vocab_size) for ids, types in typed]
+
+    def longest_prompt(self) -> int:
+        manager = self._manager
+        longest = manager.context_len - manager.num_reserved_tokens
+        if manager.max_req_input_len is not None:
+            longest = min(longest, manager.max_req_input_len)
+        longest = int(longest) - 1
+        return longest if self._encoder is None else min(longest, self._encoder.longest_prompt)
+
+    async def scheduler_status(self) -> list[dict[str, Any]]:
+        """Ask every replica for its packed queue and counters; silent ones are left out."""
+        manager = self._manager
+        manager.auto_create_handle_loop()
+
+        def ask(rid: str) -> None:
+            manager._dispatch_to_scheduler(PackedStatusReq(rid=rid))
+
+        replicas = get_parallel().num_dp_ranks
+        replies = await self._statuses.ask(ask, replicas, _STATUS_TIMEOUT_S)
+        return sorted(replies, key=lambda reply: int(reply["dp_rank"]))
+
+    def deliver_status(self, message: PackedStatusResult) -> None:
+        self._statuses.deliver(message.rid, json.loads(message.payload))
+
+
+def embedding_kind(manager: Any) -> EmbeddingKind:
+    """What embeddings that come with a request have to be like."""
+    model = manager.model_config
+    return EmbeddingKind(model.hidden_size, str(model.dtype).removeprefix("torch."))
+
+
+def embedding_rows(manager: Any) -> int:
+    """Token ids must lie below; the output head may be larger."""
+    return int(manager.model_config.hf_text_config.vocab_size)

@@ -1,0 +1,146 @@
+"""Garbage collection of a whole server, as its front end asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from sglang.srt.managers.multi_tokenizer_mixin import SocketMapping
+from sglang.srt.runtime_context import get_device, get_parallel, get_serving
+
+from sglang_prefill_ext.attach.broker import Broker
+from sglang_prefill_ext.border.gc_control import act, collector_of
+from sglang_prefill_ext.border.messages import GcReq
+from sglang_prefill_ext.frontend.ask_processes import RollCall
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
+from sglang_prefill_ext.process.collector import (
+    FROZEN_THRESHOLDS,
+    GcAction,
+    GcReport,
+    collections_of_generations,
+)
+from sglang_prefill_ext.process.idle import IdleWatch
+from sglang_prefill_ext.process.stages import STARTUP
+
+logger = logging.getLogger(__name__)
+
+_ATTRIBUTE = "_prefill_only_gc"
+_TIMEOUT_S = 8.0
+"""For the slowest process; SGLang gives its freeze at start 10 s."""
+_LOOK_S = 1.0
+
+
+class Round(NamedTuple):
+    """What the processes of a server reported.
+
+    Attributes:
+        complete: whether all of them did, in time.
+    """
+
+    reports: list[GcReport]
+    complete: bool
+
+
+class FrontendGc:
+    """Reaches every process of the server from one front-end process."""
+
+    def __init__(self, manager: Any, frontend: ScoreFrontend, broker: Broker | None) -> None:
+        self._manager = manager
+        self._frontend = frontend
+        self._broker = broker
+        self._collector = collector_of("tokenizer")
+        self._rounds: RollCall[list[GcReport]] = RollCall()
+        self._watch: asyncio.Task[None] | None = None
+        setattr(manager, _ATTRIBUTE, self)
+
+    async def act(self, action: GcAction) -> Round:
+        """Have every process act; those that are silent for too long are left out."""
+        manager, thresholds = self._manager, thresholds_of_server()
+        manager.auto_create_handle_loop()
+
+        def send(rid: str) -> None:
+            request = GcReq(rid=rid, action=action, gc_threshold=thresholds)
+            manager._dispatch_to_scheduler(request)
+            # While the others act; when the message comes round, this has been done.
+            self._collector.perform(action, rid, thresholds=thresholds, busy=self._busy)
+
+        asked = [self._rounds.ask(send, _answers_of_a_round(), _TIMEOUT_S)]
+        attached = 0
+        if self._broker is not None:
+            attached = len(self._broker.peers())
+            asked.append(self._broker.collect_garbage(action, thresholds, _TIMEOUT_S))
+        answers = [answer for each in await asyncio.gather(*asked) for answer in each]
+        # A process may have reported several times: once to each replica.
+        reports = {report.pid: report for answer in answers for report in answer}
+        complete = len(answers) == _answers_of_a_round() + attached
+        return Round(sorted(reports.values(), key=lambda each: (each.role, each.pid)), complete)
+
+    def take(self, message: GcReq) -> None:
+        """Act on a message that comes round, and hand it to the front end that asked."""
+        act(self._collector, message, busy=self._busy)
+        asker = message.http_worker_ipc
+        if asker == self._manager.tokenizer_ipc_name:
+            self._rounds.deliver(message.rid, message.reports)
+        else:
+            self._neighbours.send_output(asker, message, is_tokenizer=True)
+
+    async def freeze(self) -> None:
+        """Freeze, and from the first time on freeze again what is added before idle times."""
+        STARTUP.mark("warm_up")
+        await self.act(GcAction.FREEZE)
+        if self._watch is None:
+            STARTUP.mark("freeze")
+            STARTUP.log("front end")
+            self._watch = asyncio.create_task(self._settle_when_idle())
+
+    async def _settle_when_idle(self) -> None:
+        watch = IdleWatch(self._frontend.config.gc_idle_s, _collections())
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._look(watch)
+            except Exception:
+                logger.exception("Looking after the garbage collection of an idle server failed")
+
+    async def _look(self, watch: IdleWatch) -> None:
+        self._collector.show_pauses()
+        if watch.is_due(time.monotonic(), _collections(), busy=self._busy):
+            await self.act(GcAction.SETTLE)
+            watch.note_settled(_collections())
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._manager.rid_to_state) or bool(self._frontend.exchange.in_flight)
+
+    @cached_property
+    def _neighbours(self) -> SocketMapping:
+        return SocketMapping()
+
+
+async def freeze_gc(original: Callable[[Any], Awaitable[None]], manager: Any) -> None:
+    """AROUND `TokenizerManager.freeze_gc`, which SGLang calls after the warm-up."""
+    control: FrontendGc | None = getattr(manager, _ATTRIBUTE, None)
+    if control is None:
+        await original(manager)
+    else:
+        await control.freeze()
+
+
+def thresholds_of_server() -> list[int]:
+    """Return what a freeze sets, see `gc.set_threshold`: SGLang's flag, or our own."""
+    return list(get_device().gc_threshold or FROZEN_THRESHOLDS)
+
+
+def _answers_of_a_round() -> int:
+    """Each replica's message reaches every front end and every detokenizer."""
+    serving = get_serving()
+    detokenizers = 0 if serving.skip_tokenizer_init else serving.detokenizer_worker_num
+    return int(get_parallel().num_dp_ranks * (serving.tokenizer_worker_num + detokenizers))
+
+
+def _collections() -> int:
+    return sum(collections_of_generations())

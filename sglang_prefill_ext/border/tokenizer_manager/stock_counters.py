@@ -1,0 +1,110 @@
+"""Packed prompts in SGLang's own statistics.
+
+Every prompt counts as the request that SGLang would have made of it, under the same names and
+labels. The prompts of a call are counted together, which for a hundred of them takes as long as
+for one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.frontend.call_stats import Served
+
+
+class _Histogram:
+    """One of Prometheus; each bucket is added to once, as SGLang adds the latencies of tokens."""
+
+    def __init__(self, histogram: Any) -> None:
+        self._histogram = histogram
+        self._bounds = np.array(histogram._upper_bounds)
+
+    def observe(self, values: NDArray[Any]) -> None:
+        buckets = np.bincount(self._bounds.searchsorted(values))
+        for number in np.flatnonzero(buckets).tolist():
+            self._histogram._buckets[number].inc(int(buckets[number]))
+        self._histogram._sum.inc(float(values.sum()))
+
+
+class _InjectedHistogram:
+    """One of another library, of which nothing else is known."""
+
+    def __init__(self, histogram: Any) -> None:
+        self._histogram = histogram
+
+    def observe(self, values: NDArray[Any]) -> None:
+        for value in values.tolist():
+            self._histogram.observe(value)
+
+
+class RequestCounters:
+    """Counts requests with the collector of a front end.
+
+    Args:
+        collector: SGLang's; where it counts for something else than Prometheus, prompts are
+            observed one by one.
+        first_tokens: whether SGLang observes when the first token of a request is there.
+    """
+
+    def __init__(self, collector: Any, *, first_tokens: bool) -> None:
+        labels = collector.labels
+        whole = labels | {"is_streaming": "false"}
+        histogram = _Histogram if collector._histogram_cls is None else _InjectedHistogram
+        self._requests = collector.num_requests_total.labels(**whole)
+        self._aborted = collector.num_aborted_requests_total.labels(**labels)
+        self._prompt_tokens = collector.prompt_tokens_total.labels(**whole)
+        self._new_tokens = collector.generation_tokens_total.labels(**whole)
+        self._cached = collector.cached_tokens_total.labels(**labels, cache_source="device")
+        self._prompt_lengths = histogram(collector.prompt_tokens_histogram.labels(**labels))
+        computed = collector.uncached_prompt_tokens_histogram.labels(**labels)
+        self._computed_lengths = histogram(computed)
+        self._new_lengths = histogram(collector.generation_tokens_histogram.labels(**labels))
+        self._latencies = [histogram(collector.histogram_e2e_request_latency.labels(**whole))]
+        if first_tokens:
+            first_token = collector.histogram_time_to_first_token.labels(**whole)
+            self._latencies.append(histogram(first_token))
+
+    def record(self, served: Served, seconds: float) -> None:
+        """Count a call.
+
+        Args:
+            seconds: from its arrival to its answer, which its prompts have in common.
+        """
+        prompts, lens, cached = served.num_prompts, served.prompt_tokens, served.cached_tokens
+        self._requests.inc(prompts)
+        self._prompt_tokens.inc(int(lens.sum()))
+        self._new_tokens.inc(prompts * served.new_tokens)
+        self._cached.inc(int(cached.sum()))
+        self._prompt_lengths.observe(lens)
+        self._computed_lengths.observe(lens - cached)
+        self._new_lengths.observe(np.full(prompts, served.new_tokens))
+        for latencies in self._latencies:
+            latencies.observe(np.full(prompts, seconds))
+
+    def record_aborted(self, prompts: int) -> None:
+        """Count a call whose client left, or that an operator aborted."""
+        self._aborted.inc(prompts)
+
+
+class TokenCounters:
+    """Counts the tokens of packed forwards with the collector of a scheduler."""
+
+    def __init__(self, collector: Any) -> None:
+        self._collector = collector
+        self._computed = 0
+        self._cached = 0
+
+    def update(self, computed: int, cached: int) -> None:
+        """Count what was added.
+
+        Args:
+            computed: tokens that went through the model since the start.
+            cached: tokens that the prefix cache had instead.
+        """
+        more = computed - self._computed, cached - self._cached
+        self._computed, self._cached = computed, cached
+        self._collector.increment_realtime_tokens(None, *more)
+        self._collector.increment_effective_prefill_tokens(*more, 0, 0)

@@ -1,0 +1,136 @@
+"""Answers of packed calls as the message in which SGLang's detokenizer sends its own."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from sglang.srt.managers.io_struct import BatchStrOutput
+from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
+from sglang.srt.utils.weight_versions import WeightVersionSpan
+
+from sglang_prefill_ext.frontend.batch_exchange import ReadOut
+from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer, first_text
+from sglang_prefill_ext.wire.packed import Int32Array
+
+_LISTS = tuple(field.name for field in fields(TokenAnswer) if field.name != "token")
+
+
+def finished(manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut) -> BatchStrOutput:
+    """The answer to a tokenized request that was read just now."""
+    sampling = request.sampling_params
+    stops = stop_tokens(manager, sampling)
+    reason, text = ending(manager, sampling, stops, request.input_ids, answer.token)
+    ids = [] if answer.token is None else [answer.token]
+    output = _message(manager, request, answer, reason, text, ids, read_out.cached_tokens)
+    output.time_stats = [scheduler_times(read_out, time.perf_counter())]
+    return output
+
+
+def scheduler_times(read_out: ReadOut, end_s: float) -> SchedulerReqTimeStats:
+    """When the scheduler did what for a prompt that had been read at `end_s`, of this clock."""
+    return SchedulerReqTimeStats(
+        forward_entry_time=end_s - read_out.compute_s,
+        prefill_finished_time=end_s,
+        queue_duration_s=read_out.queue_s,
+        storage_prefetch_wait_s=0.0,
+        storage_staging_wait_s=0.0,
+    )
+
+
+def ending(
+    manager: Any,
+    sampling: Any,
+    stops: Collection[int],
+    prompt: Sequence[int] | Int32Array,
+    token: int | None,
+) -> tuple[dict[str, Any], str]:
+    """Why a prompt with that token behind it ends, and the text that the token adds.
+
+    Args:
+        sampling: SGLang's parameters.
+        stops: `stop_tokens` of them.
+        token: None where none was wanted.
+    """
+    length = {"type": "length", "length": sampling.max_new_tokens}
+    if token is None:
+        return length, ""
+    ends = not sampling.ignore_eos and token in stops
+    text = ""
+    if not ends or sampling.no_stop_trim:
+        text = first_text(
+            manager.tokenizer,
+            prompt,
+            token,
+            skip_special=sampling.skip_special_tokens,
+            spaces=sampling.spaces_between_special_tokens,
+        )
+    return ({"type": "stop", "matched": token} if ends else length), text
+
+
+def aborted(manager: Any, request: Any, message: str, status: int) -> BatchStrOutput:
+    """The answer to a tokenized request that ends with an error, which has an HTTP status."""
+    reason = {"type": "abort", "message": message, "status_code": status, "err_type": None}
+    return _message(manager, request, TokenAnswer(), reason, "", [], 0)
+
+
+def _message(
+    manager: Any,
+    request: Any,
+    answer: TokenAnswer,
+    reason: dict[str, Any],
+    text: str,
+    ids: list[int],
+    cached_tokens: int,
+) -> BatchStrOutput:
+    version = manager.config_value("weight_version")
+    lists = {name: [getattr(answer, name)] for name in _LISTS}
+    return BatchStrOutput(
+        rids=[request.rid],
+        finished_reasons=[reason],
+        output_strs=[text],
+        output_ids=[array("q", ids)],
+        prompt_tokens=[len(request.input_ids)],
+        completion_tokens=[len(ids)],
+        reasoning_tokens=[0],
+        cached_tokens=[cached_tokens],
+        **lists,
+        output_token_entropy_val=None,
+        output_token_sampling_mask=None,
+        output_hidden_states=None,
+        routed_experts=None,
+        indexer_topk=None,
+        placeholder_tokens_idx=None,
+        placeholder_tokens_val=None,
+        retraction_counts=[0],
+        weight_versions=[[WeightVersionSpan(version=version, start=0, end=len(ids))]],
+        cached_tokens_details=[cached_details(cached_tokens)],
+        dp_ranks=[None],
+        spec_verify_ct=[0],
+    )
+
+
+def cached_details(cached_tokens: int) -> dict[str, int] | None:
+    """Where the tokens of a prompt were that were not computed, as SGLang tells it."""
+    return {"device": cached_tokens, "host": 0} if cached_tokens else None
+
+
+def stop_tokens(manager: Any, sampling: Any) -> set[int]:
+    """Tokens after which SGLang's scheduler ends a generation."""
+    model = manager.model_config
+    named = {
+        *_tokenizer_stops(manager.tokenizer),
+        *(sampling.stop_token_ids or ()),
+        *(model.hf_eos_token_id or ()),
+    }
+    return {each for each in named if each is not None and 0 <= each < model.vocab_size}
+
+
+@lru_cache(maxsize=1)  # it looks them up by their names whenever it is asked
+def _tokenizer_stops(tokenizer: Any) -> tuple[int | None, ...]:
+    more = getattr(tokenizer, "additional_stop_token_ids", None) or ()
+    return (tokenizer.eos_token_id, *more)

@@ -1,0 +1,1 @@
+"""One planned forward on a device: upload, layers, read-outs, graphs."""

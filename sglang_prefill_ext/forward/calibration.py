@@ -1,0 +1,244 @@
+"""Measure at start what a forward costs: temporary memory, and time besides its tokens."""
+
+from __future__ import annotations
+
+import logging
+import math
+import timeit
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.memory import free_bytes, peak_bytes
+from sglang_prefill_ext.scheduling.budget import (
+    SAFETY,
+    ForwardBudget,
+    MemoryModel,
+    Sample,
+    fit_memory,
+)
+from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.launched_forward import Executor
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+
+logger = logging.getLogger(__name__)
+
+CHUNK_TOKENS = 4096
+"""A row of so many tokens fills the chunks of attention scores."""
+
+ROW_TOKENS = 64
+"""Of a usual row, prefix left out; a sample with the most rows has 32 times as many."""
+
+_LEAST_TOKENS = 128  # for samples that differ; they may exceed a smaller limit
+
+_TIMED_RUNS = 3
+
+MEMORY_SHARE = 0.8
+"""Of the free memory; the rest is for fragmentation and for what stock batches take."""
+
+Agree: TypeAlias = Callable[[list[int]], list[int]]
+"""The largest of each number over all tensor-parallel ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured of this model on this device; the same on every rank.
+
+    Attributes:
+        budget: of one forward.
+        launch_tokens: what a forward costs besides its tokens, in tokens computed in that time;
+            where there are graphs, a replayed one.
+        graphs: how large they are, and what other forwards cost.
+    """
+
+    budget: ForwardBudget
+    launch_tokens: int
+    graphs: GraphCost = NO_GRAPHS
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long forwards take that are all launched in one way: a straight line through two.
+
+    Attributes:
+        short_s: of `ROW_TOKENS` tokens.
+        s_per_token: of each further one, > 0.
+    """
+
+    short_s: float
+    s_per_token: float
+
+    @property
+    def launch_tokens(self) -> int:
+        """By how many tokens a forward would have to be longer to take twice as long as none."""
+        return max(1, round(self.short_s / self.s_per_token) - ROW_TOKENS)
+
+
+def calibrate(
+    executor: PackedExecutor,
+    device: torch.device,
+    max_tokens: int,
+    agree: Agree,
+    most_bytes: int | None = None,
+    graph_tokens: int = 0,
+) -> Calibration:
+    """Run a few forwards before anything is served, and capture graphs.
+
+    Args:
+        max_tokens: of one forward, as the operator allows.
+        agree: makes all ranks plan with the same numbers.
+        most_bytes: of the free memory, what is for this scheduler; None for all of it.
+        graph_tokens: of the largest graph; 0 for none.
+
+    Raises:
+        ConfigError: the largest forward that the operator allows does not fit.
+    """
+    graphs = NO_GRAPHS
+    try:
+        memory = measured_memory(executor, device, max_tokens)
+        pace = eager = measured_pace(executor, max_tokens, max_tokens)
+        if graph_tokens:
+            # Behind eager forwards, as these need memory, and short ones are replayed from here on.
+            executor.capture_graphs(graph_tokens)
+            largest = max(executor.graph_use.sizes, default=0)
+            if largest >= _LEAST_TOKENS:
+                pace = measured_pace(executor, largest, max_tokens)
+                graphs = GraphCost(largest, round(eager.short_s / pace.s_per_token))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"prefill-only: a forward of {max_tokens} tokens failed ({error}). If memory is "
+            "exhausted, lower --prefill-only-max-forward-tokens or --mem-fraction-static."
+        ) from error
+    free = free_bytes(device)
+    own = free if most_bytes is None else min(free, most_bytes - executor.graph_use.bytes)
+    usable = int(MEMORY_SHARE * own) - memory.fixed_bytes
+    per_token, per_row, too_much, launch_tokens, eager_tokens = agree(
+        [
+            *(memory.bytes_per_token, memory.bytes_per_row, -usable),
+            *(pace.launch_tokens, graphs.eager_tokens),
+        ]
+    )
+    return Calibration(
+        ForwardBudget(max_tokens, -too_much, per_token, per_row),
+        launch_tokens,
+        replace(graphs, eager_tokens=eager_tokens),
+    )
+
+
+def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pace:
+    """Time a short and a long forward.
+
+    Args:
+        longest: tokens of the long one, if that is less than `CHUNK_TOKENS`.
+        max_tokens: where tokens cost next to nothing, a launch is worth so many at most.
+    """
+    tokens = max(min(CHUNK_TOKENS, longest), _LEAST_TOKENS)
+    short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, executor))
+    long_s = _fastest_s(executor, _plan(tokens, tokens // ROW_TOKENS, executor))
+    s_per_token = (long_s - short_s) / (tokens - ROW_TOKENS)
+    return Pace(short_s, max(s_per_token, short_s / (max_tokens + ROW_TOKENS)))
+
+
+def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
+    """Of several times, as whatever disturbs one only makes it slower."""
+    return min(timeit.repeat(partial(_run, executor, plan), number=1, repeat=_TIMED_RUNS))
+
+
+def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: int) -> MemoryModel:
+    """Run forwards of up to `max_tokens` tokens, and fit what they took.
+
+    A read-out begins when the layers have given their memory back. So what that of a small forward
+    takes, which reads whole chunks of logits, is no more than what is fixed.
+    """
+    tokens = max(max_tokens, _LEAST_TOKENS)
+    sizes = (
+        (min(CHUNK_TOKENS, tokens // 2), 1),
+        (tokens, tokens // ROW_TOKENS),
+        (tokens, tokens // 2),
+    )
+    plans = [_plan(*size, executor) for size in sizes]
+    _run(executor, plans[0])  # sets up what is kept, such as workspaces
+    samples = (
+        Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
+        for plan in plans
+    )
+    fitted = fit_memory(*samples)
+    if not executor.chunk_reads:
+        return fitted
+    readout = SAFETY * max(
+        peak_bytes(device, partial(_run_if_possible, executor, plan))
+        for plan in _chunk_plans(executor, tokens)
+    )
+    return replace(fitted, fixed_bytes=max(fitted.fixed_bytes, math.ceil(readout)))
+
+
+def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
+    """Forwards of up to so many tokens that need the logits of two whole chunks of rows: for the
+    most probable token of each, and for one that is drawn."""
+    rows = min(2 * executor.chunk_reads, tokens)
+    sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
+    draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
+    return [
+        _plan_of(
+            PackedRows(
+                np.zeros(rows, np.int32),
+                0,
+                int_array([1] * rows),
+                NO_INTS,
+                NO_INTS,
+                num_best=1,
+                sampling=sampling,
+            )
+        )
+        for sampling in (NO_SAMPLING, draws)
+    ]
+
+
+def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
+    """What a sampler cannot do is the business of requests that ask for it."""
+    try:
+        _run(executor, plan)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        logger.warning("Prefill-only serving: a read-out could not be measured", exc_info=True)
+
+
+def _run(executor: Executor, plan: ForwardPlan) -> None:
+    nothing = [None] * len(plan.layout.groups)
+    executor.launch(plan, nothing, nothing).wait()
+
+
+def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
+    """A forward whose rows pass over the vocabulary; the prefix, where prompts can share one, is a
+    quarter if there are rows. It is shorter, and there are more rows, where prompts cannot be so
+    long."""
+    prefix = tokens // 4 if rows > 1 and executor.causal else 0
+    if executor.longest_prompt is not None:
+        prefix = min(prefix, executor.longest_prompt // 2)
+        rows = max(rows, -(-(tokens - prefix) // (executor.longest_prompt - prefix)))
+    labels = [] if executor.vector_width else [0]
+    lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
+    packed = PackedRows(
+        np.zeros(tokens, np.int32),
+        prefix,
+        int_array(lens.tolist()),
+        int_array(labels),
+        NO_INTS,
+        vector_width=executor.vector_width,
+    )
+    return _plan_of(packed)
+
+
+def _plan_of(packed: PackedRows) -> ForwardPlan:
+    (piece,) = split_request(packed, ForwardBudget(len(packed.tokens)))
+    return plan_forward([piece])

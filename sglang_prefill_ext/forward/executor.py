@@ -1,0 +1,226 @@
+"""Run one planned forward: upload, model, attention over the packed layout, read-out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_prefill_ext.attention.dense import DenseAttention
+from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle, multiprocessors
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, library_obstacle
+from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
+from sglang_prefill_ext.attention.way import kernel_way
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.forward.completion import ForwardCompletion
+from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
+from sglang_prefill_ext.forward.layers import Attention, LayerAttention
+from sglang_prefill_ext.forward.model import Model, Overrides
+from sglang_prefill_ext.forward.readers.labels import LabelReader
+from sglang_prefill_ext.forward.readers.vectors import VectorReader
+from sglang_prefill_ext.forward.upload import upload
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
+
+logger = logging.getLogger(__name__)
+
+_CPU_CACHE_BYTES = 4 << 20
+"""Logits at a time on a CPU. They are passed over several times; what the caches hold takes half as
+long as what they do not, and the allocator gives the same memory again."""
+
+
+class PackedExecutor:
+    """Launches planned forwards on a model.
+
+    Args:
+        readout_bytes: memory for full-vocabulary logits in the read-out, in bytes.
+        attention: TORCH for dense torch calls, else the Triton kernels in that way.
+        caches_prefixes: whether prefixes may lie in the model's pool, and be stored there.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        readout_bytes: int,
+        attention: AttentionWay = AttentionWay.TORCH,
+        caches_prefixes: bool = False,
+    ) -> None:
+        self._model = model
+        self._way = attention
+        self._graphs = PackedGraphs(model, attention, model.pool if caches_prefixes else None)
+        self._reader: LabelReader | VectorReader
+        self.chunk_reads = 0
+        """Reads whose logits over the vocabulary exist at a time; 0 where vectors are read."""
+        if model.vector_width:
+            self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
+        else:
+            if model.device.type == "cpu":
+                readout_bytes = min(readout_bytes, _CPU_CACHE_BYTES)
+            self.chunk_reads = max(1, readout_bytes // (4 * model.vocab_size))
+            self._reader = LabelReader(
+                model,
+                max_rows=self.chunk_reads,
+                kernels=attention is not AttentionWay.TORCH,
+            )
+
+    @property
+    def asynchronous(self) -> bool:
+        return self._model.asynchronous
+
+    @property
+    def attention(self) -> AttentionWay:
+        """How attention is computed."""
+        return self._way
+
+    @property
+    def causal(self) -> bool:
+        """See `Model`."""
+        return self._model.causal
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """See `Model`."""
+        return self._model.longest_prompt
+
+    @property
+    def vector_width(self) -> int:
+        """See `Model`."""
+        return self._model.vector_width
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Vector and state width, see `Model`."""
+        return self._model.vector_width, self._model.state_width
+
+    @property
+    def graph_use(self) -> GraphUse:
+        return self._graphs.use
+
+    def capture_graphs(self, max_tokens: int) -> None:
+        """Replay forwards of up to so many tokens as graphs from now on, where that is possible."""
+        self._graphs.capture(max_tokens)
+
+    def forget_graphs(self) -> None:
+        """Run all forwards eagerly from now on, and give back what graphs keep."""
+        self._graphs = PackedGraphs(self._model, self._way)
+
+    @torch.inference_mode()
+    def launch(
+        self,
+        plan: ForwardPlan,
+        held: Sequence[Tensor | None],
+        stores: Sequence[Tensor | None],
+    ) -> ForwardCompletion:
+        """Run the forward up to the copy of its values to the host.
+
+        Args:
+            held, stores: see `Boarding`.
+
+        Raises:
+            RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
+        """
+        with self._model.stream():
+            hidden = self._graphs.run(plan, held, stores)
+            if hidden is None:
+                hidden = self._run_eagerly(plan, held, stores)
+            return ForwardCompletion(self._reader.read(hidden, plan))
+
+    def _run_eagerly(
+        self,
+        plan: ForwardPlan,
+        held: Sequence[Tensor | None],
+        stores: Sequence[Tensor | None],
+    ) -> Tensor:
+        """What `Model.prepare` makes of the reads."""
+        layout, model = plan.layout, self._model
+        if not model.causal:
+            layout = replace(layout, causal=False)
+        attention = self._attention(layout)
+        ends_only = layout.reads_row_ends
+        reads = layout.last_layer_queries() if ends_only else layout.read_positions()
+        arrays: list[NDArray[np.generic]] = [plan.token_ids.astype(np.int64)]
+        arrays += [layout.positions(), reads]
+        planned = attention.host_arrays()
+        arrays += planned
+        if len(plan.override_at):
+            arrays += [plan.override_at, plan.overrides]
+        tokens, positions, read_at, *rest = upload(arrays, model.device)
+        overrides = rest[len(planned) :]
+        last_layer = model.last_layer if ends_only else None
+        attend = LayerAttention(plan, attention, held, stores, last_layer, model.pool)
+        attention.bind(rest[: len(planned)], attend.page_table(model.device))
+        run = model.prepare(
+            tokens,
+            positions,
+            read_at,
+            _row_lens(layout),
+            attend,
+            Overrides(*overrides) if overrides else None,
+            plan.adapter,
+            shortened=ends_only,
+        )
+        return run()[: plan.num_reads]
+
+    def _attention(self, layout: ForwardLayout) -> Attention:
+        model = self._model
+        if self._way is AttentionWay.TORCH:
+            return DenseAttention(layout, model.device)
+        way = kernel_way(self._way, layout)
+        return KernelAttention(
+            *(layout, way, model.heads, model.dtype, model.device),
+            processors=multiprocessors(model.device),
+        )
+
+
+def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
+    """Return what of that runs here and is right: TORCH instead of AUTO where the kernels are not,
+    MERGE with our own kernel for the prefix instead of a library that is not; else what was asked.
+
+    Raises:
+        ConfigError: FUSED or MERGE is to be used, and the kernels cannot run or are wrong.
+    """
+    # Under the interpreter kernels are for tests: right, and a thousand times slower.
+    on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
+    if asked is AttentionWay.TORCH or on_cpu:
+        return AttentionWay.TORCH
+    kind = (model.heads, model.dtype, model.device)
+    obstacle = kernel_obstacle(*kind) or wrong_kernel(*kind, causal=model.causal)
+    if not obstacle:
+        return _with_right_library(asked, model)
+    if asked is AttentionWay.AUTO:
+        logger.error("Packed attention falls back to torch, which is slow: %s", obstacle)
+        return AttentionWay.TORCH
+    raise ConfigError(
+        f"--prefill-only-attention {asked} cannot be used here: {obstacle}. Leave the flag out."
+    )
+
+
+def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:
+    if asked not in LIBRARIES:
+        return asked
+    obstacle = library_obstacle(model.dtype, model.device)
+    obstacle = obstacle or wrong_library(asked, model.heads, model.dtype, model.device)
+    if not obstacle:
+        return asked
+    logger.error("--prefill-only-attention %s falls back to merge: %s", asked, obstacle)
+    return AttentionWay.MERGE
+
+
+def _row_lens(layout: ForwardLayout) -> list[int]:
+    """Token counts that sum to the forward, as a batch of rows would have them.
+
+    SGLang's metadata wants one length a row; the prefix is counted to the first.
+    """
+    lens: list[int] = []
+    for group in layout.groups:
+        suffixes = group.suffix_lens.tolist() or [0]
+        lens += [group.fresh + suffixes[0], *suffixes[1:]]
+    return lens

@@ -1,0 +1,1 @@
+"""Small packed forwards as graphs: one launch instead of some hundred."""

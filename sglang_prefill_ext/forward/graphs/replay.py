@@ -1,0 +1,212 @@
+"""Small packed forwards as graphs: one launch instead of some hundred.
+
+The model's layers and their attention are captured, for a few sizes. All that they read of a
+forward is a few integer arrays of fixed size, which one transfer replaces before a replay. The
+read-out, whose size depends on what is asked, runs eagerly behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.kernels import KernelAttention
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.graphs.capture import Capture, capture_for
+from sglang_prefill_ext.forward.graphs.counts import NO_GRAPHS, REPLAYED, GraphUse
+from sglang_prefill_ext.forward.graphs.plan import (
+    Bucket,
+    PaddedForward,
+    buckets_up_to,
+    eager_reason,
+    pad,
+)
+from sglang_prefill_ext.forward.graphs.slots import HELD_TOKENS, GraphSlots
+from sglang_prefill_ext.forward.kv_pool import KVPool
+from sglang_prefill_ext.forward.memory import kept_bytes
+from sglang_prefill_ext.forward.model import Model
+from sglang_prefill_ext.forward.upload import in_one_buffer, tensors_in
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
+
+logger = logging.getLogger(__name__)
+
+_GRAPH_WAYS = {AttentionWay.AUTO: AttentionWay.FUSED} | dict.fromkeys(LIBRARIES, AttentionWay.MERGE)
+
+
+class PackedGraphs:
+    """The graphs of a model, and the choice among them; none until they are captured.
+
+    Args:
+        attention: of eager forwards. Graphs have FUSED where it is AUTO, and MERGE where a library
+            shares in it, whose calls are planned on the host.
+        pool: in which prefixes are cached; None: forwards with such run eagerly.
+    """
+
+    def __init__(self, model: Model, attention: AttentionWay, pool: KVPool | None = None) -> None:
+        self.use = GraphUse()
+        self._model = model
+        self._way = _GRAPH_WAYS.get(attention, attention)
+        self._pool = pool
+        self._slots: GraphSlots | None = None
+        self._asked = False
+        self._graphs: list[ForwardGraph] = []
+
+    def run(
+        self, plan: ForwardPlan, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
+    ) -> Tensor | None:
+        """Replay a forward, on the current stream and in inference mode.
+
+        A replay that fails is the last one: this forward and all later ones run eagerly.
+
+        Args:
+            held, stores: see `Boarding`.
+
+        Returns:
+            What `Model.prepare` makes of the rows' ends; None: the forward is to be run eagerly.
+        """
+        if not self._asked:
+            return None
+        reason, graph = self._choice(plan, stores)
+        hidden = None
+        if graph is not None:
+            try:
+                if self._slots is not None:
+                    self._slots.bring(plan.layout, held, stores)
+                hidden = graph.run(plan)
+            except Exception as failure:
+                reason = NO_GRAPHS
+                self._give_up(f"a replay failed: {_said(failure)}")
+                logger.debug("The replay that failed", exc_info=failure)
+        self.use.forwards[reason] += 1
+        return hidden
+
+    def capture(self, max_tokens: int) -> None:
+        """Capture all sizes up to `max_tokens`, at least 1. `use.obstacle` says what went wrong.
+
+        None is larger than the longest prompt, as a row of padding may be as long as its graph.
+        """
+        largest = min(max_tokens, self._model.longest_prompt or max_tokens)
+        self._asked = True
+        start_s, device = time.monotonic(), self._model.device
+        if self._way is AttentionWay.TORCH:
+            self._give_up("attention by torch plans its calls on the host")
+        elif not self._model.causal:
+            self._give_up("SGLang's encoders read the lengths of prompts on the host")
+        else:
+            with kept_bytes(device) as kept:
+                self._try_capture(buckets_up_to(largest), capture_for(device))
+            self.use.bytes = kept.bytes
+        self.use.seconds = time.monotonic() - start_s
+        if not self.use.obstacle:
+            logger.info("Prefill-only serving: captured %s", self.use)
+
+    @torch.inference_mode()
+    def _try_capture(self, buckets: Sequence[Bucket], capture: Capture) -> None:
+        try:
+            with self._model.stream():
+                model, kind = self._model, (self._way, capture)
+                if self._pool is not None:
+                    self._slots = GraphSlots(self._pool, buckets[-1].tokens, model.device)
+                # In the memory of the largest one, the others find room.
+                for bucket in reversed(buckets):
+                    self._graphs.insert(0, ForwardGraph(bucket, model, *kind, self._slots))
+        except Exception as failure:
+            # Models, compilers and drivers fail in any way; each means that there are no graphs.
+            self._graphs.clear()
+            self._give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
+            logger.debug("The capture that failed", exc_info=failure)
+        self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
+
+    def _choice(
+        self, plan: ForwardPlan, stores: Sequence[Tensor | None]
+    ) -> tuple[str, ForwardGraph | None]:
+        """How a forward runs, and the smallest graph that holds it if it is replayed."""
+        if self.use.obstacle:
+            return NO_GRAPHS, None
+        pooled = self._slots is not None
+        stores_outside = not pooled and any(store is not None for store in stores)
+        most_held = HELD_TOKENS if pooled else 0
+        reason = eager_reason(plan, most_held=most_held, stores=stores_outside)
+        if reason:
+            return reason, None
+        graph = next((one for one in self._graphs if one.bucket.holds(plan.layout)), None)
+        return (REPLAYED, graph) if graph is not None else ("too_large", None)
+
+    def _give_up(self, obstacle: str) -> None:
+        """Go on without graphs. Those that were replayed keep their memory, which was not counted
+        as free; what runs now may still use it."""
+        self.use.obstacle = obstacle
+        self.use.sizes = ()
+        logger.error("Packed forwards run eagerly, without CUDA graphs, because %s", obstacle)
+
+
+def _said(failure: Exception) -> str:
+    """On one line."""
+    return " ".join(f"{type(failure).__name__}: {failure}".split())
+
+
+class ForwardGraph:
+    """Forwards of up to the size of a bucket, captured once.
+
+    Args:
+        slots: of the pool; None: nothing is held or stored.
+
+    Raises:
+        RuntimeError: see `Capture`.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        model: Model,
+        way: AttentionWay,
+        capture: Capture,
+        slots: GraphSlots | None,
+    ) -> None:
+        self.bucket = bucket
+        self._model = model
+        self._way = way
+        one_token = ForwardLayout((GroupSpan(0, 0, np.ones(1, np.int32)),))
+        attention, arrays = self._inputs(pad(one_token, np.zeros(1, np.int32), bucket))
+        self._buffer = in_one_buffer(arrays, pinned=False).to(model.device)
+        tokens, positions, self._row_ends, *rest = tensors_in(self._buffer, arrays)
+        attention.bind(rest, None if slots is None else slots.page_table)
+
+        def attend(layer: int, inputs: LayerInputs) -> Tensor:
+            cached = None if slots is None else slots.exchange(layer, inputs.k, inputs.v)
+            return attention.forward(inputs, cached)
+
+        everything = torch.arange(bucket.tokens, device=model.device)
+        work = model.prepare(tokens, positions, everything, [bucket.tokens], attend, shortened=True)
+        self._replay = capture.capture(work)
+
+    def run(self, plan: ForwardPlan) -> Tensor:
+        """Hidden states (or vectors) of the rows' ends, a tensor of their own."""
+        _, arrays = self._inputs(pad(plan.layout, plan.token_ids, self.bucket))
+        on_cuda = self._model.device.type == "cuda"
+        # In order with the replay before it, which reads the same buffer, as all are on one stream.
+        self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
+        return self._replay()[self._row_ends[: plan.num_reads]]
+
+    def _inputs(self, padded: PaddedForward) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
+        """The attention of a forward, and all arrays that are read of it."""
+        model = self._model
+        attention = KernelAttention(
+            padded.layout,
+            self._way,
+            model.heads,
+            model.dtype,
+            model.device,
+            most_groups=self.bucket.groups + 1,  # one is padding
+        )
+        arrays: list[NDArray[np.generic]] = [padded.token_ids, padded.layout.positions()]
+        return attention, [*arrays, padded.row_ends, *attention.host_arrays()]

@@ -1,0 +1,63 @@
+"""Slots of the KV pool as data of graphs, which know nothing but where these arrays are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.prefix import HeldKV, write_page_table
+from sglang_prefill_ext.forward.kv_pool import KVPool
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+
+HELD_TOKENS = 1 << 14
+"""Entries of the page table. Where a forward's cached prefixes are longer, its attention takes the
+device longer than an eager forward's launches take the host."""
+
+
+class GraphSlots:
+    """What replayed forwards read of the pool and write to it; the same arrays for all graphs.
+
+    Args:
+        tokens: of the largest graph.
+
+    Attributes:
+        page_table: int32 `[HELD_TOKENS]`: the slots of all held prefixes, one behind the other.
+    """
+
+    def __init__(self, pool: KVPool, tokens: int, device: torch.device) -> None:
+        self.page_table = torch.zeros(HELD_TOKENS, dtype=torch.int32, device=device)
+        self._pool = pool
+        self._stores, self._nobodys = torch.zeros((2, tokens), dtype=torch.int64, device=device)
+        self._num_stores = 0
+
+    def bring(
+        self, layout: ForwardLayout, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
+    ) -> None:
+        """Make the next replay that of a forward; no launch where nothing is held or stored.
+
+        Args:
+            held, stores: see `Boarding`.
+        """
+        found = [each for each in held if each is not None]
+        write_page_table([torch.cat(found)] if len(found) > 1 else found, self.page_table)
+        parts: list[Tensor] = []
+        end = 0
+        for start, slots in zip(layout.group_starts.tolist(), stores, strict=True):
+            if slots is not None:
+                parts += [self._nobodys[: start - end], slots]
+                end = start + len(slots)
+        stop = max(end, self._num_stores)  # what the forward before it has left
+        if stop:
+            parts.append(self._nobodys[: stop - end])
+            torch.cat(parts, out=self._stores[:stop])
+        self._num_stores = end
+
+    def exchange(self, layer: int, k: Tensor, v: Tensor) -> HeldKV:
+        """Store a layer's K/V of all tokens, those that are not kept in slot 0; return the pool's.
+
+        To be captured.
+        """
+        self._pool.store(layer, self._stores[: len(k)], k, v)
+        return self._pool.buffers(layer)

@@ -1,0 +1,1 @@
+"""What is read off the hidden states of a forward."""

@@ -1,0 +1,1 @@
+"""Calls for vectors: their bodies, packed requests and answers."""

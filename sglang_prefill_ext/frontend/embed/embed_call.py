@@ -1,0 +1,233 @@
+"""An embedding call as SGLang's `generate_request` receives it, and whether it can be packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sglang_prefill_ext.frontend.embed.pairs import text_pairs
+
+# Fields that change what is computed; a call that sets one of them is not packed (yet).
+_UNPACKED_FIELDS = {
+    "image_data": "multimodal",
+    "video_data": "multimodal",
+    "audio_data": "multimodal",
+    "input_embeds": "embed_overrides",
+    "multi_item_delimiter_indices": "multi_item_scoring",
+    "decision_layout": "token_positions",
+}
+HEALTH_CHECK = "HEALTH_CHECK"
+"""How SGLang begins the ids of its own health checks, which are about the stock path."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderTraits:
+    """What is special about calls to an encoder.
+
+    Attributes:
+        token_types: of the tokens of a pair of texts, see `wire.token_types`.
+        longest_prompt: tokens that have a position.
+        makes_numbers: its head has one class, and so the answer is a number and no vector.
+    """
+
+    token_types: int
+    longest_prompt: int
+    makes_numbers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Positional:
+    """Embeddings that stand where tokens of one prompt do.
+
+    Attributes:
+        embeds: ``[n, hidden]``, or a list of n ``[hidden]``.
+        positions: n tokens of the prompt.
+    """
+
+    embeds: Any
+    positions: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedCall:
+    """What a vector is wanted of.
+
+    Attributes:
+        prompts: texts, pairs of texts that are encoded together, or token ids.
+        is_single: one prompt that did not come as a list; its answer is no list either.
+        dimensions: leading numbers of each vector; None for all.
+        positional: for each prompt None, or what has the fields of `Positional`; None for none at
+            all.
+        placeholder: token in the places of which `embeds` stand; None where there are none.
+        embeds: for each prompt None, or a list of embeddings ``[hidden]``, one a placeholder.
+        places: tokens of each prompt of which vectors are wanted, ascending, at least one; None
+            for the last one.
+        with_states: the hidden states, too, of which a head makes the vectors.
+        adapter: see `PackedRows`; of the whole call.
+    """
+
+    prompts: list[Any]
+    is_single: bool
+    dimensions: int | None
+    positional: list[Any] | None = None
+    placeholder: int | None = None
+    embeds: list[Any] | None = None
+    places: list[list[int]] | None = None
+    with_states: bool = False
+    adapter: str = ""
+
+    @property
+    def has_overrides(self) -> bool:
+        """Whether embeddings come with the call."""
+        return self.positional is not None or self.embeds is not None
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.prompts[0], (str, tuple))
+
+    def contents(self) -> dict[str, Any]:
+        """Its prompts: `text`, or `input_ids`."""
+        return {"text" if self.is_text else "input_ids": self.prompts}
+
+
+def ineligible_embed_reason(request: Any, *, reads_places: bool) -> str | None:
+    """Return why an `EmbeddingReqInput` goes down the stock path, or None if it can be packed.
+
+    `unusual_input` covers everything that SGLang itself refuses or treats in its own way.
+
+    Args:
+        reads_places: the model makes vectors of any token of a prompt.
+    """
+    for field, reason in _UNPACKED_FIELDS.items():
+        if getattr(request, field) is not None:
+            return reason
+    if request.token_indices_to_pool is not None and not reads_places:
+        return "token_positions"
+    if isinstance(request.lora_path, list) and len(set(request.lora_path)) > 1:
+        return "several_adapters"
+    if request.return_prompt_token_ids:
+        return "unusual_input"
+    if request.return_pooled_hidden_states and request.dimensions is not None:
+        return "pooled_hidden_states"
+    if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):
+        return "health_check"
+    if request.text is not None and request.input_ids is not None:
+        return "unusual_input"
+    prompts = _prompts_of(request)
+    checks = (_has_plain_names, _has_plain_positions, _has_plain_embeds, _has_plain_places)
+    if not prompts or not all(check(request, prompts) for check in checks):
+        return "unusual_input"
+    return None
+
+
+def embed_call_of(request: Any) -> EmbedCall:
+    """Read an eligible `EmbeddingReqInput`."""
+    prompts = _prompts_of(request)
+    positional = _positional(request)
+    embeds = _embeds(request, prompts) if positional is None else None
+    return EmbedCall(
+        prompts,
+        _is_single(request, prompts),
+        request.dimensions,
+        positional,
+        placeholder=None if embeds is None else request.embed_override_token_id,
+        embeds=embeds,
+        places=_places(request, prompts),
+        with_states=bool(request.return_pooled_hidden_states),
+    )
+
+
+def _is_single(request: Any, prompts: list[Any]) -> bool:
+    return prompts[0] is request.text or prompts[0] is request.input_ids
+
+
+def _embeds(request: Any, prompts: list[Any]) -> Any:
+    """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
+    embeds = request.embed_overrides
+    return [embeds] if embeds is not None and _is_single(request, prompts) else embeds
+
+
+def _positional(request: Any) -> list[Any] | None:
+    positional = request.positional_embed_overrides
+    return positional if positional is None or isinstance(positional, list) else [positional]
+
+
+def _places(request: Any, prompts: list[Any]) -> Any:
+    """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
+    places = request.token_indices_to_pool
+    return [places] if places is not None and prompts[0] is request.input_ids else places
+
+
+def _has_plain_names(request: Any, prompts: list[Any]) -> bool:
+    """Whether request ids, if any, are one for every prompt."""
+    rid = request.rid
+    if rid is None or _is_single(request, prompts):
+        return isinstance(rid, str | None)
+    return isinstance(rid, list) and len(rid) == len(prompts)
+
+
+def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
+    """Whether embeddings that come with the request stand inside its prompts of token ids."""
+    listed = _positional(request)
+    if listed is None:
+        return True
+    if len(listed) != len(prompts) or not isinstance(prompts[0], list):
+        return False
+    return all(
+        each is None or all(0 <= place < len(prompt) for place in each.positions)
+        for each, prompt in zip(listed, prompts, strict=True)
+    )
+
+
+def _has_plain_embeds(request: Any, prompts: list[Any]) -> bool:
+    """Whether embeddings that come for placeholders are listed, some for every prompt or None."""
+    listed = _embeds(request, prompts)
+    if listed is None or request.positional_embed_overrides is not None:
+        return True
+    if type(request.embed_override_token_id) is not int or request.is_cross_encoder_request:
+        return False
+    if not isinstance(listed, list) or len(listed) != len(prompts):
+        return False
+    return all(each is None or _are_vectors(each) for each in listed)
+
+
+def _are_vectors(embeds: Any) -> bool:
+    """Whether these are tensors or arrays; SGLang takes no lists of numbers here."""
+    is_list = isinstance(embeds, list) and len(embeds) > 0
+    return is_list and not any(isinstance(each, list | float | int) for each in embeds)
+
+
+def _has_plain_places(request: Any, prompts: list[Any]) -> bool:
+    """Whether vectors are wanted of tokens that prompts of token ids have, in their order."""
+    places = _places(request, prompts)
+    if places is None:
+        return True
+    if request.dimensions is not None or not isinstance(prompts[0], list):
+        return False
+    if not isinstance(places, list) or len(places) != len(prompts):
+        return False
+    return all(_are_places(own, len(ids)) for own, ids in zip(places, prompts, strict=True))
+
+
+def _are_places(own: Any, tokens: int) -> bool:
+    if not isinstance(own, list) or not own or any(type(place) is not int for place in own):
+        return False
+    ascends = all(one < other for one, other in pairwise(own))
+    return ascends and own[0] >= 0 and own[-1] < tokens
+
+
+def _prompts_of(request: Any) -> list[Any]:
+    """The prompts as a list; empty where they are none that can be packed."""
+    if request.is_cross_encoder_request:
+        return text_pairs(request.text)
+    if isinstance(request.text, str):
+        return [request.text]
+    if isinstance(request.text, list):
+        return request.text if all(isinstance(each, str) for each in request.text) else []
+    ids = request.input_ids
+    if not isinstance(ids, list) or not ids:
+        return []
+    if isinstance(ids[0], list):
+        return ids if all(isinstance(each, list) for each in ids) else []
+    return [ids]

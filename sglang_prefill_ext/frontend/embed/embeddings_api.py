@@ -1,0 +1,90 @@
+"""Bodies of ``POST /v1/embeddings`` in both directions, without an object for every number.
+
+Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
+refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.json_types import Int64
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    input: str | list[str | Int64]
+    model: str = ""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Int64 | None = None
+    user: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRequest:
+    """A body that was read.
+
+    Attributes:
+        as_base64: vectors go back as little-endian float32, in base64.
+    """
+
+    call: EmbedCall
+    as_base64: bool
+
+
+def read_request(body: bytes) -> EmbeddingsRequest | None:
+    """Read a body; None if SGLang is to read it.
+
+    A model name with a colon may name a LoRA adapter, so that is SGLang's, too.
+    """
+    try:
+        read = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    call = None if ":" in read.model else _call_of(read)
+    return None if call is None else EmbeddingsRequest(call, read.encoding_format == "base64")
+
+
+def _call_of(read: _Body) -> EmbedCall | None:
+    given: Any = read.input
+    if isinstance(given, str):
+        return EmbedCall([given], True, read.dimensions) if given.strip() else None
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return EmbedCall([given], True, read.dimensions) if min(given) >= 0 else None
+    if kinds == {str} and all(map(str.strip, given)):
+        return EmbedCall(given, False, read.dimensions)
+    return None
+
+
+def answer_body(
+    vectors: Sequence[list[float]], *, as_base64: bool, model: str, usage: dict[str, Any]
+) -> bytes:
+    """Write SGLang's `EmbeddingResponse`.
+
+    Args:
+        usage: a `UsageInfo` as a mapping.
+    """
+    data = [
+        {
+            "embedding": _base64(vector) if as_base64 else vector,
+            "index": index,
+            "object": "embedding",
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    return _ENCODER.encode({"data": data, "model": model, "object": "list", "usage": usage})
+
+
+def _base64(vector: list[float]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")

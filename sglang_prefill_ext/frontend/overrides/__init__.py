@@ -1,0 +1,1 @@
+"""Embeddings of the user's own in place of tokens."""

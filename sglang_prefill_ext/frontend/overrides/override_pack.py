@@ -1,0 +1,81 @@
+"""Pack calls with embeddings of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.overrides.placeholders import (
+    at_placeholders,
+    place_at,
+    place_overrides,
+)
+from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.read_places import anchors_of
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
+from sglang_prefill_ext.frontend.score.setwise import pack_setwise
+from sglang_prefill_ext.wire.overrides import EmbeddingKind, OverrideArray
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.token_ids import flatten_ids
+
+
+def pack_overridden(
+    call: ScoreCall,
+    labels: tuple[Int32Array, Int32Array],
+    encode: Callable[..., list[list[int]]],
+    vocab_size: int,
+    kind: EmbeddingKind,
+    config: PrefillOnlyConfig,
+) -> PackedRows:
+    """Pack an eligible call whose embeddings are arrays.
+
+    Args:
+        encode: of `SchedulerLink`.
+
+    Raises:
+        StockPathTaken: a prompt has not as many placeholders as embeddings, or is to be read at
+            tokens that an item has not, or the query has, all of which SGLang refuses.
+        RequestError: a prompt is empty, an id lies outside the vocabulary, or an embedding is of
+            another width or type than the model's, or not finite in its dtype; or see
+            `pack_setwise`.
+    """
+    query, items = prompts_of(call)
+    if isinstance(query, str):
+        # SGLang joins the two as token ids here, not as texts.
+        (query,), items = encode([query]), encode(items, continued=True)
+    flatten_ids([query, *items], vocab_size, field="query, items")
+    placed = place_overrides(call, query, items, kind)
+    if placed is None:
+        raise StockPathTaken("unusual_input")
+    anchor = call.score_extraction_token_id
+    if anchor is None:
+        rest = (labels, vocab_size, placed.overrides)
+        return pack_token_ids(placed.query, placed.items, False, *rest)
+    # Where the anchor is a placeholder, it is one no more.
+    anchors = anchors_of(query, [query + item for item in items], anchor)
+    prompts = [placed.query + item for item in placed.items]
+    return pack_setwise(prompts, anchors, labels, vocab_size, config, placed.overrides)
+
+
+def place_of_vectors(
+    call: EmbedCall, prompts: list[Int32Array], kind: EmbeddingKind
+) -> tuple[list[Int32Array], OverrideArray]:
+    """Put the embeddings of a call for vectors into its prompts; see `place_at`.
+
+    Args:
+        call: has embeddings, which are arrays.
+
+    Raises:
+        StockPathTaken: a prompt has not as many placeholders as embeddings, which SGLang refuses.
+        RequestError: an embedding is of another width or type than the model's, or not finite in
+            its dtype.
+    """
+    positional: Sequence[Any] | None = call.positional
+    if call.placeholder is not None and call.embeds is not None:
+        positional = at_placeholders(prompts, call.placeholder, call.embeds)
+    if positional is None:
+        raise StockPathTaken("unusual_input")
+    return place_at(prompts, positional, kind)

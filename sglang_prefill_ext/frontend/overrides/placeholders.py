@@ -1,0 +1,216 @@
+"""Embeddings of a scoring call, put into the places of its placeholder tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.embed.embed_call import Positional
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.wire.overrides import (
+    NO_OVERRIDES,
+    EmbeddingKind,
+    OverrideArray,
+    distinct_overrides,
+)
+from sglang_prefill_ext.wire.packed import Int32Array
+
+_Matrix: TypeAlias = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The prompts of a call with negative ids in place of its placeholders.
+
+    Attributes:
+        query: what all items share.
+        items: what follows it in each row.
+        overrides: the table that the negative ids name rows of.
+    """
+
+    query: list[int]
+    items: list[list[int]]
+    overrides: OverrideArray
+
+
+def place_overrides(
+    call: ScoreCall, query: list[int], items: list[list[int]], kind: EmbeddingKind
+) -> Placed | None:
+    """Put the embeddings of a call into the places of its placeholders, in order.
+
+    Where a stacked call has other embeddings in the query for every item, no query is shared.
+
+    Args:
+        call: its embeddings are arrays: ``[n, hidden]``, or a list of ``[hidden]``.
+        query, items: token ids, all of the vocabulary.
+        kind: of the model's embeddings.
+
+    Returns:
+        None where a prompt has not as many placeholders as embeddings, which SGLang refuses.
+
+    Raises:
+        RequestError: an embedding is of another width or type, or not finite in the model's dtype.
+    """
+    token = call.embed_override_token_id
+    in_query, in_items = _matrices(call, query.count(token), len(items), kind)
+    table, (query_ids, item_ids) = _numbered([in_query, in_items])
+    if not _fits(token, [query] * len(query_ids), query_ids) or not _fits(token, items, item_ids):
+        return None
+    queries = [_place(query, token, ids) for ids in query_ids]
+    items = [_place(item, token, ids) for item, ids in zip(items, item_ids, strict=True)]
+    if all(each == queries[0] for each in queries):
+        return Placed(queries[0], items, table)
+    return Placed([], [a + b for a, b in zip(queries, items, strict=True)], table)
+
+
+def place_at(
+    prompts: Sequence[Int32Array], positional: Sequence[Any], kind: EmbeddingKind
+) -> tuple[list[Int32Array], OverrideArray]:
+    """Put embeddings into prompts of token ids at positions that are given.
+
+    Args:
+        positional: see `EmbedCall`; its embeddings are arrays.
+
+    Returns:
+        The prompts, and the table that their negative ids name rows of.
+
+    Raises:
+        RequestError: see `place_overrides`.
+    """
+    matrices = [
+        None if each is None else checked_overrides("embed_overrides", each.embeds, kind)
+        for each in positional
+    ]
+    table, (ids,) = _numbered([matrices])
+    placed = []
+    for prompt, each, own in zip(prompts, positional, ids, strict=True):
+        changed = prompt.copy()
+        if own is not None:
+            changed[each.positions] = own
+        placed.append(changed)
+    return placed, table
+
+
+def at_placeholders(
+    prompts: Sequence[Int32Array], token: int, embeds: Sequence[list[Any] | None]
+) -> list[Positional | None] | None:
+    """Say where embeddings stand that come for the placeholders of encoded prompts.
+
+    Args:
+        embeds: see `EmbedCall`.
+
+    Returns:
+        None where a prompt has not as many placeholders as embeddings, which SGLang refuses.
+    """
+    found: list[Positional | None] = []
+    for prompt, own in zip(prompts, embeds, strict=True):
+        if own is None:
+            found.append(None)
+            continue
+        positions = np.flatnonzero(prompt == token).tolist()
+        if len(positions) != len(own):
+            return None
+        found.append(Positional(own, positions))
+    return found
+
+
+def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideArray:
+    """Return embeddings as one matrix ``[n, hidden]``, of float16 or float32.
+
+    Args:
+        field: what the user calls them.
+        value: such a matrix, or a list of ``[hidden]`` or ``[1, hidden]``.
+
+    Raises:
+        RequestError: see `place_overrides`.
+    """
+    listed = isinstance(value, list)
+    rows = [np.atleast_2d(each) for each in value] if listed else [np.asarray(value)]
+    for number, row in enumerate(rows):
+        name = f"{field}[{number}]" if listed else field
+        if row.dtype.kind != "f":
+            raise RequestError(f"{name}: {row.dtype} numbers. Send float16 or float32.")
+        if row.ndim != 2 or row.shape[1] != kind.width or (listed and len(row) != 1):
+            raise RequestError(
+                f"{name}: the shape is {list(row.shape)}. The model's embeddings have "
+                f"{kind.width} numbers; send one for every placeholder token."
+            )
+    matrix = _joined([np.empty((0, kind.width), np.float16), *rows])
+    finite = kind.holds(matrix)
+    if not finite.all():
+        number = int(finite.argmin())
+        raise _beyond(f"{field}[{number}]", matrix[number], kind)
+    return matrix
+
+
+def _beyond(field: str, embedding: OverrideArray, kind: EmbeddingKind) -> RequestError:
+    """Of the first number that is not finite in the dtype."""
+    value = embedding[~kind.holds(embedding[:, None])][0]
+    return RequestError(
+        f"{field}: a number is NaN or beyond {kind.dtype}, in which the model computes: {value}. "
+        f"Send finite numbers, below {kind.bound:.8g} in size."
+    )
+
+
+def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:
+    """All rows, as float16 if that is what they are."""
+    if not matrices:
+        return NO_OVERRIDES
+    dtype = np.float16 if all(each.dtype == np.float16 for each in matrices) else np.float32
+    with np.errstate(over="ignore"):  # what becomes infinite is refused
+        joined: OverrideArray = np.concatenate(matrices, dtype=dtype, casting="same_kind")
+    return joined
+
+
+def _matrices(
+    call: ScoreCall, in_query: int, num_items: int, kind: EmbeddingKind
+) -> tuple[list[_Matrix | None], list[_Matrix | None]]:
+    """Embeddings of the query, one matrix or one an item; and of the items."""
+
+    def checked(field: str, value: Any) -> _Matrix | None:
+        return None if value is None else checked_overrides(field, value, kind)
+
+    if call.stacked_query_item_embed_overrides is None:
+        own = call.item_embed_overrides
+        own = [None] * num_items if own is None else own
+        of_query = [checked("query_embed_overrides", call.query_embed_overrides)]
+        return of_query, [checked(f"item_embed_overrides[{i}]", each) for i, each in enumerate(own)]
+    whole = [
+        checked(f"stacked_query_item_embed_overrides[{i}]", each)
+        for i, each in enumerate(call.stacked_query_item_embed_overrides)
+    ]
+    return (
+        [None if each is None else each[:in_query] for each in whole],
+        [None if each is None else each[in_query:] for each in whole],
+    )
+
+
+def _numbered(
+    groups: Sequence[list[_Matrix | None]],
+) -> tuple[OverrideArray, list[list[list[int] | None]]]:
+    """Return one table of all matrices, and the ids that name the rows of each."""
+    matrices = [each for group in groups for each in group if each is not None]
+    table, ids = distinct_overrides(_joined(matrices))
+    left = iter(np.split(ids, np.cumsum([len(each) for each in matrices])[:-1]))
+    return table, [
+        [None if each is None else next(left).tolist() for each in group] for group in groups
+    ]
+
+
+def _fits(token: int, prompts: list[list[int]], ids: list[list[int] | None]) -> bool:
+    return all(
+        own is None or prompt.count(token) == len(own)
+        for prompt, own in zip(prompts, ids, strict=True)
+    )
+
+
+def _place(prompt: list[int], token: int, ids: list[int] | None) -> list[int]:
+    if not ids:
+        return prompt
+    left = iter(ids)
+    return [next(left) if each == token else each for each in prompt]

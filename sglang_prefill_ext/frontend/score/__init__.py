@@ -1,0 +1,1 @@
+"""Scoring calls: their bodies, packed requests and answers."""

@@ -1,0 +1,149 @@
+"""A scoring call as SGLang's `score_request` receives it, and whether it can be packed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sglang_prefill_ext.wire.flat import FlatRows
+
+# Arguments that change what is computed; a call that sets one of them is not packed (yet).
+_UNPACKED_ARGUMENTS = {
+    "image_data": "multimodal",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """The arguments of `score_request`, with its defaults (same names, same meaning).
+
+    Token ids may be arrays, too: `query` an `Int32Array`, `items` `FlatRows`. SGLang's own path
+    does not take these.
+    """
+
+    query: Any = None
+    items: Any = None
+    label_token_ids: Any = None
+    apply_softmax: bool = False
+    item_first: bool = False
+    embed_override_token_id: Any = None
+    query_embed_overrides: Any = None
+    item_embed_overrides: Any = None
+    stacked_query_item_embed_overrides: Any = None
+    request: Any = None
+    return_pooled_hidden_states: bool = False
+    score_extraction_token_id: Any = None
+    temperature: float = 1.0
+    return_token_logprobs: bool = False
+    image_data: Any = None
+
+    @property
+    def num_items(self) -> int:
+        """Items of the call; 0 where `items` is none of what it may be."""
+        if isinstance(self.items, str):
+            return 1
+        return len(self.items) if isinstance(self.items, list | FlatRows) else 0
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether items are texts; asked of a call that has some."""
+        return not isinstance(self.items, FlatRows) and isinstance(self.items[0], str)
+
+    def contents(self) -> dict[str, Any]:
+        """What its prompts are made of, as plain values: `text`, or `input_ids`."""
+        query, items = self.query, self.items
+        if isinstance(items, FlatRows):
+            items = [item.tolist() for item in items.rows()]
+            query = None if query is None else query.tolist()
+        first = items[0] if isinstance(items, list) and items else items
+        is_text = isinstance(first, str)
+        return {"text" if is_text else "input_ids": {"query": query, "items": items}}
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def has_overrides(self) -> bool:
+        """Whether embeddings come with the call."""
+        overrides = (
+            self.query_embed_overrides,
+            self.item_embed_overrides,
+            self.stacked_query_item_embed_overrides,
+        )
+        return any(each is not None for each in overrides)
+
+
+def ineligible_reason(call: ScoreCall) -> str | None:
+    """Return why a call goes down the stock path, or None if it can be packed.
+
+    Only the shape of the call is looked at. `unusual_input` covers everything that SGLang
+    itself refuses or treats in its own way, so that its answer is what the user gets.
+    """
+    for argument, reason in _UNPACKED_ARGUMENTS.items():
+        if getattr(call, argument) is not None:
+            return reason
+    if call.return_pooled_hidden_states:
+        return "pooled_hidden_states"
+    if not call.items:
+        return "no_items"
+    if call.score_extraction_token_id is not None and not _is_plain_setwise(call):
+        return "unusual_input"
+    if not _is_plain_temperature(call) or not (_is_text(call) or _is_token_ids(call)):
+        return "unusual_input"
+    if call.has_overrides and not _has_plain_overrides(call):
+        return "unusual_input"
+    return None
+
+
+def prompts_of(call: ScoreCall) -> tuple[Any, Any]:
+    """Return ``(query, items)`` with an omitted query made concrete and a lone item listed."""
+    if isinstance(call.items, FlatRows):
+        return call.query, call.items
+    items = [call.items] if isinstance(call.items, str) else call.items
+    empty: Any = "" if isinstance(items[0], str) else []
+    return (empty if call.query is None else call.query), items
+
+
+def _is_plain_temperature(call: ScoreCall) -> bool:
+    if not isinstance(call.temperature, (int, float)) or not math.isfinite(call.temperature):
+        return False
+    return call.temperature > 0 and (call.apply_softmax or call.temperature == 1.0)
+
+
+def _is_plain_setwise(call: ScoreCall) -> bool:
+    """Whether extraction tokens are searched for in lists of items behind the query."""
+    is_plain = type(call.score_extraction_token_id) is int and not call.item_first
+    return is_plain and not isinstance(call.items, FlatRows)
+
+
+def _has_plain_overrides(call: ScoreCall) -> bool:
+    """Whether what comes with the call is one of the two forms, and one entry an item."""
+    items, stacked = call.item_embed_overrides, call.stacked_query_item_embed_overrides
+    if type(call.embed_override_token_id) is not int or call.item_first:
+        return False
+    if not isinstance(call.items, list):
+        return False
+    if stacked is not None and (call.query_embed_overrides is not None or items is not None):
+        return False
+    if stacked is not None and not _is_token_ids(call):
+        return False
+    listed = [each for each in (items, stacked) if each is not None]
+    return all(isinstance(each, list) and len(each) == len(call.items) for each in listed)
+
+
+def _is_text(call: ScoreCall) -> bool:
+    if call.query is not None and not isinstance(call.query, str):
+        return False
+    if isinstance(call.items, str):
+        return True
+    return isinstance(call.items, list) and all(isinstance(item, str) for item in call.items)
+
+
+def _is_token_ids(call: ScoreCall) -> bool:
+    if isinstance(call.items, FlatRows):
+        return True
+    if call.query is not None and not isinstance(call.query, list):
+        return False
+    return isinstance(call.items, list) and all(isinstance(item, list) for item in call.items)

@@ -1,0 +1,239 @@
+"""Scoring calls on the packed path of one front-end process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.call_stats import Served, served_rows
+from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.link import SchedulerLink
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
+from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
+from sglang_prefill_ext.frontend.read_places import anchors_of
+from sglang_prefill_ext.frontend.score.labels import num_labels, pack_labels
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason, prompts_of
+from sglang_prefill_ext.frontend.score.scores import Matrix, logprob_rows, scores_from_values
+from sglang_prefill_ext.frontend.score.setwise import pack_setwise, setwise_scores
+from sglang_prefill_ext.frontend.worker import Worker, is_large
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.sizes import (
+    PromptLengths,
+    check_count,
+    check_memory,
+    check_repeated,
+    too_long,
+)
+
+T = TypeVar("T")
+
+_NO_OPTIONS = RequestOptions()
+
+
+class _Run(Protocol):
+    """Calls a function in the thread, for one caller; see `Worker.run`."""
+
+    async def __call__(self, function: Callable[..., T], *args: Any) -> T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The result of a packed scoring call, and where it comes from."""
+
+    scores: Matrix | list[Matrix]
+    prompt_tokens: int
+    token_logprobs: Matrix | None
+    rows: PackedRows
+    answer: PackedResult
+
+    @property
+    def served(self) -> Served:
+        return served_rows(self.rows, self.answer)
+
+
+class ScoreFrontend:
+    """Serves eligible scoring calls over the packed path.
+
+    Args:
+        vocab_size: rows of the embedding table; prompt ids must lie below.
+        embeddings: of the model.
+        label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
+        truncates: SGLang shortens prompts that are too long, and refuses none.
+        prefixes: see `shared_beginnings`.
+
+    Attributes:
+        answers: makes objects and texts of large answers.
+    """
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        config: PrefillOnlyConfig,
+        metrics: FrontendMetrics,
+        *,
+        vocab_size: int,
+        embeddings: EmbeddingKind,
+        label_vocab_size: int,
+        has_tokenizer: bool,
+        truncates: bool,
+        prefixes: PrefixPolicy | None,
+    ) -> None:
+        self.metrics = metrics
+        self.config = config
+        self.exchange = PackedExchange(link, max_row_tokens=config.max_forward_tokens)
+        self._link = link
+        self._vocab_size = vocab_size
+        self._embeddings = embeddings
+        self.label_vocab_size = label_vocab_size
+        self._has_tokenizer = has_tokenizer
+        self._truncates = truncates
+        self.prefixes = prefixes
+        self._worker = Worker("prefill-only-pack")
+        self.answers = Worker("prefill-only-answers")
+
+    async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
+        """Serve a call with one packed request.
+
+        Raises:
+            StockPathTaken: the call is not eligible; nothing was sent.
+            RequestError: the call is wrong.
+            RequestAbortedError: the client left, or an operator aborted the request.
+            PackedForwardError: the forward failed.
+            ServerBusyError: too much waits already.
+            DeadlineExceededError: the deadline of `options` could not be met.
+        """
+        labels = self._require_eligible(call)
+        async with self.exchange.admitted(options):
+            run = partial(self._worker.run, request=call.request, deadline_ms=options.deadline_ms)
+            encoded = await self._encoded(call, run)
+            try:
+                rows = await self._pack(encoded, labels, run)
+                rows = replace(rows, normalised=_needs_vocabulary(call))
+                longest = self.config.max_forward_tokens
+                rows, options = lone_prompt(rows, options, self.prefixes, longest)
+                answer = await self.exchange.ask(rows, options, call.request)
+            except StockPathTaken as taken:
+                listed = None if encoded is call else _with_lists(encoded)
+                raise StockPathTaken(taken.reason, listed) from None
+        self.metrics.record_packed()
+        self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+        return await self.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
+
+    def check_limits(self, call: ScoreCall) -> None:
+        """Refuse too many items, on either path.
+
+        Raises:
+            TooManyItemsError: more than `max_items`.
+        """
+        check_count(call.num_items, self.config)
+
+    def _require_eligible(self, call: ScoreCall) -> tuple[Int32Array, Int32Array]:
+        reason = self.exchange.declined_reason or ineligible_reason(call)
+        if reason is None and not self._has_tokenizer and call.has_texts:
+            reason = "no_tokenizer"
+        if reason is not None:
+            raise StockPathTaken(reason)
+        labels = pack_labels(call.label_token_ids, call.num_items, self.label_vocab_size)
+        if labels is None:
+            raise StockPathTaken("unusual_input")
+        return labels
+
+    async def _encoded(self, call: ScoreCall, run: _Run) -> ScoreCall:
+        """Return a call of plain texts as one of arrays; any other as it is."""
+        setwise = call.score_extraction_token_id is not None
+        if not call.has_texts or call.has_overrides or setwise:
+            return call
+        query, items = prompts_of(call)
+        encode = partial(self._link.encode_joined, item_first=call.item_first)
+        shared, rest = await run(encode, query, items)
+        return replace(call, query=shared, items=rest)
+
+    async def _pack(
+        self, call: ScoreCall, labels: tuple[Int32Array, Int32Array], run: _Run
+    ) -> PackedRows:
+        tokens = self._check_sizes(call, labels)
+        if call.has_overrides:
+            known = (self._link.encode, self._vocab_size, self._embeddings, self.config)
+            return await run(pack_overridden, call, labels, *known)
+        if call.score_extraction_token_id is not None:
+            return await run(self._pack_setwise, call, labels)
+        query, items = prompts_of(call)
+        args = (query, items, call.item_first, labels, self._vocab_size)
+        pack = pack_flat if isinstance(items, FlatRows) else pack_token_ids
+        return await run(pack, *args) if is_large(tokens) else pack(*args)
+
+    def _check_sizes(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> int:
+        """Refuse what would take too much memory; return the tokens of the packed call.
+
+        Texts that are yet to be encoded have none.
+
+        Raises:
+            RequestError: see `check_memory` and `check_repeated`.
+            StockPathTaken: SGLang is to refuse a prompt that is too long, or to truncate it.
+        """
+        setwise = call.score_extraction_token_id is not None
+        # How many numbers a setwise call reads is known later.
+        numbers = 0 if setwise else num_labels(labels, call.num_items)
+        query, items = prompts_of(call)
+        if isinstance(query, str):
+            if setwise:
+                check_repeated(query, items)
+            check_memory(self.config, numbers=numbers)
+            return 0
+        lengths = PromptLengths.of(query, items)
+        self._require_fitting(lengths)
+        stacked = call.stacked_query_item_embed_overrides is not None
+        tokens = lengths.packed(repeats_query=call.item_first or setwise or stacked)
+        check_memory(self.config, tokens=tokens, numbers=numbers)
+        return tokens
+
+    def _require_fitting(self, lengths: PromptLengths) -> None:
+        """Hand on what is too long, unless SGLang would repeat a long query only to refuse it."""
+        longest = self._link.longest_prompt()
+        if lengths.longest_prompt <= longest:
+            return
+        whole = lengths.packed(repeats_query=True)
+        if whole > self.config.max_queued_tokens and not self._truncates:
+            raise too_long(lengths, longest)
+        raise StockPathTaken("prompt_too_long")
+
+    def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
+        query, items = prompts_of(call)
+        prompts = [query + item for item in items]
+        if isinstance(query, str):
+            query = self._link.encode([query])[0] if query else []
+            prompts = self._link.encode(prompts)
+        anchors = anchors_of(query, prompts, call.score_extraction_token_id)
+        return pack_setwise(prompts, anchors, labels, self._vocab_size, self.config)
+
+
+def _with_lists(call: ScoreCall) -> ScoreCall:
+    """Return a call of arrays as SGLang's own path takes it."""
+    items = [item.tolist() for item in call.items.rows()]
+    return replace(call, query=call.query.tolist(), items=items)
+
+
+def _needs_vocabulary(call: ScoreCall) -> bool:
+    """Whether the answer depends on more than the labels' logits."""
+    return call.return_token_logprobs or not call.apply_softmax
+
+
+def _scored(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
+    values = answer.row_values()
+    setwise = call.score_extraction_token_id is not None
+    scores_of = setwise_scores if setwise else scores_from_values
+    scores = scores_of(values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature)
+    token_logprobs = None
+    if call.return_token_logprobs:  # of which SGLang shows none for extraction tokens
+        token_logprobs = [] if setwise else logprob_rows(values, rows)
+    return Scored(scores, rows.num_prompt_tokens, token_logprobs, rows, answer)

@@ -1,0 +1,141 @@
+"""Bodies of ``POST /generate`` that ask for log-probs or one token, in both directions.
+
+Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer
+
+
+class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    max_new_tokens: Literal[0, 1]
+    temperature: float | UnsetType = UNSET
+    top_p: float | UnsetType = UNSET
+    top_k: Int64 | UnsetType = UNSET
+    min_p: float | UnsetType = UNSET
+    sampling_seed: Int64 | UnsetType = UNSET
+    ignore_eos: bool | UnsetType = UNSET
+    skip_special_tokens: bool | UnsetType = UNSET
+    spaces_between_special_tokens: bool | UnsetType = UNSET
+    no_stop_trim: bool | UnsetType = UNSET
+
+
+class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A body with nothing unusual in it."""
+
+    sampling_params: _Sampling
+    text: str | list[str] | UnsetType = UNSET
+    input_ids: list[Int64 | list[Int64]] | UnsetType = UNSET
+    rid: str | UnsetType = UNSET
+    return_logprob: bool | UnsetType = UNSET
+    logprob_start_len: Int64 | UnsetType = UNSET
+    top_logprobs_num: Int64 | UnsetType = UNSET
+    token_ids_logprob: list[Int64] | UnsetType = UNSET
+    return_text_in_logprobs: bool | UnsetType = UNSET
+    stream: bool | UnsetType = UNSET
+    lora_path: str | UnsetType = UNSET
+
+    def arguments(self) -> dict[str, Any]:
+        """Of SGLang's `GenerateReqInput`."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
+
+    @property
+    def sampling_key(self) -> bytes:
+        """Equal for bodies with equal sampling parameters; see `sampling_arguments`."""
+        return msgspec.msgpack.encode(self.sampling_params)  # JSON has no infinite numbers
+
+    @property
+    def is_single(self) -> bool:
+        """One prompt, not in a list; its answer is not in a list either."""
+        if isinstance(self.input_ids, list):
+            return not isinstance(self.input_ids[0], list)
+        return isinstance(self.text, str)
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Texts, or lists of ids."""
+        given: Any = self.text if self.input_ids is UNSET else self.input_ids
+        return [given] if self.is_single else given
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.return_logprob is True
+
+    @property
+    def needs_no_request_state(self) -> bool:
+        """Whether the request can be answered without SGLang's record of it.
+
+        It can where nobody names it (`rid`), nothing is streamed, no adapter has to be held, and
+        log-probs come without the texts of their tokens.
+        """
+        has_prompts = (self.text is UNSET) != (self.input_ids is UNSET) and bool(self.prompts)
+        asks = self.wants_logprobs or self.sampling_params.max_new_tokens == 1
+        more = (self.stream, self.lora_path, self.return_text_in_logprobs)
+        return has_prompts and asks and self.rid is UNSET and not any(more)
+
+
+_DECODER = msgspec.json.Decoder(GenerateBody)
+_ENCODER = msgspec.json.Encoder()
+
+
+def read_request(body: bytes) -> GenerateBody | None:
+    """Read a body; None if SGLang is to read it."""
+    try:
+        read = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if isinstance(read.input_ids, list) and len(set(map(type, read.input_ids))) != 1:
+        return None
+    return read
+
+
+def sampling_arguments(key: bytes) -> dict[str, Any]:
+    """Of SGLang's `SamplingParams`, for a `GenerateBody.sampling_key`."""
+    fields: dict[str, Any] = msgspec.msgpack.decode(key)
+    return fields
+
+
+def answer_body(answers: list[dict[str, Any]], *, is_single: bool) -> bytes:
+    """Write the answers; a list for a list of prompts."""
+    return _ENCODER.encode(answers[0] if is_single else answers)
+
+
+def logprob_fields(
+    answer: TokenAnswer, *, num_top: int, token_ids: tuple[int, ...] | None
+) -> dict[str, Any]:
+    """The log-probs of a prompt as SGLang's `meta_info` has them: value, token id, no text.
+
+    Args:
+        num_top, token_ids: see `TokenCall`.
+    """
+    output = _triples(answer.output_token_logprobs_val, answer.output_token_logprobs_idx)
+    fields = {
+        "input_token_logprobs": _triples(
+            answer.input_token_logprobs_val, answer.input_token_logprobs_idx
+        ),
+        "output_token_logprobs": output,
+        "output_token_logprobs_length": len(output),
+    }
+    for name, wanted in (("top", num_top > 0), ("token_ids", token_ids is not None)):
+        for side in ("input", "output") if wanted else ():
+            values, ids = (
+                getattr(answer, f"{side}_{name}_logprobs_{part}") for part in ("val", "idx")
+            )
+            fields[f"{side}_{name}_logprobs"] = [
+                _triples(*pair) if pair[0] else None for pair in zip(values, ids, strict=True)
+            ]
+    return fields
+
+
+def _triples(values: Iterable[Any], ids: Iterable[Any]) -> list[tuple[Any, Any, None]]:
+    return [(value, token, None) for value, token in zip(values, ids, strict=True)]

@@ -1,0 +1,113 @@
+"""The answer to a call for log-probs and at most one token, in SGLang's own terms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sglang_prefill_ext.frontend.token.token_batch import ReadKind
+from sglang_prefill_ext.frontend.token.token_call import TokenCall
+from sglang_prefill_ext.wire.packed import Float32Array, Int32Array
+
+_CONTEXT_TOKENS = 5
+"""Tokens of the prompt that SGLang's detokenizer decodes together with the first new one."""
+
+
+@dataclass(slots=True)
+class TokenAnswer:
+    """Lists as SGLang's scheduler makes them (log-probs: natural log).
+
+    The first token that is looked at has no predecessor, hence None. `*_val` and `*_idx` belong
+    together: values, and the token ids that they belong to.
+
+    Attributes:
+        token: the generated one; None where none was wanted.
+    """
+
+    token: int | None = None
+    input_token_logprobs_val: list[Any] = field(default_factory=list)
+    input_token_logprobs_idx: list[Any] = field(default_factory=list)
+    output_token_logprobs_val: list[Any] = field(default_factory=list)
+    output_token_logprobs_idx: list[Any] = field(default_factory=list)
+    input_top_logprobs_val: list[Any] = field(default_factory=list)
+    input_top_logprobs_idx: list[Any] = field(default_factory=list)
+    output_top_logprobs_val: list[Any] = field(default_factory=list)
+    output_top_logprobs_idx: list[Any] = field(default_factory=list)
+    input_token_ids_logprobs_val: list[Any] = field(default_factory=list)
+    input_token_ids_logprobs_idx: list[Any] = field(default_factory=list)
+    output_token_ids_logprobs_val: list[Any] = field(default_factory=list)
+    output_token_ids_logprobs_idx: list[Any] = field(default_factory=list)
+
+
+def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> TokenAnswer:
+    """Read the answer to a call from its reads.
+
+    Args:
+        table: of `TokenGroup.tables`.
+        vocab_size: of the model; SGLang names its last token 0 among the prompt's.
+    """
+    kind = ReadKind.of(call)
+    answer = TokenAnswer()
+    labels, best = table[:, : kind.num_labels], table[:, kind.num_labels :]
+    listed = labels[:, int(kind.reads_prompt) :]
+    top_values = best[:, 2 : 2 + call.num_top]
+    top_ids = best[:, 2 + call.num_top :].astype(np.int64)
+    if call.start is not None:
+        tokens = call.ids[call.start :]
+        known = np.where(tokens < vocab_size - 1, tokens, 0)
+        answer.input_token_logprobs_val = [None, *labels[:-1, 0].tolist()]
+        answer.input_token_logprobs_idx = known.tolist()
+        answer.input_top_logprobs_val = [None, *top_values[:-1].tolist()]
+        answer.input_top_logprobs_idx = [None, *top_ids[:-1].tolist()]
+        answer.input_token_ids_logprobs_val = [None, *listed[:-1].tolist()]
+        answer.input_token_ids_logprobs_idx = [None, *[list(kind.token_ids)] * (len(table) - 1)]
+    if call.generates:
+        answer.token = int(best[-1, 1])
+        answer.output_token_logprobs_val = [float(best[-1, 0])]
+        answer.output_token_logprobs_idx = [answer.token]
+    answer.output_top_logprobs_val = top_values[-1:].tolist()
+    answer.output_top_logprobs_idx = top_ids[-1:].tolist()
+    answer.output_token_ids_logprobs_val = listed[-1:].tolist()
+    answer.output_token_ids_logprobs_idx = [list(kind.token_ids)]
+    return answer
+
+
+def first_text(
+    tokenizer: Any,
+    prompt: Sequence[int] | Int32Array,
+    token: int,
+    *,
+    skip_special: bool,
+    spaces: bool,
+) -> str:
+    """Return the text that a token adds to a prompt, as SGLang's detokenizer finds it.
+
+    A token's text may depend on what precedes it, so it is decoded with and without. Tokens of the
+    model that the tokenizer does not know are decoded as token 0.
+    """
+    before = tuple(map(int, prompt[-_CONTEXT_TOKENS:]))
+    return _added_text(tokenizer, before, token, skip_special=skip_special, spaces=spaces)
+
+
+@lru_cache(maxsize=1024)  # templates end alike, and decisions are few
+def _added_text(
+    tokenizer: Any, before: tuple[int, ...], token: int, *, skip_special: bool, spaces: bool
+) -> str:
+    how = {"skip_special_tokens": skip_special, "spaces_between_special_tokens": spaces}
+    size = _size(tokenizer)
+    ids = [each if 0 <= each < size else 0 for each in (*before, token)]
+    known = tokenizer.decode(ids[:-1], **how)
+    return str(tokenizer.decode(ids, **how)[len(known) :])
+
+
+def _size(tokenizer: Any) -> float:
+    """How many tokens a tokenizer knows; infinite where it does not say."""
+    try:
+        return len(tokenizer)
+    except TypeError:
+        return getattr(tokenizer, "vocab_size", None) or math.inf

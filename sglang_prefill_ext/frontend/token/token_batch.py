@@ -1,0 +1,145 @@
+"""Calls for log-probs and single tokens as packed requests, and their values taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.frontend.prompt_batch import Beginning, flat_tokens, shared_beginnings
+from sglang_prefill_ext.frontend.token.token_call import TokenCall
+from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.sampling import Sampling
+
+_NO_SUCCESSOR = int_array([0])
+"""Label at the last token of a prompt, so that all reads have equally many; nobody looks at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadKind:
+    """What calls have in common that share a packed request.
+
+    Attributes:
+        reads_prompt: log-probs of prompt tokens are wanted.
+        token_ids: of which the log-prob is wanted at every read.
+        num_best: see `PackedRows`.
+        draws: a token is drawn behind the last one.
+        adapter: see `PackedRows`.
+    """
+
+    reads_prompt: bool
+    token_ids: tuple[int, ...]
+    num_best: int
+    draws: bool = False
+    adapter: str = ""
+
+    @classmethod
+    def of(cls, call: TokenCall) -> ReadKind:
+        draws = len(call.sampling) > 0
+        has_start = call.start is not None
+        return cls(has_start, call.token_ids or (), call.num_best, draws, call.adapter)
+
+    @property
+    def num_labels(self) -> int:
+        """Labels of every read: its successor in the prompt, then the `token_ids`."""
+        return int(self.reads_prompt) + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGroup:
+    """One packed request for some of the calls.
+
+    Attributes:
+        members: the number of each row's call.
+        keep_prefix: see `Beginning.repeated`.
+        starts: the first read of each call, as a position in its prompt.
+    """
+
+    members: list[int]
+    starts: list[int]
+    kind: ReadKind
+    rows: PackedRows
+    keep_prefix: bool
+
+    def tables(self, values: Float32Array) -> list[Float32Array]:
+        """Return for every call its reads, ``[reads, values a read]``, to the prompt's last."""
+        table = values.reshape(self.rows.num_reads, -1)
+        prefix, in_prefix = self.rows.prefix_len, table[: self.rows.prefix_reads]
+        bounds = self.rows.read_starts()
+        found = []
+        for start, first, last in zip(self.starts, bounds[:-1], bounds[1:], strict=True):
+            own = table[first:last]
+            if start < prefix:
+                own = np.concatenate([in_prefix[len(in_prefix) - (prefix - start) :], own])
+            found.append(own)
+        return found
+
+
+def pack_calls(
+    calls: Sequence[TokenCall], kind: ReadKind, policy: PrefixPolicy | None = None
+) -> list[TokenGroup]:
+    """Pack calls of a kind; those that begin alike share a prefix, whose reads are shared, too.
+
+    Args:
+        policy: see `shared_beginnings`.
+    """
+    prompts = [call.ids for call in calls]
+    return [
+        _group([calls[each] for each in beginning.members], beginning, kind)
+        for beginning in shared_beginnings(prompts, kind.adapter, policy)
+    ]
+
+
+def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> TokenGroup:
+    members, prefix, repeated = beginning
+    prompts = [call.ids for call in calls]
+    starts = [len(call.ids) - 1 if call.start is None else call.start for call in calls]
+    if len(calls) == 1:
+        prefix = min(prefix, starts[0])  # a prefix that is read cannot come from a cache
+    elif min(starts) < prefix:
+        prefix -= 1  # so that what follows a read of the prefix is the same in every row
+    tokens, lens = flat_tokens(prompts, prefix)
+    token_ids = int_array(kind.token_ids)
+    sampling = Sampling.joined(call.sampling for call in calls)
+    if not kind.reads_prompt:
+        rows = PackedRows(
+            tokens,
+            prefix,
+            lens,
+            token_ids,
+            NO_INTS,
+            num_best=kind.num_best,
+            sampling=sampling,
+            adapter=kind.adapter,
+        )
+        return TokenGroup(members, starts, kind, rows, repeated)
+    prefix_reads = max(0, prefix - min(starts))
+    first_reads = np.maximum(starts, prefix)
+    successors = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
+    for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
+        successors += [prompt[first + 1 :], _NO_SUCCESSOR]
+    labels = _labels(np.concatenate(successors), token_ids)
+    rows = PackedRows(
+        tokens,
+        prefix,
+        lens,
+        label_ids=labels.ravel(),
+        label_lens=np.full(len(labels), kind.num_labels, dtype=np.int32),
+        read_lens=(lens + prefix - first_reads).astype(np.int32),
+        prefix_reads=prefix_reads,
+        num_best=kind.num_best,
+        sampling=sampling,
+        adapter=kind.adapter,
+    )
+    return TokenGroup(members, starts, kind, rows, repeated)
+
+
+def _labels(successors: Int32Array, token_ids: Int32Array) -> Int32Array:
+    """The labels of every read, ``[reads, labels]``."""
+    table: NDArray[np.int32] = np.empty((len(successors), 1 + len(token_ids)), dtype=np.int32)
+    table[:, 0] = successors
+    table[:, 1:] = token_ids
+    return table

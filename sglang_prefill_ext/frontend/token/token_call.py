@@ -1,0 +1,194 @@
+"""Generation calls that end with the prompt: its log-probs, and at most one token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from sglang_prefill_ext.frontend.embed.embed_call import HEALTH_CHECK
+from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+
+_USUAL_SEED = 42
+"""SGLang's where a request has none; only with --enable-deterministic-inference it is used."""
+
+# Fields of a tokenized request that change what is computed; with one of them set it is not
+# packed (yet).
+_UNPACKED_FIELDS = {
+    "input_embeds": "embed_overrides",
+    "positional_embed_overrides": "embed_overrides",
+    "mm_inputs": "multimodal",
+    "session_id": "session",
+    "session_params": "session",
+    "custom_logit_processor": "logit_processor",
+    "bootstrap_host": "disaggregation",
+    "bootstrap_room": "disaggregation",
+    "multi_item_delimiter_indices": "multi_item_scoring",
+    "token_indices_to_pool": "token_positions",
+    "token_type_ids": "unusual_input",
+    "routed_dp_rank": "routed_dp_rank",
+    "extra_key": "cache_namespace",
+    "cache_salt": "cache_namespace",
+}
+_UNPACKED_SWITCHES = {
+    "return_hidden_states": "hidden_states",
+    "return_routed_experts": "routed_experts",
+    "return_indexer_topk": "routed_experts",
+    "return_sampling_mask": "sampling_mask",
+    "return_entropy": "entropy",
+    "return_flat_raw_top_logprobs": "flat_logprobs",
+    "require_reasoning": "reasoning",
+}
+# Of its sampling parameters, those that need more than the logits to choose the one token.
+_UNPACKED_SAMPLING = {
+    "json_schema": "grammar",
+    "regex": "grammar",
+    "ebnf": "grammar",
+    "structural_tag": "grammar",
+    "stop_strs": "stop_strings",
+    "stop_regex_strs": "stop_strings",
+    "custom_params": "unusual_input",
+    "watermark": "watermark",
+}
+
+
+class TokenRequest(Protocol):
+    """What is read of a `TokenizedGenerateReqInput`, see there."""
+
+    @property
+    def input_ids(self) -> Sequence[int]: ...
+    @property
+    def sampling_params(self) -> Any: ...
+    @property
+    def return_logprob(self) -> bool: ...
+    @property
+    def logprob_start_len(self) -> int: ...
+    @property
+    def top_logprobs_num(self) -> int: ...
+    @property
+    def token_ids_logprob(self) -> list[int] | None: ...
+    @property
+    def lora_id(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCall:
+    """What is wanted of one prompt.
+
+    Attributes:
+        ids: tokens of the prompt, at least one.
+        start: the first token whose successor's log-prob is wanted; None for the last token only.
+        num_top: most probable tokens that are wanted at every read.
+        token_ids: tokens whose log-probs are wanted at every read; None without the question.
+        generates: whether one token is generated.
+        sampling: how the last token's successor is drawn, of one row; of none where the most
+            probable one is taken, and log-probs are the model's.
+        adapter: see `PackedRows`.
+    """
+
+    ids: Int32Array
+    start: int | None
+    num_top: int
+    token_ids: tuple[int, ...] | None
+    generates: bool
+    sampling: Sampling = NO_SAMPLING
+    adapter: str = ""
+
+    @property
+    def num_best(self) -> int:
+        """`PackedRows.num_best` that answers the call."""
+        has_labels = self.start is not None or bool(self.token_ids)
+        if self.generates or len(self.sampling) or self.num_top or not has_labels:
+            return 1 + self.num_top
+        return 0
+
+    @property
+    def num_values(self) -> int:
+        """Numbers that are read for the call."""
+        reads = 1 if self.start is None else len(self.ids) - self.start
+        labels = (self.start is not None) + len(self.token_ids or ())
+        return reads * (labels + 2 * self.num_best)
+
+
+def is_decision(request: Any) -> bool:
+    """Whether a `TokenizedGenerateReqInput` asks for no more than one forward can give.
+
+    One that asks for nothing at all is not: it is there to leave its prefix in the cache.
+    """
+    sampling = request.sampling_params
+    if sampling.n != 1 or (request.rid or "").startswith(HEALTH_CHECK):
+        return False
+    if sampling.max_new_tokens == 0:
+        return bool(request.return_logprob)
+    return bool(sampling.max_new_tokens == 1)
+
+
+def ineligible_token_reason(request: Any) -> str | None:
+    """Return why such a request goes down the stock path, or None if it can be packed."""
+    return next(_reasons(request), None)
+
+
+def _reasons(request: Any) -> Iterator[str]:
+    for name, reason in _UNPACKED_FIELDS.items():
+        if getattr(request, name) is not None:
+            yield reason
+    for name, reason in _UNPACKED_SWITCHES.items():
+        if getattr(request, name):
+            yield reason
+    sampling = request.sampling_params
+    for name, reason in _UNPACKED_SAMPLING.items():
+        if getattr(sampling, name):
+            yield reason
+    if (sampling.beam_width or 1) > 1:
+        yield "beam_search"
+    if not request.input_ids or request.logprob_start_len > len(request.input_ids):
+        yield "unusual_input"
+    if request.top_logprobs_num < 0:
+        yield "unusual_input"
+
+
+def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
+    """Read an eligible request.
+
+    Args:
+        stop_tokens: those that would end it, as far as the model has them.
+    """
+    wants = bool(request.return_logprob)
+    start = request.logprob_start_len if wants else -1
+    within = 0 <= start < len(request.input_ids)
+    ids = request.token_ids_logprob if wants else None
+    return TokenCall(
+        ids=np.array(request.input_ids, dtype=np.int32),
+        start=start if within else None,
+        num_top=request.top_logprobs_num if wants else 0,
+        token_ids=None if ids is None else tuple(ids),
+        generates=bool(request.sampling_params.max_new_tokens),
+        sampling=_sampling_of(request.sampling_params, stop_tokens),
+        adapter=request.lora_id or "",
+    )
+
+
+def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling:
+    """Read SGLang's parameters, which it has filled in and checked.
+
+    Penalties of frequency, presence and repetition look at generated tokens, so the first one has
+    none.
+    """
+    biases = {int(token): value for token, value in (params.logit_bias or {}).items()}
+    if params.min_new_tokens:
+        biases |= dict.fromkeys(stop_tokens, -math.inf)
+    draws = params.max_new_tokens and params.top_k != 1
+    if not draws and not biases:
+        return NO_SAMPLING
+    return Sampling.one(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        top_k=params.top_k if draws else 1,
+        seed=_USUAL_SEED if params.sampling_seed is None else params.sampling_seed,
+        biases=biases,
+    )

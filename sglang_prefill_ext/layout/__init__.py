@@ -1,0 +1,1 @@
+"""The geometry of one forward: tokens, tiles, plans of its attention. Pure numpy."""

@@ -1,0 +1,220 @@
+"""How the attention kernels divide one forward: tiles of queries and the keys they see. Pure numpy.
+
+A *section* is a group's fresh prefix, or all its rows. Queries of one section have the same prefix
+outside of it, hence a tile never leaves its section.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+
+SPAN_BLOCKS = 8
+"""The queries of a tile lie within so many times `block_tokens` tokens. Where few tokens are
+queries this keeps one tile from walking over all rows of a group."""
+
+
+DIVIDED_PREFIX_TOKENS = 4096
+"""Keys are divided where the mean query sees a prefix at least so long. Joining the parts is one
+more launch, some 20 us of the host; walking over such a prefix takes a program twice that and more.
+An estimate."""
+
+PART_TOKENS = 512
+"""No fewer tokens of a prefix are a part: the result of each is written and read again."""
+
+_KEY_BLOCK = 64
+"""Parts end where a kernel's block of keys does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelPlan:
+    """The arrays of the kernels' `TilePlan`, on the host.
+
+    Attributes:
+        query_token: int32 `[Q]`: the last token of its own row or fresh prefix that each query
+            sees: itself, or where the layout is not causal the end of its row.
+        segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
+        tiles: int32 `[num_tiles, 10]`: query_start, query_stop, fresh_start, fresh_stop, own_start,
+            own_stop, page_offset, cached_len, behind, part. Every query is in `parts` tiles. The
+            tiles that see most keys come first, so that no long one is left over at the end.
+        block_tokens: no tile has more queries.
+        parts: among how many tiles the keys of a query are divided.
+        num_pages: entries of the page table: the pages of each group's held prefix, in order.
+    """
+
+    query_token: NDArray[np.int32]
+    segment_start: NDArray[np.int32]
+    tiles: NDArray[np.int32]
+    block_tokens: int
+    num_pages: int
+    parts: int = 1
+
+
+def plan_tiles(
+    layout: ForwardLayout,
+    *,
+    block_tokens: int,
+    queries: NDArray[np.int64] | None = None,
+    page_size: int = 1,
+    programs: int = 0,
+    key_heads: int = 1,
+) -> KernelPlan:
+    """Divide the queries of a forward into tiles; linear in its tokens.
+
+    Args:
+        layout: `held` tokens of a group are in cached pages, the rest is in the forward.
+        block_tokens: most queries of one tile, >= 1; the kernel says which is best.
+        queries: int64 `[Q]`, strictly ascending: the tokens whose attention is wanted; None: all.
+        page_size: tokens of a cached page, >= 1.
+        programs: how many the device runs at a time. Where there are so few tiles that most of it
+            would be idle, the keys of long prefixes are divided among more of them. 0: never.
+        key_heads: each tile is one program for each of them.
+
+    Raises:
+        PackingError: an argument is out of range, or queries do not ascend.
+    """
+    _require(block_tokens >= 1, f"block_tokens is {block_tokens}; it must be at least 1")
+    _require(page_size >= 1, f"page_size is {page_size}; it must be at least 1")
+    held = np.array([group.held for group in layout.groups], dtype=np.int64)
+    fresh = np.array([group.fresh for group in layout.groups], dtype=np.int64)
+    group_starts = layout.group_starts
+    starts = np.stack([group_starts, group_starts + fresh], axis=1).ravel()
+    lens = np.diff(starts, append=layout.num_tokens)
+    section = np.repeat(np.arange(starts.size), lens)
+    segment_start, last_key = layout.segment_starts(), layout.last_keys()
+    if queries is None:
+        queries = np.arange(layout.num_tokens)
+    else:
+        _check_queries(queries, layout.num_tokens)
+        section, segment_start = section[queries], segment_start[queries]
+        last_key = last_key[queries]
+
+    first, stop = _cut(section, queries - starts[section], block_tokens)
+    group, in_rows = np.divmod(section[first], 2)
+    pages = -(-held // page_size)
+    page_offsets = np.cumsum(pages) - pages
+    fresh_start = group_starts[group] * in_rows
+    fresh_len = fresh[group] * in_rows
+    own_start, own_stop = segment_start[first], last_key[stop - 1] + 1
+    whole = np.zeros_like(first)
+    tiles = np.stack(
+        [
+            *(first, stop, fresh_start, fresh_start + fresh_len, own_start, own_stop),
+            *(page_offsets[group], held[group], whole, whole),
+        ],
+        axis=1,
+    )
+    seen = int(((held[group] + fresh_len) * (stop - first)).sum()) // max(1, len(queries))
+    parts = parts_of_keys(len(tiles) * key_heads, seen, programs)
+    if parts > 1:
+        tiles = _divided(tiles, parts, page_size)
+    _, _, fresh_start, fresh_stop, own_start, own_stop, _, cached_len, _, _ = tiles.T
+    num_keys = cached_len + fresh_stop - fresh_start + own_stop - own_start
+    return KernelPlan(
+        query_token=last_key.astype(np.int32),
+        segment_start=segment_start.astype(np.int32),
+        tiles=tiles[np.argsort(-num_keys, kind="stable")].astype(np.int32),
+        block_tokens=block_tokens,
+        num_pages=int(pages.sum()),
+        parts=parts,
+    )
+
+
+def parts_of_keys(busy: int, prefix_tokens: int, programs: int) -> int:
+    """Among how many tiles the keys of a query are divided.
+
+    Args:
+        busy: programs that there are if they are not divided.
+        prefix_tokens: of the mean query.
+        programs: how many the device runs at a time.
+    """
+    if prefix_tokens < DIVIDED_PREFIX_TOKENS or not busy:
+        return 1
+    return max(1, min(programs // busy, prefix_tokens // PART_TOKENS))
+
+
+def _divided(tiles: NDArray[np.int64], parts: int, page_size: int) -> NDArray[np.int64]:
+    """Every tile `parts` times, each with its part of the prefix; part 0 has the end of it and the
+    own keys of the tile."""
+    number = np.tile(np.arange(parts), len(tiles))
+    tiles = np.repeat(tiles, parts, axis=0)
+    fresh_start, fresh_stop, cached_len = tiles[:, 2].copy(), tiles[:, 3], tiles[:, 7].copy()
+    prefix = cached_len + fresh_stop - fresh_start
+    unit = math.lcm(_KEY_BLOCK, page_size)
+    size = -(-prefix // (parts * unit)) * unit
+    start, stop = np.minimum(number * size, prefix), np.minimum((number + 1) * size, prefix)
+    first = np.minimum(start, cached_len)
+    tiles[:, 2] = fresh_start + np.maximum(start - cached_len, 0)
+    tiles[:, 3] = fresh_start + np.maximum(stop - cached_len, 0)
+    tiles[:, 5] = np.where(number == parts - 1, tiles[:, 5], tiles[:, 4])
+    tiles[:, 6] += first // page_size
+    tiles[:, 7] = np.minimum(stop, cached_len) - first
+    tiles[:, 8] = prefix - stop
+    tiles[:, 9] = parts - 1 - number
+    return tiles
+
+
+def most_tiles(num_tokens: int, num_queries: int, num_groups: int, block_tokens: int) -> int:
+    """Return a number of tiles that `plan_tiles` never exceeds, whatever the layout.
+
+    Args:
+        num_tokens, num_groups: of the layout.
+        num_queries: of them.
+    """
+    # Every window of a section leaves one tile that is not full.
+    windows = num_tokens // (SPAN_BLOCKS * block_tokens) + 2 * num_groups
+    return num_queries // block_tokens + windows
+
+
+def with_idle_tiles(plan: KernelPlan, num_tiles: int) -> KernelPlan:
+    """Add tiles that have nothing to do, up to `num_tiles`.
+
+    Raises:
+        PackingError: there are more already.
+    """
+    missing = num_tiles - len(plan.tiles)
+    _require(missing >= 0, f"the plan has {len(plan.tiles)} tiles; there is room for {num_tiles}")
+    tiles = np.concatenate([plan.tiles, np.zeros((missing, plan.tiles.shape[1]), np.int32)])
+    return replace(plan, tiles=tiles)
+
+
+def _cut(
+    section: NDArray[np.int64], offset: NDArray[np.int64], block_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First query of each tile, and the one after its last.
+
+    Args:
+        section: `[Q]`, ascending.
+        offset: `[Q]`: token within the section.
+    """
+    window = offset // (SPAN_BLOCKS * block_tokens)
+    opens = np.ones(section.size, dtype=np.bool_)
+    opens[1:] = (section[1:] != section[:-1]) | (window[1:] != window[:-1])
+    window_first = np.flatnonzero(opens)
+    window_lens = np.diff(window_first, append=section.size)
+    rank = np.arange(section.size) - np.repeat(window_first, window_lens)
+    first = np.flatnonzero(rank % block_tokens == 0)
+    return first, np.append(first, section.size)[1:]
+
+
+def _check_queries(queries: NDArray[np.int64], num_tokens: int) -> None:
+    _require(
+        queries.ndim == 1 and queries.dtype == np.int64,
+        f"queries is {queries.dtype} {list(queries.shape)}; it must be int64 [Q]",
+    )
+    if not queries.size:
+        return
+    _require(bool((np.diff(queries) > 0).all()), "queries must ascend, each token once")
+    _require(
+        queries[0] >= 0 and queries[-1] < num_tokens,
+        f"queries are {queries[0]}..{queries[-1]}; the forward has the tokens 0..{num_tokens - 1}",
+    )
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise PackingError(message)

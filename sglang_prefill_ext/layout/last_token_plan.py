@@ -1,0 +1,83 @@
+"""The dense calls of attention for the last token of every row alone. Pure numpy.
+
+Nothing reads the last layer's output but at the rows' last tokens, so that layer needs one query
+a row. The keys of a query are its own row and the group's prefix, which is a call of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.layout.dense_plan import PrefixSpan
+from sglang_prefill_ext.layout.tiling import CALL_PAIRS
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBatch:
+    """Rows whose own keys are met in one dense call: B rows of at most K tokens."""
+
+    rows: NDArray[np.int64]
+    """`[B]` row of each query, in the order of the layout."""
+    key_index: NDArray[np.int64]
+    """`[B, K]` tokens of each row; padding repeats the row's last token."""
+    lens: NDArray[np.int64]
+    """`[B]` tokens of each row; the longest first."""
+
+    def additive_mask(self) -> NDArray[np.float32] | None:
+        """Float32 `[B, 1, K]`, -inf at padding; None where no row is padded."""
+        longest = self.key_index.shape[1]
+        if self.lens[-1] == longest:
+            return None
+        padding = np.arange(longest) >= self.lens[:, None]
+        return np.where(padding, np.float32(-np.inf), np.float32(0))[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadoutPlan:
+    """Every dense call of the last layer's attention."""
+
+    batches: tuple[RowBatch, ...]
+    """Each row is in one of them."""
+    spans: tuple[PrefixSpan, ...]
+    """One per group that has a prefix and rows; their queries are rows."""
+
+
+def plan_readout(layout: ForwardLayout) -> ReadoutPlan:
+    """Plan one query a row; depends on the layout alone."""
+    return ReadoutPlan(tuple(_row_batches(layout)), tuple(_spans(layout)))
+
+
+def _row_batches(layout: ForwardLayout) -> Iterator[RowBatch]:
+    """Rows of similar length, padded as far as that is cheaper than one more call."""
+    lens = np.concatenate([group.suffix_lens for group in layout.groups]).astype(np.int64)
+    starts = layout.row_starts
+    if (lens == lens[0]).all():  # nothing to sort or to pad, as where there is one row
+        yield RowBatch(np.arange(lens.size), starts[:, None] + np.arange(lens[0]), lens)
+        return
+    order = np.argsort(-lens, kind="stable")
+    lens, starts = lens[order], starts[order]
+    ends = np.cumsum(lens)
+    first = 0
+    while first < lens.size:
+        longest = lens[first]
+        before = ends[first] - longest
+        padding = longest * np.arange(1, lens.size - first + 1) - (ends[first:] - before)
+        last = first + int(np.searchsorted(padding, CALL_PAIRS, side="right"))
+        some = slice(first, last)
+        columns = np.minimum(np.arange(longest), lens[some, None] - 1)
+        yield RowBatch(order[some], starts[some, None] + columns, lens[some])
+        first = last
+
+
+def _spans(layout: ForwardLayout) -> Iterator[PrefixSpan]:
+    row = 0
+    for index, (group, start) in enumerate(
+        zip(layout.groups, layout.group_starts.tolist(), strict=True)
+    ):
+        if group.num_rows and group.prefix_len:
+            rows = slice(row, row + group.num_rows)
+            yield PrefixSpan(rows, index, slice(start, start + group.fresh))
+        row += group.num_rows

@@ -1,0 +1,219 @@
+"""Numbers of one front-end process or one scheduler, for the status page and for Prometheus."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sglang_prefill_ext.metrics.pauses import BOUNDS_MS
+from sglang_prefill_ext.wire.packed import PackedRows
+
+_TOTALS = {
+    "items": "Items scored on the packed path.",
+    "forwards": "Packed forwards that answered requests.",
+    "tokens_computed": "Tokens that went through the model on the packed path.",
+    "tokens_saved": "Tokens that separate prompts would have added.",
+    "text_batches": "Batches in which texts of concurrent requests were encoded.",
+    "chats": "Chats encoded by a library faster than Hugging Face's.",
+    "spliced": "Requests whose shared text was encoded once.",
+    "encoding_mismatches": "Ways of encoding that differed from SGLang's, given up.",
+    "encoding_failures": "Calls of a fast encoder that raised; the plain way took over.",
+}
+
+
+_PATHS = frozenset(("packed", "stock", "refused", "rejected", "aborted", "failed", "expired"))
+"""How requests are counted; what another process says beyond these is no label here."""
+
+
+class FrontendMetrics:
+    """Requests by path, stock-path requests by reason, and totals of the packed path.
+
+    Args:
+        prometheus_labels: labels of SGLang's own metrics; None leaves Prometheus out.
+    """
+
+    def __init__(self, prometheus_labels: dict[str, str] | None = None) -> None:
+        self.requests: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self.totals: Counter[str] = Counter(dict.fromkeys(_TOTALS, 0))
+        self._totals_lock = threading.Lock()  # texts are encoded, and counted, in threads
+        self._exported: dict[str, Any] = {}
+        self._labels = prometheus_labels or {}
+        if prometheus_labels is not None:
+            self._exported = _prometheus_counters(tuple(prometheus_labels))
+            for name in _TOTALS:  # shown from the start, so that alerts see the first one
+                self._exported[name].labels(**self._labels)
+
+    def record_packed(self) -> None:
+        """Count one request answered on the packed path."""
+        self._add_requests("packed", 1)
+
+    def record_work(self, rows: PackedRows, forwards: int, tokens_computed: int) -> None:
+        """Count what answering one packed message took; it may hold the rows of many requests."""
+        self._add_totals(
+            {
+                "items": rows.num_rows,
+                "forwards": forwards,
+                "tokens_computed": tokens_computed,
+                "tokens_saved": rows.tokens_saved(tokens_computed),
+            }
+        )
+
+    def record_fallback(self, reason: str) -> None:
+        """Count one request that took the stock path."""
+        self._add_requests("stock", 1)
+        self.fallbacks[reason] += 1
+        if self._exported:
+            self._exported["fallbacks"].labels(**self._labels, reason=reason).inc()
+
+    def record_error(self, kind: str) -> None:
+        """Count one request of the packed path that ended in an error."""
+        self._add_requests(kind, 1)
+
+    def count(self, total: str) -> None:
+        """Add one to a total."""
+        self._add_totals({total: 1})
+
+    def take(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return requests by path and totals, and begin both anew; for `add` elsewhere."""
+        requests, self.requests = self.requests, Counter()
+        with self._totals_lock:
+            totals, self.totals = self.totals, Counter(dict.fromkeys(_TOTALS, 0))
+        return dict(requests), dict(totals)
+
+    def add(self, requests: Mapping[str, int], totals: Mapping[str, int]) -> None:
+        """Add what another process has counted; unknown names and less than 0 do not count."""
+        for path in _PATHS & requests.keys():
+            self._add_requests(path, max(0, requests[path]))
+        self._add_totals({name: max(0, totals[name]) for name in _TOTALS.keys() & totals.keys()})
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "requests": dict(self.requests),
+            "fallbacks": dict(self.fallbacks),
+            **dict(self.totals),
+        }
+
+    def _add_requests(self, path: str, amount: int) -> None:
+        self.requests[path] += amount
+        if self._exported:
+            self._exported["requests"].labels(**self._labels, path=path).inc(amount)
+
+    def _add_totals(self, amounts: Mapping[str, int]) -> None:
+        with self._totals_lock:
+            for name, amount in amounts.items():
+                self.totals[name] += amount
+        if self._exported:
+            for name, amount in amounts.items():
+                self._exported[name].labels(**self._labels).inc(amount)
+
+
+_QUEUE = {
+    "requests": "Packed requests that wait.",
+    "tokens": "Tokens that wait to be computed.",
+    "rows": "Rows of the packed requests that wait.",
+    "bytes": "Memory of the packed requests that wait.",
+    "oldest_wait_s": "Seconds for which the oldest waiting packed request has been here.",
+}
+
+
+class SchedulerMetrics:
+    """The packed queue of one scheduler in Prometheus.
+
+    Args:
+        prometheus_labels: labels of SGLang's own metrics; None leaves Prometheus out.
+    """
+
+    def __init__(self, prometheus_labels: Mapping[str, Any] | None = None) -> None:
+        self._gauges: dict[str, Any] = {}
+        self._retried_forwards = 0
+        self._by_graph: dict[str, int] = {}
+        if prometheus_labels is None:
+            return
+        # Imported late, like the counters below.
+        from prometheus_client import Counter as PrometheusCounter
+        from prometheus_client import Gauge
+
+        names = tuple(prometheus_labels)
+        for name, text in _QUEUE.items():
+            full = f"sglang:prefill_only_queue_{name}"
+            gauge = Gauge(full, text, names, multiprocess_mode="mostrecent")
+            self._gauges[name] = gauge.labels(**prometheus_labels)
+        self._retried = PrometheusCounter(
+            "sglang:prefill_only_retried_forwards",
+            "Forwards of several requests that failed and were split up.",
+            names,
+        ).labels(**prometheus_labels)
+        self._labels = prometheus_labels
+        self._graph_forwards = PrometheusCounter(
+            "sglang:prefill_only_graph_forwards",
+            "Packed forwards replayed as graphs (how=graph), and eager ones by reason.",
+            (*names, "how"),
+        )
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._gauges)
+
+    def update(
+        self, queue: Mapping[str, float], retried_forwards: int, graph_forwards: Mapping[str, int]
+    ) -> None:
+        """Show the queue as it is now.
+
+        Args:
+            queue: a number for each name of `_QUEUE`.
+            retried_forwards: in all since the start.
+            graph_forwards: see `GraphUse`; likewise.
+        """
+        for name, gauge in self._gauges.items():
+            gauge.set(queue[name])
+        if self._gauges:
+            self._retried.inc(retried_forwards - self._retried_forwards)
+            self._retried_forwards = retried_forwards
+            for how, count in graph_forwards.items():
+                more = count - self._by_graph.get(how, 0)
+                self._graph_forwards.labels(**self._labels, how=how).inc(more)
+            self._by_graph = dict(graph_forwards)
+
+
+class PauseMetrics:
+    """Pauses for garbage collection of one process in Prometheus.
+
+    Args:
+        prometheus_labels: of the model and of what the process is; None leaves Prometheus out.
+    """
+
+    def __init__(self, prometheus_labels: Mapping[str, str] | None = None) -> None:
+        self._histogram: Any = None
+        if prometheus_labels is not None:
+            # Imported late, like the counters below.
+            from prometheus_client import Histogram
+
+            name, text = "sglang:prefill_only_gc_pause_seconds", "Garbage collections, in seconds."
+            buckets = [bound / 1e3 for bound in BOUNDS_MS]
+            histogram = Histogram(name, text, tuple(prometheus_labels), buckets=buckets)
+            self._histogram = histogram.labels(**prometheus_labels)
+
+    def record(self, pauses_s: Iterable[float]) -> None:
+        """Add pauses, in s. Never call it from a collection, which may hold up a lock it needs."""
+        if self._histogram is not None:
+            for pause_s in pauses_s:
+                self._histogram.observe(pause_s)
+
+
+def _prometheus_counters(labels: tuple[str, ...]) -> dict[str, Any]:
+    # Imported late: with several front ends prometheus_client must see the directory that
+    # SGLang sets up for sharing counters between processes.
+    from prometheus_client import Counter as PrometheusCounter
+
+    def counter(name: str, text: str, *extra: str) -> Any:
+        return PrometheusCounter(f"sglang:prefill_only_{name}", text, (*labels, *extra))
+
+    counters = {name: counter(name, text) for name, text in _TOTALS.items()}
+    counters["requests"] = counter("requests", "Scoring requests by path or outcome.", "path")
+    counters["fallbacks"] = counter(
+        "fallbacks", "Scoring requests that took the stock path, by reason.", "reason"
+    )
+    return counters

@@ -1,1 +1,0 @@
-"""Requests that are one packed forward: queue, planner, layout, executor and read-outs."""

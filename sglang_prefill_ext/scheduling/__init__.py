@@ -1,0 +1,1 @@
+"""From waiting requests to finished ones: queue, order, planning. Pure; no clock, no device."""

@@ -1,0 +1,289 @@
+"""From waiting jobs to finished ones: launches forwards, collects them, copes with failures."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from sglang_prefill_ext.scheduling.coalesce import choose_jobs
+from sglang_prefill_ext.scheduling.job import Job, JobStatus
+from sglang_prefill_ext.scheduling.launched_forward import Executor, Flight, Passenger
+from sglang_prefill_ext.scheduling.planner import Share
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.scheduling.prefixed_forward import Boarding, NoRoomError
+from sglang_prefill_ext.scheduling.split import cacheable_prefix, split_request
+from sglang_prefill_ext.scheduling.stats import RuntimeStats
+
+logger = logging.getLogger(__name__)
+
+End: TypeAlias = Callable[[Sequence[Job], JobStatus, str], None]
+"""Called with jobs that are done or have failed, and the message in the latter case."""
+
+AfterFailure: TypeAlias = Callable[[Exception], None]
+"""Called with what a forward failed with; raises where no other forward can follow."""
+
+
+class Forwards:
+    """The queue of jobs, and the forwards in flight that serve them.
+
+    Args:
+        executor: computes; None if nothing is ever queued.
+        policy: which jobs are taken, and when.
+        cache: of prefixes; None where there is none.
+        stats: counts.
+        end: told of every job that needs no further forward.
+        after_failure: what it raises ends the scheduler.
+    """
+
+    def __init__(
+        self,
+        executor: Executor | None,
+        policy: SchedulingPolicy,
+        cache: PrefixCache | None,
+        stats: RuntimeStats,
+        end: End,
+        after_failure: AfterFailure,
+    ) -> None:
+        self.queue = policy.new_queue()
+        self.in_flight: deque[Flight] = deque()
+        self._executor = executor
+        self._policy = policy
+        self._cache = cache
+        self._stats = stats
+        self._end = end
+        self._after_failure = after_failure
+        self._collect_s = 0.0
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether forwards run on after they were launched."""
+        return self._executor is not None and self._executor.asynchronous
+
+    @property
+    def flying(self) -> list[Job]:
+        """Jobs of the forwards in flight."""
+        return [job for flight in self.in_flight for job in flight.jobs]
+
+    def launch_next(self, join_tokens: int) -> bool:
+        """Launch the next forward; False if nothing waits. A failure is dealt with here.
+
+        Args:
+            join_tokens: jobs join the first one only up to so many tokens.
+        """
+        jobs = self._choose(join_tokens)
+        if self._follows_a_leader(jobs):
+            self.collect(leave=0)
+            jobs = self._choose(join_tokens)
+        if not jobs:
+            return False
+        assert self._executor is not None, "jobs are declined without an executor"
+        start_s = time.monotonic()
+        for job in jobs:
+            job.start_s = job.start_s or start_s
+        boarding = None
+        try:
+            boarding = Boarding(jobs, self._cache)
+            plan = boarding.plan
+            completion = self._executor.launch(plan, boarding.held, boarding.stores)
+        except NoRoomError as error:
+            self._cope_without_room(error.job)
+            return True
+        except Exception as error:
+            if boarding is not None:
+                boarding.rollback()
+            self._fail(jobs, error, shared=len(jobs) > 1)
+            return True
+        passengers = []
+        for job, share in zip(jobs, plan.shares, strict=True):
+            passengers.append(Passenger(job, job.attempt, share))
+            job.tokens_cached += boarding.cached(job)
+            self._advance(job, share)
+        self.in_flight.append(Flight(passengers, completion, start_s, boarding))
+        self._stats.record_forward(plan.num_tokens, plan.num_rows, boarding.num_cached)
+        return True
+
+    def collect(self, leave: int) -> bool:
+        """Wait for forwards, the oldest first, until only `leave` are in flight.
+
+        Returns:
+            Whether there was any to wait for.
+        """
+        waited = len(self.in_flight) > leave
+        while len(self.in_flight) > leave:
+            self._collect(self.in_flight.popleft())
+        return waited
+
+    def requeue(self, job: Job) -> None:
+        """Have a job start over."""
+        self.queue.drop(job)
+        self.let_go(job)
+        job.restart()
+        self.queue.push(job)
+
+    def cut(self, job: Job) -> bool:
+        """Divide a large job, that is not queued, behind what is cached of its prefix now.
+
+        Returns:
+            Whether that is another division than the job had.
+        """
+        assert job.distinct is not None, "a large job knows its rows"
+        cached = self._cached_tokens(job)
+        if job.pieces and cached == job.cut_behind:
+            return False
+        job.pieces = split_request(job.distinct, self._policy.budget, cached)
+        job.cut_behind = cached
+        return True
+
+    def let_go(self, job: Job, *, computed: bool = False) -> None:
+        """End what a job holds; where a forward in flight still uses it, together with that one.
+
+        Args:
+            computed: all of it was.
+        """
+        held, job.held = job.held, None
+        if held is None:
+            return
+        using = [flight for flight in self.in_flight if job in flight.jobs]
+        if using:
+            using[-1].boarding.ends_here.append(held)
+        elif computed:
+            held.commit()
+        else:
+            held.rollback()
+
+    def _choose(self, join_tokens: int) -> list[Job]:
+        """The jobs of the next forward; large ones among them are divided behind what is cached."""
+        policy = self._policy
+        while True:
+            jobs = choose_jobs(
+                self.queue, policy.budget, policy.launch_tokens, join_tokens, policy.graphs
+            )
+            fresh = [job for job in jobs if job.large and not job.next_piece]
+            if any(self._is_under_way(job) for job in fresh):
+                self.collect(leave=0)
+            elif not sum(self._recut(job) for job in fresh):
+                return jobs
+
+    def _recut(self, job: Job) -> bool:
+        if self._cached_tokens(job) == job.cut_behind:
+            return False
+        self.queue.drop(job)
+        self.cut(job)
+        self.queue.push(job)
+        return True
+
+    def _cached_tokens(self, job: Job) -> int:
+        assert job.distinct is not None, "a large job knows its rows"
+        prefix = cacheable_prefix(job.distinct)
+        if self._cache is None or prefix is None:
+            return 0
+        return self._cache.cached_tokens(prefix, job.distinct.adapter)
+
+    def _is_under_way(self, job: Job) -> bool:
+        """Whether a forward in flight is about to complete the very prefix of a large job."""
+        assert job.distinct is not None, "a large job knows its rows"
+        prefix = job.distinct.tokens[: job.distinct.prefix_len]
+        return any(
+            other.launched
+            and other.held is not None
+            and other.rows.adapter == job.rows.adapter
+            and np.array_equal(other.rows.tokens[: other.rows.prefix_len], prefix)
+            for other in self.flying
+        )
+
+    def _cope_without_room(self, job: Job) -> None:
+        """Have the stock path wait for room, unless forwards in flight are about to give some."""
+        self.let_go(job)
+        if not self.collect(leave=0):
+            message = "The KV cache has no room for the prefix between two forwards."
+            self._end([job], JobStatus.NO_ROOM, message)
+
+    def _keep(self, job: Job) -> None:
+        """All of a job was computed; its answer is right also if its prefix cannot be kept."""
+        try:
+            self.let_go(job, computed=True)
+        except Exception as error:
+            logger.exception("The prefix of %s could not be kept", job.rid)
+            self._after_failure(error)
+
+    def _follows_a_leader(self, jobs: list[Job]) -> bool:
+        """Whether a forward in flight will cache a prefix of these jobs, and it pays to wait.
+
+        Waiting costs the overlap of the two forwards, which is about what a launch costs.
+        """
+        return any(
+            flight.boarding.is_storing(job.piece.prefix_key)
+            for job in jobs
+            if len(job.piece.prefix_ids) > self._policy.launch_tokens
+            for flight in self.in_flight
+        )
+
+    def _advance(self, job: Job, share: Share) -> None:
+        self.queue.drop(job)
+        job.next_piece += 1
+        job.forwards += 1
+        job.tokens_computed += share.num_tokens
+        if not job.launched:
+            self.queue.push(job)
+
+    def _collect(self, flight: Flight) -> None:
+        shared = len(flight.passengers) > 1
+        try:
+            values = flight.completion.wait()
+            spoilt = bool(np.isnan(values).any())
+            if spoilt:
+                flight.boarding.rollback()
+            else:
+                flight.boarding.commit()
+        except Exception as error:
+            flight.boarding.rollback()
+            jobs = [rider.job for rider in flight.passengers if rider.aboard]
+            self._fail(jobs, error, shared=shared)
+            return
+        now = time.monotonic()
+        self._stats.record_pace(
+            flight.boarding.plan.num_tokens, now - max(flight.launch_s, self._collect_s)
+        )
+        self._collect_s = now
+        completed, not_finite = [], []
+        for rider in flight.passengers:
+            if not rider.aboard:
+                continue
+            own = values[rider.share.values]
+            # NaN of a lone request's own embeddings is its answer: there are models of which
+            # SGLang's own path takes none, where its scheduler would end.
+            is_final = not shared and len(rider.job.rows.overrides) > 0
+            if spoilt and not is_final and np.isnan(own).any():
+                not_finite.append(rider.job)
+                continue
+            rider.job.values.append(own)
+            if rider.job.completed:
+                self._keep(rider.job)
+                completed.append(rider.job)
+        self._end(completed, JobStatus.OK, "")
+        if not_finite:
+            logger.warning("A packed forward gave NaN to %s", [job.rid for job in not_finite])
+            message = "The numbers of the request leave the range of the model's precision."
+            self._separate(not_finite, JobStatus.NOT_FINITE, message, shared=shared)
+
+    def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
+        logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
+        self._after_failure(error)
+        message = f"{type(error).__name__}: {error}"
+        self._separate(jobs, JobStatus.FAILED, message, shared=shared)
+
+    def _separate(self, jobs: list[Job], status: JobStatus, message: str, *, shared: bool) -> None:
+        """End the job of a forward that came to nothing; if it was shared, let each run alone."""
+        self._stats.retried_forwards += shared
+        for job in jobs:
+            if shared:
+                job.alone = True
+                self.requeue(job)
+            else:
+                self._end([job], status, message)

@@ -1,0 +1,164 @@
+"""A packed request on the scheduler's side, from its arrival to its answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.scheduling.admission import QueueLoad
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixTransaction
+from sglang_prefill_ext.scheduling.split import Piece
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
+from sglang_prefill_ext.wire.result import PackedResult
+
+_NOTHING = QueueLoad()
+
+
+class JobStatus(StrEnum):
+    """How a job ended."""
+
+    OK = "ok"
+    ABORTED = "aborted"  # the client left, or an operator aborted it
+    DECLINED = "declined"  # this model or server cannot pack it; the stock path can serve it
+    FAILED = "failed"  # its forward raised, also when it ran alone; only this job is affected
+    REJECTED = "rejected"  # too much waits already; it can be sent again
+    EXPIRED = "expired"  # its deadline cannot be met any more
+    NOT_FINITE = "not_finite"  # it is computed to NaN, also alone; the stock path can serve it
+    NO_ROOM = "no_room"  # for its prefix between two forwards; the stock path can wait for it
+    UNFIT = "unfit"  # one of its rows is too long for any forward; the stock path can serve it
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One packed request and its progress.
+
+    Attributes:
+        rid: request id, unique among the requests in flight.
+        rows: what was asked for.
+        number: place in the order of arrival.
+        mark: tokens that the scheduler had processed when the job came.
+        priority: higher is served first, in an order that looks at it.
+        deadline_ms: Unix time in ms, stamped by the front end; None for no deadline.
+        keep_prefix: the client says that the prefix will come again.
+        arrival_s: monotonic time of arrival, for reporting only, never for a decision.
+        reply_to: opaque return route of the transport.
+        arrived: the load of the rows.
+        distinct: the rows that are computed.
+        pieces: what the forwards of the job compute; `next_piece` of them were launched.
+        large: the rows fit no forward, unless the prefix cache has enough of the prefix.
+        cut_behind: tokens of the prefix that a large job's pieces take to be cached.
+        cached_tokens: tokens of the prefix that the prefix cache had when another job came.
+        value_places: where the answer's values lie in those computed; None if they are the same.
+        attempt: how often the job started over; what earlier attempts launched is ignored.
+        alone: share no forward, since one with others has failed.
+        held: of a divided job from its first forward on, the room for the prefix's K/V.
+        values: label values of the forwards that have completed, in order.
+        forwards, tokens_computed, tokens_cached: spent so far; cached tokens are those that the
+            prefix cache had when a forward was launched.
+    """
+
+    rid: str
+    rows: PackedRows
+    number: int = 0
+    mark: int = 0
+    priority: int = 0
+    deadline_ms: float | None = None
+    keep_prefix: bool = False
+    arrival_s: float = 0.0
+    reply_to: Any = None
+    arrived: QueueLoad = _NOTHING
+    distinct: PackedRows | None = None
+    pieces: Sequence[Piece] = ()
+    large: bool = False
+    cut_behind: int = 0
+    cached_tokens: int = 0
+    value_places: NDArray[np.int64] | None = None
+    next_piece: int = 0
+    attempt: int = 0
+    alone: bool = False
+    start_s: float | None = None
+    held: PrefixTransaction | None = None
+    values: list[Float32Array] = field(default_factory=list)
+    forwards: int = 0
+    tokens_computed: int = 0
+    tokens_cached: int = 0
+    ended: bool = False
+
+    def restart(self) -> None:
+        """Forget what earlier forwards of the job have computed; nothing is held any more."""
+        self.next_piece = 0
+        self.attempt += 1
+        self.values.clear()
+
+    @property
+    def piece(self) -> Piece:
+        """What the next forward of the job computes."""
+        return self.pieces[self.next_piece]
+
+    @property
+    def divided(self) -> bool:
+        """Whether the job takes several forwards."""
+        return len(self.pieces) > 1
+
+    @property
+    def launched(self) -> bool:
+        """Whether every forward of the job was launched."""
+        return self.next_piece == len(self.pieces)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the values of every forward have come."""
+        return len(self.values) == len(self.pieces)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that are still to be computed, if no prefix is shared with another job."""
+        cached = 0 if self.next_piece else self.cached_tokens
+        return self._tokens_left - cached
+
+    @property
+    def load(self) -> QueueLoad:
+        """What the job adds to the queue as long as it waits.
+
+        Cached tokens count: they may have left the cache by the time the job runs.
+        """
+        return QueueLoad(self._tokens_left, self.arrived.rows, self.arrived.bytes)
+
+    @property
+    def _tokens_left(self) -> int:
+        return sum(piece.num_tokens for piece in self.pieces[self.next_piece :])
+
+    def answer(self) -> Float32Array:
+        """Label values of all rows, row by row, once `completed`."""
+        values = np.concatenate(self.values)
+        return values if self.value_places is None else values[self.value_places]
+
+    def result(
+        self,
+        status: JobStatus,
+        message: str = "",
+        *,
+        retry_after_s: float = 0.0,
+        longest_row: int = 0,
+    ) -> PackedResult:
+        """The answer to the job as it ends now; `completed` if the status is OK."""
+        now = time.monotonic()
+        start = now if self.start_s is None else self.start_s
+        return PackedResult(
+            status=status,
+            message=message,
+            values=values_to_bytes(self.answer()) if status is JobStatus.OK else b"",
+            forwards=self.forwards,
+            tokens_computed=self.tokens_computed,
+            queue_ms=(start - self.arrival_s) * 1e3,
+            compute_ms=(now - start) * 1e3,
+            retry_after_s=retry_after_s,
+            tokens_cached=self.tokens_cached,
+            longest_row=longest_row,
+        )

@@ -1,0 +1,163 @@
+"""Join pieces of several requests to one forward; pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
+from sglang_prefill_ext.scheduling.split import Piece
+from sglang_prefill_ext.wire.overrides import OverrideArray, overrides_of
+from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.sampling import Draw, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one piece has in a forward.
+
+    Attributes:
+        group: the piece's group in the layout.
+        values: its part of the forward's values.
+        num_tokens: tokens computed for it; a shared prefix counts to the first piece of the group.
+    """
+
+    group: int
+    values: slice
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardPlan:
+    """What one forward computes and reads.
+
+    Attributes:
+        layout: where prefixes and rows lie.
+        token_ids: int32 ``[layout.num_tokens]``; 0 where an override stands.
+        override_at: tokens with an embedding of their own; int64, ascending.
+        overrides: these embeddings, ``[len(override_at), hidden]``.
+        adapter: the LoRA adapter of all pieces; empty for none.
+        label_ids: labels of the reads, read by read in the order of the layout; int32; empty
+            where vectors are read.
+        label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
+        normalised, num_best: what to read, see `PackedRows`; bool and int ``[num_reads]``.
+        draws: `Draw` of every read; int64 ``[num_reads]``.
+        sampling: of those that are drawn, in their order.
+        shares: one entry per piece, in the order in which the pieces were given.
+    """
+
+    layout: ForwardLayout
+    token_ids: Int32Array
+    override_at: NDArray[np.int64]
+    overrides: OverrideArray
+    adapter: str
+    label_ids: Int32Array
+    label_lens: Int32Array
+    normalised: NDArray[np.bool_]
+    num_best: NDArray[np.int64]
+    draws: NDArray[np.int64]
+    sampling: Sampling
+    shares: tuple[Share, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return self.layout.num_rows
+
+    @property
+    def num_reads(self) -> int:
+        return len(self.label_lens)
+
+    @property
+    def is_drawn(self) -> NDArray[np.bool_]:
+        """bool ``[num_reads]``: whether a token is drawn."""
+        drawn: NDArray[np.bool_] = self.draws != int(Draw.NONE)
+        return drawn
+
+    def drawn_positions(self) -> NDArray[np.int64]:
+        """int64 ``[draws]``: positions in their prompts of the tokens behind which one is drawn."""
+        layout = self.layout
+        positions: NDArray[np.int64] = layout.positions()[layout.read_positions()[self.is_drawn]]
+        return positions
+
+    @property
+    def value_lens(self) -> NDArray[np.int64]:
+        """int64 ``[num_reads]``: values a read."""
+        return self.label_lens + 2 * self.num_best
+
+    @property
+    def num_values(self) -> int:
+        """Values of all reads."""
+        return int(self.value_lens.sum())
+
+
+def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
+    """Lay out at least one piece; pieces that compute the same prefix become one group.
+
+    All pieces have the same adapter.
+
+    Takes about 40 us for 8 pieces of 50 rows: nothing here runs row by row.
+    """
+    (adapter,) = {piece.adapter for piece in pieces}
+    groups: dict[object, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        key = number if piece.prefix_key is None else piece.prefix_key
+        groups.setdefault(key, []).append(number)
+    placed = [number for members in groups.values() for number in members]
+    segments: list[tuple[Int32Array, OverrideArray]] = []
+    for members in groups.values():
+        first = pieces[members[0]]
+        segments.append((first.prefix_ids, first.overrides))
+        segments += [(pieces[number].suffix_ids, pieces[number].overrides) for number in members]
+    token_ids = np.concatenate([ids for ids, _ in segments])
+    override_at, overrides = overrides_of(segments)
+    token_ids[override_at] = 0
+    reads = [pieces[number].num_reads for number in placed]
+    return ForwardPlan(
+        layout=ForwardLayout(
+            tuple(_span([pieces[number] for number in members]) for members in groups.values())
+        ),
+        token_ids=token_ids,
+        override_at=override_at,
+        overrides=overrides,
+        adapter=adapter,
+        label_ids=np.concatenate([pieces[number].label_ids for number in placed]),
+        label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
+        normalised=np.array([pieces[number].normalised for number in placed]).repeat(reads),
+        num_best=np.array([pieces[number].num_best for number in placed]).repeat(reads),
+        draws=np.concatenate([pieces[number].draws() for number in placed]),
+        sampling=Sampling.joined(pieces[number].sampling for number in placed),
+        shares=_shares(pieces, list(groups.values())),
+    )
+
+
+def _span(members: list[Piece]) -> GroupSpan:
+    first = members[0].span
+    if len(members) == 1:
+        return first
+    spans = [member.span for member in members]
+    reads = None
+    if not all(span.reads_row_ends for span in spans):
+        reads = np.concatenate([span.row_reads() for span in spans]).astype(np.int32)
+    lens = np.concatenate([span.suffix_lens for span in spans])
+    return GroupSpan(held=first.held, fresh=first.fresh, suffix_lens=lens, read_lens=reads)
+
+
+def _shares(pieces: Sequence[Piece], groups: list[list[int]]) -> tuple[Share, ...]:
+    shares: dict[int, Share] = {}
+    start = 0
+    for group, members in enumerate(groups):
+        for number in members:
+            piece = pieces[number]
+            is_first = number == members[0]
+            stop = start + piece.num_values
+            tokens = piece.num_tokens if is_first else len(piece.suffix_ids)
+            shares[number] = Share(group, slice(start, stop), tokens)
+            start = stop
+    return tuple(shares[number] for number in range(len(pieces)))

@@ -1,0 +1,150 @@
+"""One forward about to be launched: its jobs' pieces, and what is known of their prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.planner import plan_forward
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
+from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, cacheable_prefix
+
+_Key: TypeAlias = PrefixKey | Job
+
+
+class NoRoomError(Exception):
+    """There is no room for the prefix of a job between its forwards."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.rid)
+        self.job = job
+
+
+class Boarding:
+    """The plan of a forward for some jobs, and its transactions with the prefix cache.
+
+    Pieces with an equal prefix share a transaction, as they share a group; it ends with the
+    forward, so every boarding ends by `commit` or by `rollback`. A divided job has one of its own,
+    `Job.held`, which ends with the job.
+
+    Args:
+        jobs: at least one, each with a piece left.
+        cache: None where nothing is cached and no job is divided.
+
+    Attributes:
+        plan: the forward, without what the cache has.
+        held: per group the slots, int64 ``[held]``, of its held prefix; None where nothing is held.
+        stores: per group the slots of its first fresh tokens, where these are stored; None where
+            none is.
+        num_cached: tokens that need not be computed, as the cache had them when this forward, or
+            the first one of a divided job, was launched; of every prefix once.
+        ends_here: transactions that others have given up, and that this forward still uses.
+
+    Raises:
+        NoRoomError: nothing is begun, but `Job.held` of that job is to be rolled back.
+    """
+
+    def __init__(self, jobs: Sequence[Job], cache: PrefixCache | None) -> None:
+        self._transactions: dict[_Key, PrefixTransaction] = {}
+        self._worth_keeping = {job.piece.prefix_key for job in jobs if job.keep_prefix}
+        self.num_cached = 0
+        self.ends_here: list[PrefixTransaction] = []
+        try:
+            # What is matched cannot be evicted for others: so all match before any reserves.
+            begun = [] if cache is None else [job for job in jobs if self._begin(job, cache)]
+            self._reserve(begun)
+            pieces = [self._behind_cached(job) for job in jobs]
+            self.plan = plan_forward(pieces)
+        except Exception:
+            self.rollback()
+            raise
+        groups = self.plan.layout.groups
+        self.held: list[Any] = [None] * len(groups)
+        self.stores: list[Any] = [None] * len(groups)
+        for job, share in zip(jobs, self.plan.shares, strict=True):
+            transaction, span = self._of(job), groups[share.group]
+            if transaction is None:
+                continue
+            if span.held:
+                self.held[share.group] = transaction.slots[: span.held]
+            stop = min(len(transaction.slots), span.prefix_len)
+            if stop > span.held:
+                self.stores[share.group] = transaction.slots[span.held : stop]
+
+    def cached(self, job: Job) -> int:
+        """Tokens of a job's prefix that the cache has for the piece on board."""
+        transaction = self._of(job)
+        return transaction.cached if transaction and not job.next_piece else 0
+
+    def is_storing(self, key: PrefixKey | None) -> bool:
+        """Whether this forward is about to put that prefix into the cache."""
+        transaction = self._transactions.get(key) if key else None
+        return transaction is not None and len(transaction.slots) > transaction.cached
+
+    def commit(self) -> None:
+        """The forward has succeeded. What raises has ended; `rollback` then ends the others."""
+        for key in list(self._transactions):
+            self._transactions.pop(key).commit()
+        self._end_given_up()
+
+    def rollback(self) -> None:
+        """The forward has failed, is not to be kept, or was not launched at all."""
+        for key in list(self._transactions):
+            self._transactions.pop(key).rollback()
+        self._end_given_up()
+
+    def _end_given_up(self) -> None:
+        while self.ends_here:
+            self.ends_here.pop().rollback()
+
+    def _of(self, job: Job) -> PrefixTransaction | None:
+        if job.held is not None:
+            return job.held
+        key = job if job.large else job.piece.prefix_key
+        return self._transactions.get(key) if key else None
+
+    def _begin(self, job: Job, cache: PrefixCache) -> bool:
+        """Whether a transaction was begun for the job."""
+        piece = job.piece
+        if job.held is not None:
+            return False
+        if job.large:
+            return self._begin_large(job, cache)
+        key = piece.prefix_key
+        if key is None or key in self._transactions or not (cache.shares and piece.uses_cache):
+            return False
+        keep = key in self._worth_keeping
+        self._add(key, cache.begin(piece.prefix_ids, piece.adapter, keep=keep))
+        return True
+
+    def _begin_large(self, job: Job, cache: PrefixCache) -> bool:
+        assert job.distinct is not None, "a large job knows its rows"
+        prefix = cacheable_prefix(job.distinct)
+        if prefix is not None:
+            transaction = cache.begin(prefix, job.distinct.adapter, keep=job.keep_prefix)
+        elif job.divided and job.distinct.prefix_len:
+            transaction = cache.begin_private(job.distinct.prefix_len)
+        else:
+            return False
+        if job.divided:
+            job.held = transaction
+            self.num_cached += transaction.cached
+        else:
+            self._add(job, transaction)
+        return True
+
+    def _add(self, key: _Key, transaction: PrefixTransaction) -> None:
+        self._transactions[key] = transaction
+        self.num_cached += transaction.cached
+
+    def _reserve(self, begun: Sequence[Job]) -> None:
+        for job in begun:
+            transaction = self._of(job)
+            assert transaction is not None, "it was begun"
+            if not transaction.reserve(whole=job.divided) and job.divided:
+                raise NoRoomError(job)
+
+    def _behind_cached(self, job: Job) -> Piece:
+        transaction = None if job.large else self._of(job)
+        return job.piece if transaction is None else job.piece.behind(transaction.cached)

@@ -1,0 +1,265 @@
+"""The packed path of one scheduler: takes requests, steps, answers.
+
+The runtime knows neither torch nor SGLang; it drives an `Executor` and hands results to a
+callback. Every decision depends only on the calls and their order, never on a clock or on the
+device, so tensor-parallel ranks that receive the same calls launch the same forwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from sglang_prefill_ext.scheduling.admission import QueueLoad, load_of, retry_after_s
+from sglang_prefill_ext.scheduling.budget import UNLIMITED
+from sglang_prefill_ext.scheduling.coalesce import choose_jobs
+from sglang_prefill_ext.scheduling.forwards import AfterFailure, Forwards
+from sglang_prefill_ext.scheduling.job import Job, JobStatus
+from sglang_prefill_ext.scheduling.launched_forward import Executor
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.scheduling.split import Piece, split_request, unfit_row
+from sglang_prefill_ext.scheduling.stats import RuntimeStats
+from sglang_prefill_ext.wire.distinct import distinct_rows
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.whole_rows import whole_rows
+
+logger = logging.getLogger(__name__)
+
+# In the place of rows that contradict themselves.
+_UNREAD = PackedRows(int_array([0]), 0, int_array([1]), int_array([0]), NO_INTS)
+
+Ended: TypeAlias = tuple[Job, PackedResult]
+
+
+class PackedRuntime:
+    """Everything of the packed path behind one interface.
+
+    Args:
+        executor: runs forwards; None declines every job with `declined_reason`.
+        answer: called with jobs that end together and their results; exactly once for every job.
+        policy: which jobs are taken, and when.
+        cache: of prefixes; None where there is none.
+        after_failure: see `Forwards`; by default every failure is over with its forward.
+    """
+
+    def __init__(
+        self,
+        executor: Executor | None,
+        answer: Callable[[Sequence[Ended]], None],
+        policy: SchedulingPolicy,
+        *,
+        cache: PrefixCache | None = None,
+        declined_reason: str = "",
+        after_failure: AfterFailure = lambda _error: None,
+    ) -> None:
+        self.stats = RuntimeStats()
+        self.declined_reason = declined_reason
+        self.policy = policy
+        self._answer = answer
+        self._declines = executor is None
+        self._shares_prefixes = executor is None or executor.causal
+        self._cache = cache
+        self._forwards = Forwards(executor, policy, cache, self.stats, self._end, after_failure)
+        self._queue = self._forwards.queue
+        self._num_jobs = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job is queued or in flight."""
+        return bool(self._queue) or bool(self._forwards.in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        """Forwards that were launched and not collected."""
+        return len(self._forwards.in_flight)
+
+    @property
+    def waiting_jobs(self) -> int:
+        return len(self._queue)
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens of the piece that the next forward computes in any case; 0 if none waits."""
+        jobs = choose_jobs(self._queue, self.policy.budget, launch_tokens=0)
+        return jobs[0].piece.num_tokens if jobs else 0
+
+    @property
+    def waiting_load(self) -> QueueLoad:
+        return self._queue.load
+
+    @property
+    def oldest_wait_s(self) -> float:
+        """For how long the oldest of the queued jobs has been here; 0 if none waits."""
+        now = time.monotonic()
+        return max((now - job.arrival_s for job in self._queue), default=0.0)
+
+    @property
+    def deadline_pace(self) -> float:
+        """Tokens per second by which to judge whether a deadline can still be met.
+
+        Infinite, so that only deadlines that have passed count, while the next forward has room
+        for all that waits: nobody gains if one gives up, and forwards that are never tried would
+        leave a pace that was measured on slow ones as it is.
+        """
+        if self.policy.budget.fits(self._queue.load.tokens, self._queue.load.rows):
+            return math.inf
+        return self.stats.tokens_per_s or math.inf
+
+    def overdue(self, now_ms: float) -> bool:
+        """Whether `expire` would end a job; `now_ms` is Unix time in ms."""
+        return bool(self._queue.late(now_ms, self.deadline_pace))
+
+    def submit(
+        self,
+        rid: str,
+        rows: PackedRows,
+        reply_to: Any,
+        *,
+        priority: int = 0,
+        deadline_ms: float | None = None,
+        keep_prefix: bool = False,
+    ) -> None:
+        """Queue a request; it is answered later, also if it cannot be run.
+
+        Args:
+            priority, deadline_ms, keep_prefix: see `Job`.
+        """
+        job = Job(
+            rid,
+            rows,
+            number=self._num_jobs,
+            mark=self.stats.tokens_computed,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            keep_prefix=keep_prefix,
+            arrival_s=time.monotonic(),
+            reply_to=reply_to,
+        )
+        self._num_jobs += 1
+        try:
+            refusal = self._plan(job)
+        except Exception as error:
+            logger.exception("Packed request %s could not be planned", rid)
+            refusal = JobStatus.FAILED, str(error)
+        if refusal is None:
+            self._queue.push(job)
+        else:
+            self._end([job], *refusal)
+
+    def refuse(self, rid: str, reply_to: Any, why: str) -> None:
+        """Answer a request whose rows cannot even be read."""
+        self._end([Job(rid, _UNREAD, reply_to=reply_to)], JobStatus.FAILED, why)
+
+    def step(self, *, launch: bool = True, join_tokens: int = UNLIMITED) -> bool:
+        """Launch the next forward and answer what the forwards before it completed.
+
+        Where forwards run asynchronously, results are collected one step later, so that the
+        device computes one forward while the host prepares the next.
+
+        Args:
+            launch: False only collects.
+            join_tokens: jobs join the first one only up to so many tokens.
+
+        Returns:
+            Whether a forward was launched or collected.
+        """
+        launched = launch and self._forwards.launch_next(join_tokens)
+        overlap = launched and self._forwards.asynchronous
+        collected = self._forwards.collect(leave=1 if overlap else 0)
+        return launched or collected
+
+    def expire(self, now_ms: float, tokens_per_s: float) -> list[str]:
+        """End queued jobs that cannot meet their deadlines any more; return their ids.
+
+        The one decision that hangs on a clock: one rank reads it, all get the same numbers.
+
+        Args:
+            now_ms: Unix time in ms.
+            tokens_per_s: see `JobQueue.late`.
+        """
+        late = self._queue.late(now_ms, tokens_per_s)
+        self._end(late, JobStatus.EXPIRED, "The deadline of the request cannot be met any more.")
+        return [job.rid for job in late]
+
+    def restart_waiting(self) -> None:
+        """Make queued jobs start over, once what is in flight was collected.
+
+        What a job holds of its earlier forwards belongs to the weights of that time.
+        """
+        self.step(launch=False)
+        if self._queue.begun is not None:
+            self._forwards.requeue(self._queue.begun)
+
+    def abort(self, rid: str, *, everything: bool = False) -> None:
+        """End the job of that id, or all; forwards in flight are let finish.
+
+        SGLang compares beginnings, so that whoever names a request "p" would end all packed ones.
+        """
+
+        def wanted(job: Job) -> bool:
+            return everything or job.rid == rid
+
+        flying = [job for job in self._forwards.flying if wanted(job)]
+        waiting = self._queue.select(wanted)
+        self._end(waiting + flying, JobStatus.ABORTED, "The request was aborted.")
+
+    def _plan(self, job: Job) -> tuple[JobStatus, str] | None:
+        """Divide a job into pieces; return how it ends, and why, if it is not to be queued."""
+        budget = self.policy.budget
+        if self._declines:
+            return JobStatus.DECLINED, self.declined_reason
+        if not self._shares_prefixes:
+            job.rows = whole_rows(job.rows)
+        unfit = unfit_row(job.rows, budget)
+        if unfit is not None:
+            return JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward."
+        job.arrived = load_of(job.rows)
+        refusal = self.policy.limits.refusal(self._queue.load, job.arrived)
+        if refusal:
+            return JobStatus.REJECTED, refusal
+        job.distinct, job.value_places = distinct_rows(job.rows)
+        job.large = not budget.fits(len(job.distinct.tokens), job.distinct.num_reads)
+        if job.large:
+            return self._plan_large(job)
+        job.pieces = split_request(job.distinct, budget)
+        job.cached_tokens = self._cached_tokens(job.piece)
+        return None
+
+    def _plan_large(self, job: Job) -> tuple[JobStatus, str] | None:
+        self._forwards.cut(job)
+        if job.divided and self._cache is not None and job.rows.prefix_len > self._cache.capacity:
+            message = f"There is room for {self._cache.capacity} tokens between two forwards."
+            return JobStatus.NO_ROOM, message
+        return None
+
+    def _cached_tokens(self, piece: Piece) -> int:
+        if self._cache is None or not self._cache.shares or not piece.uses_cache:
+            return 0
+        return self._cache.cached_tokens(piece.prefix_ids, piece.adapter)
+
+    def _end(self, jobs: Sequence[Job], status: JobStatus, message: str = "") -> None:
+        ended = [(job, self._ended(job, status, message)) for job in jobs if not job.ended]
+        if ended:
+            self._answer(ended)
+
+    def _ended(self, job: Job, status: JobStatus, message: str) -> PackedResult:
+        job.ended = True
+        self._forwards.let_go(job)
+        self._queue.drop(job)
+        wait_s, longest_row = 0.0, 0
+        if status is JobStatus.REJECTED:
+            wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
+        elif status is JobStatus.UNFIT:
+            longest_row = self.policy.budget.longest_row
+        try:
+            result = job.result(status, message, retry_after_s=wait_s, longest_row=longest_row)
+        except Exception as error:
+            logger.exception("The answer to packed request %s could not be made", job.rid)
+            result = job.result(JobStatus.FAILED, f"{type(error).__name__}: {error}")
+        self.stats.record_end(result.status, job.rows.tokens_saved(job.tokens_computed))
+        return result

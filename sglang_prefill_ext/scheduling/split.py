@@ -1,0 +1,236 @@
+"""Divide one request into pieces, each small enough for a forward; pure data."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.layout.tokens import GroupSpan
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.wire.overrides import OverrideArray
+from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.sampling import Sampling
+
+PrefixKey: TypeAlias = tuple[str, bytes]
+"""Adapter and token ids of a whole prefix."""
+
+_Cut: TypeAlias = tuple[int, int, int, int]
+"""``(held, fresh, first row, last row)`` of a piece; the last row is not part of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """What one forward computes of one request.
+
+    Attributes:
+        span: where the piece lies as long as it does not share its prefix.
+        prefix_ids: the fresh prefix; int32 ``[span.fresh]``.
+        suffix_ids: the rows' tokens after the prefix, row by row; int32.
+        overrides: the request's table of embeddings, of which negative ids name rows.
+        adapter: the LoRA adapter that all of it is computed with; empty for none.
+        label_ids: labels of the reads, read by read; int32; empty where vectors are read.
+        label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
+        normalised, num_best: what to read, see `PackedRows`.
+        sampling: how a token is drawn behind each row; of no row where none is.
+        prefix_key: pieces with equal keys compute the same prefix and can share it; None where the
+            request fits no forward, where the prefix is read, and where the request has embeddings
+            of its own: what these are computed to may leave the model's range, and NaN spreads in
+            a group.
+    """
+
+    span: GroupSpan
+    prefix_ids: Int32Array
+    suffix_ids: Int32Array
+    overrides: OverrideArray
+    adapter: str
+    label_ids: Int32Array
+    label_lens: Int32Array
+    normalised: bool
+    num_best: int
+    sampling: Sampling
+    prefix_key: PrefixKey | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prefix_ids) + len(self.suffix_ids)
+
+    @property
+    def num_reads(self) -> int:
+        return len(self.label_lens)
+
+    @property
+    def num_values(self) -> int:
+        """Values that are read."""
+        return int(self.label_lens.sum()) + 2 * self.num_best * self.num_reads
+
+    def draws(self) -> NDArray[np.int64]:
+        """int64 ``[num_reads]``: the `Draw` of every read."""
+        kinds = np.zeros(self.num_reads, dtype=np.int64)  # Draw.NONE
+        if len(self.sampling):
+            ends = self.span.prefix_reads + np.cumsum(self.span.row_reads()) - 1
+            kinds[ends] = self.sampling.kinds
+        return kinds
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether the prefix cache may stand in for a part of the prefix."""
+        return self.prefix_key is not None and _is_cacheable(self.prefix_ids)
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether a forward of such pieces is like those that graphs replay, see `eager_reason`."""
+        plain = not self.span.held and not self.adapter and not len(self.overrides)
+        return plain and self.span.reads_row_ends
+
+    def behind(self, cached: int) -> Piece:
+        """The same piece where the first `cached` tokens of its prefix need not be computed."""
+        span = replace(self.span, held=cached, fresh=self.span.fresh - cached)
+        return replace(self, span=span, prefix_ids=self.prefix_ids[cached:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Starts:
+    """Where each row begins, and where the last one ends; int64 ``[rows + 1]`` each.
+
+    Attributes:
+        tokens: its suffix, in the flat tokens.
+        reads: its reads, among all reads.
+    """
+
+    tokens: NDArray[np.int64]
+    reads: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: PackedRows) -> _Starts:
+        before = np.concatenate(([0], rows.suffix_lens.cumsum(dtype=np.int64)))
+        return cls(rows.prefix_len + before, rows.read_starts())
+
+
+def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
+    """Tokens of a row that fits no forward even where its prefix is held; None without one."""
+    if budget.fits(len(rows.tokens), rows.num_reads):
+        return None
+    lens = rows.suffix_lens.astype(np.int64)
+    reads = np.diff(rows.read_starts())
+    too_large = budget.bytes_per_token * lens + budget.bytes_per_row * reads > budget.max_bytes
+    unfit = lens[too_large | (lens > budget.max_tokens)]
+    return int(unfit.max()) if len(unfit) else None
+
+
+def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> list[Piece]:
+    """Divide a request into as few pieces as the budget allows; one if it fits.
+
+    Every token behind the cached ones is computed exactly once. The prefix may be cut anywhere,
+    rows stay whole and in order; among all divisions into equally few pieces this one has the
+    smallest largest piece.
+
+    Args:
+        cached: first tokens of the prefix that the first piece finds in the prefix cache.
+
+    Raises:
+        PackingError: there is an `unfit_row`; such a request must not come here.
+    """
+    starts = _Starts.of(rows)
+    if budget.fits(len(rows.tokens) - cached, rows.num_reads):
+        cuts = [(cached, rows.prefix_len - cached, 0, rows.num_rows)]
+    else:
+        cuts = _balanced_cuts(rows, starts, budget, cached)
+    return [_piece(rows, starts, cut) for cut in cuts]
+
+
+def cacheable_prefix(rows: PackedRows) -> Int32Array | None:
+    """The prefix of a request, if the prefix cache may stand in for a part of it.
+
+    What is read of a prefix has to be computed.
+    """
+    prefix = rows.tokens[: rows.prefix_len]
+    alone = rows.prefix_reads > 0 or len(rows.overrides) > 0
+    return None if alone or not _is_cacheable(prefix) else prefix
+
+
+def _is_cacheable(prefix: Int32Array) -> bool:
+    """The cache knows token ids alone, so an embedding may not stand in a prefix."""
+    return len(prefix) > 0 and int(prefix.min()) >= 0
+
+
+def _balanced_cuts(
+    rows: PackedRows, starts: _Starts, budget: ForwardBudget, cached: int
+) -> list[_Cut]:
+    unfit = unfit_row(rows, budget)
+    if unfit is not None:
+        raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
+    # Filling one piece after the other gives the fewest for any limit on their tokens, and
+    # fewer the higher the limit: the lowest limit that needs no more pieces is found by bisection.
+    fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget, cached))
+    lowest = max(int(rows.suffix_lens.max()), -(-(len(rows.tokens) - cached) // fewest))
+    limit = lowest + bisect_left(
+        range(lowest, budget.max_tokens),
+        True,
+        key=lambda tokens: len(_greedy_cuts(rows, starts, tokens, budget, cached)) <= fewest,
+    )
+    return _greedy_cuts(rows, starts, limit, budget, cached)
+
+
+def _greedy_cuts(
+    rows: PackedRows, starts: _Starts, max_tokens: int, budget: ForwardBudget, cached: int
+) -> list[_Cut]:
+    """Fill piece after piece up to `max_tokens` and the budget's memory."""
+    cuts: list[_Cut] = []
+    held, prefix = cached, rows.prefix_len
+    chunk = min(max_tokens, budget.longest_chunk(all_read=rows.prefix_reads > 0))
+    while prefix - held > chunk:
+        cuts.append((held, chunk, 0, 0))
+        held += chunk
+    row_bytes = budget.bytes_per_token * starts.tokens + budget.bytes_per_row * starts.reads
+    first = 0
+    while first < rows.num_rows:
+        fresh = prefix - held
+        tokens_end = starts.tokens[first] + max_tokens - fresh
+        fresh_bytes = budget.num_bytes(fresh, min(fresh, rows.prefix_reads))
+        bytes_end = row_bytes[first] + budget.max_bytes - fresh_bytes
+        last = min(
+            int(starts.tokens.searchsorted(tokens_end, side="right")),
+            int(row_bytes.searchsorted(bytes_end, side="right")),
+        )
+        cuts.append((held, fresh, first, last - 1))
+        held, first = prefix, last - 1
+    return cuts
+
+
+def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
+    held, fresh, first, last = cut
+    prefix_ids = rows.tokens[held : held + fresh]
+    # Reads of the prefix are its last tokens, so those of a part of it are its last ones, too.
+    unread = rows.prefix_len - rows.prefix_reads
+    prefix_reads = max(0, held + fresh - max(held, unread))
+    first_read = max(0, held - unread) if prefix_reads else int(starts.reads[first])
+    last_read = first_read + prefix_reads + int(starts.reads[last] - starts.reads[first])
+    label_ids, label_lens = rows.labels_of(first_read, last_read)
+    span = GroupSpan(
+        held=held,
+        fresh=fresh,
+        suffix_lens=rows.suffix_lens[first:last],
+        prefix_reads=prefix_reads,
+        read_lens=rows.read_lens[first:last] if len(rows.read_lens) else None,
+    )
+    # What is read of a prefix has to be computed, and for one request only.
+    whole = span.num_tokens == len(rows.tokens)
+    is_shared = whole and not rows.prefix_reads and not len(rows.overrides)
+    return Piece(
+        span=span,
+        prefix_ids=prefix_ids,
+        suffix_ids=rows.tokens[starts.tokens[first] : starts.tokens[last]],
+        overrides=rows.overrides,
+        adapter=rows.adapter,
+        label_ids=label_ids,
+        label_lens=label_lens,
+        normalised=rows.normalised,
+        num_best=rows.num_best,
+        sampling=rows.sampling[first:last],
+        prefix_key=(rows.adapter, prefix_ids.tobytes()) if is_shared else None,
+    )

@@ -1,0 +1,1 @@
+"""What is checked and run before the first request. Pure."""

@@ -1,0 +1,119 @@
+"""Forwards of every kind, run before the first request; pure.
+
+A Triton kernel is compiled when it is first launched in some form, which takes seconds: with a
+held prefix or without one, in one launch, merged or divided, with few rows or many. Each of them
+is tried here, in the model's own layers, so that no request waits for a compiler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.launched_forward import Executor
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+
+
+class Scene(NamedTuple):
+    """A request with rows of one token that takes two forwards: its prefix is fresh, then held. One
+    that fits a forward takes one.
+
+    Attributes:
+        prefix: tokens of the prefix; fewer where prompts cannot be so long.
+        tokens: of the request.
+        forward: most tokens of a forward.
+    """
+
+    prefix: int
+    tokens: int
+    forward: int
+
+
+SMALL = Scene(prefix=64, tokens=256, forward=128)
+"""Each kind of read-out has its own launch: 64 rows are few for it, and 128 are many."""
+
+LONE = Scene(prefix=1, tokens=2, forward=2)
+"""One row, after which layers see one token: what models have compiled by torch, such as Cohere's
+norms, has a form of its own for that."""
+
+LARGE = Scene(prefix=2048, tokens=16_384, forward=8192)
+"""AUTO merges both forwards, and also those of half the size where a forward may have no more."""
+
+LONG = Scene(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, forward=DIVIDED_PREFIX_TOKENS)
+"""Its last forward reads few rows behind a prefix so long that its keys are divided."""
+
+
+class Rehearsed(Executor, Protocol):
+    """What is asked of an executor besides."""
+
+    @property
+    def attention(self) -> AttentionWay:
+        """How it computes attention."""
+        ...
+
+    @property
+    def longest_prompt(self) -> int | None:
+        """See `Model`."""
+        ...
+
+    @property
+    def vector_width(self) -> int:
+        """See `Model`."""
+        ...
+
+
+def rehearse(executor: Rehearsed, budget: ForwardBudget, slots: PrefixCache) -> None:
+    """Run forwards of every kind that requests within the budget can ask for.
+
+    Torch compiles nothing, and prompts that share no prefix have one kind of forward, which has run
+    when a budget was measured.
+
+    Args:
+        slots: room for the prefix of a request between its forwards; nobody else has any.
+
+    Raises:
+        RuntimeError: what `PackedExecutor.launch` raises.
+    """
+    if executor.attention is AttentionWay.TORCH or not executor.causal:
+        return
+    scenes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
+    if executor.longest_prompt is None or executor.longest_prompt > LONG.prefix:
+        scenes.append(LONG)
+    for scene in scenes:
+        limit = replace(budget, max_tokens=min(scene.forward, budget.max_tokens))
+        rows = _request(scene, executor, slots.capacity)
+        job = Job("rehearsal", rows, distinct=rows, pieces=split_request(rows, limit), large=True)
+        try:
+            while not job.launched:
+                boarding = Boarding([job], slots)
+                try:
+                    executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
+                finally:
+                    boarding.rollback()  # nothing is worth keeping
+                job.next_piece += 1
+        finally:
+            if job.held is not None:
+                job.held.rollback()
+
+
+def _request(scene: Scene, executor: Rehearsed, room: int) -> PackedRows:
+    prefix = min(scene.prefix, room)
+    if executor.longest_prompt is not None:
+        prefix = min(prefix, executor.longest_prompt - 1)
+    return PackedRows(
+        np.zeros(scene.tokens, np.int32),
+        prefix,
+        int_array([1] * (scene.tokens - prefix)),
+        int_array([] if executor.vector_width else [0]),
+        NO_INTS,
+        vector_width=executor.vector_width,
+    )

@@ -1,0 +1,136 @@
+"""A fixed set of prompts that the packed and the stock path must answer alike; pure.
+
+Run once at start: what could make the paths differ is this model's code, its kernels and this
+device, of which a weight update changes none. The prefix cache takes no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.scheduling.admission import QueueLimits
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
+from sglang_prefill_ext.scheduling.job import JobStatus
+from sglang_prefill_ext.scheduling.launched_forward import Executor
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.wire.packed import (
+    NO_INTS,
+    Float32Array,
+    Int32Array,
+    PackedRows,
+    int_array,
+)
+from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.whole_rows import whole_rows
+
+MOST_TOKENS = 400
+"""Of all forwards together; fewer where a forward or a prompt may not be so long."""
+
+LABELS = 16
+
+_SEED = 20
+
+# Prefix and suffixes of each request, in tokens of `MOST_TOKENS`. The first two share a forward,
+# the last one takes two and so holds the K/V of its prefix in between.
+_SHAPES = ((47, (1, 5, 30)), (0, (1, 7, 69)), (211, (2, 27)))
+
+Agree = Callable[[list[float]], list[float]]
+"""The largest of each number over all tensor-parallel ranks."""
+
+
+def known_requests(
+    *, vocab_size: int, vector_width: int, longest_prompt: int, max_tokens: int
+) -> list[PackedRows]:
+    """Return requests with short and long rows, of one token too, with and without a prefix.
+
+    Args:
+        vocab_size: token ids are below it.
+        vector_width: of the model's vectors; 0 where labels are read.
+        longest_prompt: most tokens of a prompt, >= 1.
+        max_tokens: of one forward; all requests together take three quarters of it at most,
+            as long as their rows keep a token each.
+    """
+    tokens = max(1, min(MOST_TOKENS, 3 * max_tokens // 4, 3 * longest_prompt // 2))
+    labels = np.unique(np.linspace(0, vocab_size - 1, LABELS).astype(np.int32))
+    random = np.random.default_rng(_SEED)
+    requests = []
+    for most_prefix, most_suffixes in _SHAPES:
+        prefix = most_prefix * tokens // MOST_TOKENS
+        suffixes = [max(1, most * tokens // MOST_TOKENS) for most in most_suffixes]
+        ids = random.integers(vocab_size, size=prefix + sum(suffixes), dtype=np.int32)
+        requests.append(
+            PackedRows(
+                ids,
+                prefix,
+                int_array(suffixes),
+                NO_INTS if vector_width else labels,
+                NO_INTS,
+                vector_width=vector_width,
+            )
+        )
+    return requests
+
+
+def prompts_of(rows: PackedRows) -> list[Int32Array]:
+    """The rows as separate prompts, int32."""
+    prefix, suffixes = np.split(rows.tokens, [rows.prefix_len])
+    ends = np.cumsum(rows.suffix_lens)[:-1]
+    return [np.concatenate([prefix, suffix]) for suffix in np.split(suffixes, ends)]
+
+
+def lengths_of(requests: Sequence[PackedRows]) -> tuple[tuple[int, int], ...]:
+    """`Verdict.prompts` of requests."""
+    return tuple((rows.prefix_len, own) for rows in requests for own in rows.suffix_lens.tolist())
+
+
+def packed_answers(
+    executor: Executor,
+    requests: Sequence[PackedRows],
+    budget: ForwardBudget,
+    slots: PrefixCache | None = None,
+) -> list[Float32Array]:
+    """Run requests as the packed path runs those of users; their values, ``[rows, values]`` each.
+
+    The largest request takes more than one forward, the others share one.
+
+    Args:
+        slots: room for the prefix of the former between its forwards.
+
+    Raises:
+        PackedForwardError: a forward failed.
+    """
+    if not executor.causal:
+        requests = [whole_rows(rows) for rows in requests]
+    longest_row = max(int(rows.suffix_lens.max()) for rows in requests)
+    tokens = max(longest_row, sum(len(rows.tokens) for rows in requests) // 2)
+    policy = SchedulingPolicy(
+        budget=replace(budget, max_tokens=min(tokens, budget.max_tokens)),
+        order=Order.FCFS,
+        ageing=1,
+        launch_tokens=UNLIMITED,  # whatever fits into a forward joins it
+        limits=QueueLimits(tokens=UNLIMITED, rows=UNLIMITED, bytes=UNLIMITED),
+    )
+    results: dict[str, PackedResult] = {}
+
+    def answer(ended: Sequence[Ended]) -> None:
+        results.update((job.rid, result) for job, result in ended)
+
+    runtime = PackedRuntime(executor, answer, policy, cache=slots)
+    for number, rows in enumerate(requests):
+        runtime.submit(str(number), rows, None)
+    while runtime.busy:
+        runtime.step()
+    for result in results.values():
+        if result.status != JobStatus.OK:
+            raise PackedForwardError(f"Packed forward: {result.message}")
+    return [
+        results[str(number)].row_values().reshape(rows.num_rows, rows.values_per_read)
+        for number, rows in enumerate(requests)
+    ]

@@ -1,0 +1,119 @@
+"""A library is used only if it makes the ids that Hugging Face's makes, of very many texts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from sglang_prefill_ext.texts.encoder import Encoder, lists
+from sglang_prefill_ext.texts.sample_texts import UNREADABLE, ordinary_requests, splice_cases
+from sglang_prefill_ext.texts.splice import Splice
+from sglang_prefill_ext.wire.flat import FlatRows
+
+# Encoded in one call.
+_CHUNK = 512
+# Every so many chunks are decoded as well, which takes longer than encoding.
+_DECODED = 4
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Whether a library may encode for a tokenizer.
+
+    Attributes:
+        difference: on what it differs from Hugging Face's, or fails; empty if on nothing.
+        texts: that were compared.
+        seconds: that this took.
+    """
+
+    difference: str
+    texts: int = 0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.difference
+
+
+def judge(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Verdict:
+    """Compare a library with Hugging Face's: ids of all texts, and what ids of some mean."""
+    start, compared = time.perf_counter(), 0
+    difference = ""
+    for number, first in enumerate(range(0, len(texts), _CHUNK)):
+        if difference:
+            break
+        chunk = list(texts[first : first + _CHUNK])
+        decoding = reference if number % _DECODED == 0 else None
+        difference = _chunk_difference(encoder, chunk, reference.rows(chunk), decoding)
+        compared += len(chunk)
+    difference = difference or _readable_difference(encoder, reference)
+    return Verdict(difference, compared, round(time.perf_counter() - start, 3))
+
+
+def splice_difference(splice: Splice, encoder: Encoder, added: Sequence[str]) -> str:
+    """Return a shared text that spliced prompts differ on from whole ones; empty if none.
+
+    Args:
+        added: tokens of the tokenizer's own.
+    """
+    for shared, items in splice_cases(added):
+        for item_first in (False, True):
+            spliced = splice.encode(encoder, shared, items, item_first=item_first)
+            if spliced is None:
+                continue
+            whole = [item + shared if item_first else shared + item for item in items]
+            expected = splice.frame.around(encoder.rows(whole))
+            if not same(spliced.whole(item_first=item_first), expected):
+                return ascii(shared)
+    return ""
+
+
+def us_per_text(encoder: Encoder) -> float:
+    """Return the time (µs) for a text of ordinary requests, the best of some."""
+    best = float("inf")
+    for request in ordinary_requests():
+        start = time.perf_counter()
+        encoder.rows(request)
+        best = min(best, (time.perf_counter() - start) / len(request))
+    return round(best * 1e6, 3)
+
+
+def same(a: FlatRows, b: FlatRows) -> bool:
+    """Whether two sets of rows have the same ids."""
+    return np.array_equal(a.counts, b.counts) and np.array_equal(a.values, b.values)
+
+
+def _readable_difference(encoder: Encoder, reference: Encoder) -> str:
+    for text in UNREADABLE:
+        if _reads(encoder, text) and not _reads(reference, text):
+            return f"{text!a}, which is refused otherwise"
+    return ""
+
+
+def _reads(encoder: Encoder, text: str) -> bool:
+    try:
+        encoder.rows([text])
+    except Exception:  # whatever a library raises
+        return False
+    return True
+
+
+def _chunk_difference(
+    encoder: Encoder, texts: list[str], expected: FlatRows, decoding: Encoder | None
+) -> str:
+    try:
+        rows = encoder.rows(texts)
+        if not same(rows, expected):
+            return _first_difference(texts, rows, expected)
+        if decoding is not None and encoder.decode(lists(rows)) != decoding.decode(lists(rows)):
+            return "decoding"
+    except Exception as error:  # whatever a library raises
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _first_difference(texts: list[str], rows: FlatRows, expected: FlatRows) -> str:
+    found = zip(texts, lists(rows), lists(expected), strict=True)
+    return next(f"{text[:80]!a}" for text, ours, theirs in found if ours != theirs)

@@ -1,0 +1,118 @@
+"""Comparing a library with Hugging Face's in a process of its own: ``python -m`` this module.
+
+Comparing it with Hugging Face's takes seconds, in which a library may hold the interpreter for as
+long as it loads a large vocabulary or encodes: in the server's own process, nothing else would run.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import subprocess
+import sys
+import threading
+import time
+from tempfile import TemporaryFile
+
+import msgspec
+
+from sglang_prefill_ext.config import TokenizerChoice
+from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.texts import libraries
+from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts.comparison import Verdict, judge
+from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+
+_LOOK_S = 0.2
+"""How often each of the two processes looks whether the other is still wanted."""
+
+LONGEST_S = 600.0
+"""For a verdict, which takes seconds; a library may hang."""
+
+_NICENESS = 10
+"""Of the child: where cores are few, requests come first."""
+
+
+class NotJudgedError(Exception):
+    """The child has ended without a verdict."""
+
+
+def judge_here(library: TokenizerChoice, json: str, count: int) -> Verdict:
+    """Compare a library with Hugging Face's.
+
+    Args:
+        json: of the tokenizer.
+        count: texts to compare.
+    """
+    try:
+        encoder = libraries.load(library, json)
+    except Exception as error:  # whatever a library raises of what it does not know
+        return Verdict(f"not loaded: {type(error).__name__}: {error}")
+    added = [token["content"] for token in json_format.loads(json).get("added_tokens", ())]
+    return judge(encoder, TokenizerCopy(json), texts.texts(count, added))
+
+
+def judge_in_child(library: TokenizerChoice, json: str, count: int) -> Verdict:
+    """Do the same in another process, which does not outlive this one.
+
+    Raises:
+        NotJudgedError: it could not be started, was killed, or has crashed.
+        SystemExit: this process is about to end.
+    """
+    command = module_command(__name__, library, str(count), str(os.getpid()))
+    with TemporaryFile() as question:  # a pipe would have to be read, which a child may not do
+        question.write(json.encode())
+        question.seek(0)
+        try:
+            child = subprocess.Popen(command, stdin=question, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise NotJudgedError(str(error)) from error
+        with child:
+            answer = _answer_of(child)
+    try:
+        return msgspec.json.decode(answer, type=Verdict)
+    except msgspec.DecodeError as error:
+        raise NotJudgedError(f"its process ended with status {child.returncode}") from error
+
+
+def _answer_of(child: subprocess.Popen[bytes]) -> bytes:
+    assert child.stdout is not None, "it is a pipe"
+    latest_s = time.monotonic() + LONGEST_S
+    try:
+        while child.poll() is None:
+            if time.monotonic() > latest_s:
+                raise NotJudgedError(f"it took longer than {LONGEST_S:g} s")
+            wait_a_little()
+    finally:
+        child.kill()  # without effect on one that has ended
+    return child.stdout.read()  # a verdict fits into the pipe
+
+
+def wait_a_little() -> None:
+    """Sleep, in a thread that would keep its process from ending as long as it waits.
+
+    Raises:
+        SystemExit: the process is about to end.
+    """
+    if not threading.main_thread().is_alive():
+        raise SystemExit
+    time.sleep(_LOOK_S)
+
+
+def main() -> None:
+    """Read a tokenizer from standard input and write the verdict to standard output."""
+    library, count, parent = sys.argv[1:]
+    os.nice(_NICENESS)
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    verdict = judge_here(TokenizerChoice(library), sys.stdin.buffer.read().decode(), int(count))
+    sys.stdout.buffer.write(msgspec.json.encode(verdict))
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""For which tokenizers a text may be cut at a boundary (see docs/tokenization.md for the proof).
+
+What is cut must come out of every stage of the tokenizer as if it had not been cut: added tokens,
+normaliser, pre-tokenizer. After these the model sees one pre-token at a time and never looks beyond
+it. Every component that is not named here is taken for one that might look across a boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sglang_prefill_ext.texts.boundary import MARKS, Boundaries
+
+Config = Mapping[str, Any]
+
+_WORDS = frozenset(
+    {
+        r" ?\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+        *(
+            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{lower}{contraction}"
+            for contraction in ("", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
+            for upper, lower in (
+                (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"),
+                (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"),
+            )
+        ),
+    }
+)
+"""Alternatives that match words, whatever their letters (GPT-2, Llama 3, Qwen, o200k, DeepSeek)."""
+
+_OTHERS = frozenset(
+    {
+        *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
+        *(r" ?\p{N}+", r"\p{N}+", r"\p{N}", r"\p{N}{1,3}", r"\p{N}{1,2}"),
+        r" ?[^\s\p{L}\p{N}]+",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+        r" ?[\p{P}\p{S}]+[\r\n]*",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
+    }
+)
+"""Alternatives that match everything else.
+
+None of them, nor of `_WORDS`, matches a string in which a space follows something that is none, or
+a mark follows a letter; none looks behind; and the one that looks ahead does so behind a space.
+"""
+
+_WHITESPACE_SPLITTERS = {"BertPreTokenizer": MARKS, "Whitespace": MARKS, "WhitespaceSplit": ""}
+
+
+def unproven(config: Config) -> str:
+    """Return which component of a tokenizer has no proof; empty if all have.
+
+    Args:
+        config: of the tokenizer, as in ``tokenizer.json``.
+    """
+    reasons = (
+        _doubt_of_model(config["model"]),
+        _doubt_of_normalizer(config.get("normalizer")),
+        _doubt_of_pre_tokenizer(config.get("pre_tokenizer")),
+    )
+    return next(filter(None, reasons), "") or _doubt_of_added_tokens(config)
+
+
+def boundaries_of(config: Config) -> Boundaries:
+    """Return where texts may be cut for a tokenizer that is not `unproven`."""
+    kind = (config.get("pre_tokenizer") or {}).get("type", "")
+    marks = "" if kind == "Metaspace" else _WHITESPACE_SPLITTERS.get(kind, MARKS)
+    greedy = (token["content"][-1:] for token in config.get("added_tokens", ()) if token["rstrip"])
+    return Boundaries(marks, frozenset(greedy))
+
+
+def alternatives(pattern: str) -> list[str]:
+    """Divide a regular expression at those ``|`` that lie in no group and no class."""
+    parts, depth, in_class, skip = [""], 0, False, False
+    for char in pattern:
+        if skip or char == "\\":
+            skip = not skip
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char == "|" and not depth:
+            parts.append("")
+            continue
+        parts[-1] += char
+    return parts
+
+
+def _doubt_of_model(model: Config) -> str:
+    # With dropout the same text has other ids every time.
+    return "BPE with dropout" if model.get("dropout") else ""
+
+
+def _doubt_of_normalizer(normalizer: Config | None) -> str:
+    if normalizer is None or normalizer["type"] in ("NFC", "BertNormalizer"):
+        return ""
+    return f"normalizer {normalizer['type']}"
+
+
+def _doubt_of_pre_tokenizer(pre_tokenizer: Config | None) -> str:
+    if pre_tokenizer is None:
+        return "no pre-tokenizer"
+    kind = pre_tokenizer["type"]
+    if kind in _WHITESPACE_SPLITTERS:
+        return ""
+    if kind == "Metaspace":
+        return "" if pre_tokenizer.get("split", True) else "pre-tokenizer Metaspace without split"
+    stages = pre_tokenizer["pretokenizers"] if kind == "Sequence" else [pre_tokenizer]
+    doubts = [doubt for stage in stages if (doubt := _doubt_of_stage(stage))]
+    if doubts:
+        return doubts[0]
+    # A stage may leave both sides of a boundary together; then a later one must part them.
+    return "" if any(map(_parts_all, stages)) else "no pre-tokenizer that parts all words"
+
+
+def _doubt_of_stage(stage: Config) -> str:
+    match stage["type"]:
+        case "ByteLevel":
+            return "ByteLevel with add_prefix_space" if stage["add_prefix_space"] else ""
+        case "Digits":
+            return ""
+        case "Split":
+            return _doubt_of_split(stage)
+    return f"pre-tokenizer {stage['type']}"
+
+
+def _doubt_of_split(split: Config) -> str:
+    if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):
+        return f"Split with behavior {split['behavior']}"
+    unknown = [each for each in _alternatives_of(split) if each not in _WORDS | _OTHERS]
+    return f"Split by {unknown[0]}" if unknown else ""
+
+
+def _parts_all(stage: Config) -> bool:
+    if stage["type"] == "ByteLevel":
+        return bool(stage["use_regex"])  # the pattern of GPT-2
+    known = set(_alternatives_of(stage)) if stage["type"] == "Split" else set()
+    return r"\s+" in known and not known.isdisjoint(_WORDS)
+
+
+def _alternatives_of(split: Config) -> list[str]:
+    pattern = split["pattern"]
+    return alternatives(pattern["Regex"]) if "Regex" in pattern else ["a fixed string"]
+
+
+def _doubt_of_added_tokens(config: Config) -> str:
+    # What rstrip tokens end with is in the boundaries themselves.
+    boundaries = boundaries_of(config)
+    normalizer = (config.get("normalizer") or {}).get("type")
+    for token in config.get("added_tokens", ()):
+        for doubt in _doubts_of_token(token, boundaries, normalizer):
+            return f"added token {token['content']!r}: {doubt}"
+    return ""
+
+
+def _doubts_of_token(
+    token: Config, boundaries: Boundaries, normalizer: str | None
+) -> Iterator[str]:
+    if boundaries.inside(token["content"]):
+        yield "it contains a boundary"
+    if token["single_word"]:
+        yield "it depends on its neighbours"
+    if token["normalized"] and normalizer == "BertNormalizer":
+        yield "it is looked for in normalised text"

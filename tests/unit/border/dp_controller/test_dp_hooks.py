@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang_prefill_ext.border.dp_controller import dp_hooks
+    from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
+    from sglang_prefill_ext.border.messages import PackedRowsReq
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_prefix_returns_to_the_scheduler_that_has_it_of_that_adapter(
+    monkeypatch: pytest.MonkeyPatch, caching: bool
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(dp_hooks, "sock_send", lambda worker, _: sent.append(worker))
+    board = SimpleNamespace(done=np.zeros(2, dtype=np.int64))
+    controller = SimpleNamespace(
+        server_args=SimpleNamespace(disable_radix_cache=not caching), workers=["first", "second"]
+    )
+    setattr(controller, BOARD_ATTRIBUTE, board)
+    send = dp_hooks._least_loaded(controller)
+    prefix = list(range(20))
+    for adapter in ("", "a", "a", "", "b"):
+        tokens = int_array([*prefix, 7])
+        rows = PackedRows(
+            tokens, len(prefix), int_array([1]), int_array([1]), NO_INTS, adapter=adapter
+        )
+        send(PackedRowsReq.of("r", rows, RequestOptions()))
+    homes = ["first", "second", "second", "first", "first"]
+    assert sent == (homes if caching else ["first", "second"] * 2 + ["first"])

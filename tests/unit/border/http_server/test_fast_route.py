@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sglang_prefill_ext.border.http_server.fast_route import (
+    OUR_PATHS,
+    raise_if_taken,
+    restore,
+    shorten,
+    shorten_packed,
+)
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+
+JSON = {"content-type": "application/json; charset=utf-8"}
+
+
+class Setup:
+    """An application whose route `/echo` is served by `serve` where the body is short."""
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        self.seen: list[bytes] = []
+
+        @self.app.get("/other")
+        async def other() -> str:
+            return "other"
+
+        @self.app.post("/echo")
+        async def echo(request: Request) -> Any:
+            return {"stock": (await request.body()).decode(), "again": await request.json()}
+
+        shorten(self.app, "/echo", self.serve)
+
+    async def serve(self, body: bytes, request: Request) -> Response | bytes:
+        self.seen.append(body)
+        assert request.headers["x-mark"] == "1"
+        return (
+            Response(b"short", media_type="text/plain")
+            if len(body) < 10
+            else body.replace(b"1", b"9")
+        )
+
+    async def post(self, path: str, content: Any, **headers: str) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.post(path, content=content, headers={"x-mark": "1", **headers})
+
+
+async def test_what_a_route_finds_of_a_request_is_not_asked_again() -> None:
+    app, taken = FastAPI(), StockPathTaken("unusual")
+    asked: list[bytes] = []
+
+    @app.post("/echo")
+    async def echo(request: Request) -> str:
+        with pytest.raises(StockPathTaken) as found:
+            raise_if_taken(request)
+        assert found.value is taken
+        return "stock"
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        asked.append(body)
+        raise taken
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        response = await http.post("/echo", content=b"[1]", headers=JSON)
+    assert (response.json(), asked) == ("stock", [b"[1]"])
+    raise_if_taken(None)
+
+
+async def test_what_is_served_never_reaches_the_route() -> None:
+    setup = Setup()
+    response = await setup.post("/echo", b"[1]", **JSON)
+    assert (response.status_code, response.text) == (200, "short")
+    assert setup.seen == [b"[1]"]
+
+
+async def test_what_is_left_reaches_the_route_with_the_body_that_serve_returns() -> None:
+    setup = Setup()
+    numbers = b"[1, 2, 3, 4, 5, 6]"
+
+    async def in_parts() -> Any:
+        yield numbers[:7]
+        yield numbers[7:]
+
+    response = await setup.post("/echo", in_parts(), **JSON)
+    assert response.json() == {"stock": "[9, 2, 3, 4, 5, 6]", "again": [9, 2, 3, 4, 5, 6]}
+    assert setup.seen == [numbers]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", ""])
+async def test_other_content_types_are_the_routes_matter(kind: str) -> None:
+    setup = Setup()
+    response = await setup.post("/echo", b"1", **{"content-type": kind})
+    assert response.json()["stock"] == "1"
+    assert setup.seen == []
+
+
+async def test_other_routes_and_methods_are_untouched() -> None:
+    setup = Setup()
+    transport = httpx.ASGITransport(setup.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert (await client.get("/other")).json() == "other"
+        assert (await client.get("/echo")).status_code == 405
+    assert setup.seen == []
+
+
+def test_a_path_without_a_route_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        shorten(FastAPI(), "/missing", Setup().serve)
+
+
+async def test_a_client_that_leaves_within_its_body_is_no_error() -> None:
+    setup = Setup()
+    sent: list[Any] = []
+    messages = iter(
+        [
+            {"type": "http.request", "body": b"[1,", "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"9")]
+    scope = {"type": "http", "method": "POST", "path": "/echo", "headers": headers}
+    (route,) = (each for each in setup.app.router.routes if getattr(each, "path", "") == "/echo")
+    await route.app(scope, receive, send)  # type: ignore[attr-defined]
+    assert setup.seen == sent == []
+
+
+async def test_what_the_route_answers_gets_further_headers() -> None:
+    setup = Setup()
+    shorten(setup.app, "/echo", setup.serve, {"x-more": "1"})
+    assert (await setup.post("/echo", b"[1, 2, 3, 4, 5, 6]", **JSON)).headers["x-more"] == "1"
+    assert "x-more" not in (await setup.post("/echo", b"[1]", **JSON)).headers
+
+
+@pytest.mark.parametrize("error", [RequestError("wrong"), HTTPException(429, "full")])
+async def test_refusals_say_that_arrays_are_read(error: Exception) -> None:
+    app = FastAPI()
+    app.add_api_route("/echo", lambda: None, methods=["POST"])
+
+    def refuse(message: str, *_: Any) -> Any:
+        return Response(message, 400)
+
+    app.state.serving = SimpleNamespace(create_error_response=refuse)
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        raise error
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        response = await http.post("/echo", content=b"[1]", headers=JSON)
+    assert response.status_code == 400
+    assert response.headers["x-prefill-only-arrays"] == "int32"
+
+
+async def test_an_error_of_ours_is_not_the_clients() -> None:
+    app = FastAPI()
+    app.add_api_route("/echo", lambda: None, methods=["POST"])
+
+    async def answer(body: bytes, request: Request) -> bytes:
+        raise ValueError("of ours")
+
+    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
+    shorten_packed(app, "/echo", "serving", manager, answer)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        assert (await http.post("/echo", content=b"[1]", headers=JSON)).status_code == 500
+
+
+async def test_an_application_is_restored_for_the_next_engine() -> None:
+    setup = Setup()
+    restore(setup.app)
+    before = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]
+    for _ in range(3):  # engines
+        restore(setup.app)
+        setup.app.add_api_route(f"{OUR_PATHS}status", lambda: "status", methods=["GET"])
+        for _ in range(2):
+            shorten(setup.app, "/echo", setup.serve)
+    assert (await setup.post("/echo", b"[1]", **JSON)).text == "short"
+    restore(setup.app)
+    after = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]
+    assert sorted(after, key=str) == sorted(before, key=str)
+    assert (await setup.post("/echo", b"[1]", **JSON)).json()["stock"] == "[1]"

@@ -1,0 +1,123 @@
+"""Which servers with LoRA adapters are packed."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.frontend.embed.embed_call import EncoderTraits
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang.srt.layers.sparse_pooler import SparsePooler
+    from sglang.srt.models.bert import BertModel
+
+    from sglang_prefill_ext.border.model.capability import (
+        declined_reason,
+        encoder_traits,
+        reads_places,
+    )
+
+LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("modules", "overlap", "experts", "reason"),
+    [
+        (LINEAR, False, False, "model_architecture"),  # which is looked at next
+        (LINEAR, True, False, "lora_overlap_loading"),
+        (LINEAR, False, True, "lora_experts"),
+        ((*LINEAR, "lm_head"), False, False, "lora_vocabulary"),
+        ((*LINEAR, "embed_tokens"), False, False, "lora_vocabulary"),
+    ],
+)
+def test_adapters_that_packed_forwards_do_not_apply_are_declined(
+    modules: tuple[str, ...], overlap: bool, experts: bool, reason: str
+) -> None:
+    manager = SimpleNamespace(
+        target_modules=set(modules), lora_backend=SimpleNamespace(is_moe_lora=experts)
+    )
+    scheduler = SimpleNamespace(
+        enable_lora=True,
+        enable_lora_overlap_loading=overlap,
+        is_generation=True,
+        tp_worker=SimpleNamespace(
+            model_runner=SimpleNamespace(model=object(), lora_manager=manager)
+        ),
+    )
+    assert declined_reason(scheduler) == reason
+
+
+@pytest.mark.parametrize(
+    ("lora", "reason"),
+    [(False, "pooling"), (True, "lora_encoder")],  # a sparse head makes no plain vectors
+)
+def test_encoders_are_declined(lora: bool, reason: str) -> None:
+    model = object.__new__(BertModel)
+    model.__dict__["pooler"] = object.__new__(SparsePooler)
+    scheduler = SimpleNamespace(
+        enable_lora=lora,
+        is_generation=False,
+        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
+    )
+    assert declined_reason(scheduler) == reason
+
+
+def config(architecture: str, labels: int = 2) -> Any:
+    """A `ModelConfig` as it is of real checkpoints of 514 or 512 positions."""
+    is_roberta = architecture.startswith("XLM")
+    hf_config = SimpleNamespace(
+        architectures=[architecture],
+        max_position_embeddings=514 if is_roberta else 512,
+        pad_token_id=1 if is_roberta else 0,
+        type_vocab_size=1 if is_roberta else 2,
+        num_labels=labels,
+    )
+    return SimpleNamespace(hf_config=hf_config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels", "traits"),
+    [
+        ("BertModel", 2, (2, 512, False)),
+        ("BertForSequenceClassification", 1, (2, 512, True)),
+        ("BertForSequenceClassification", 3, (2, 512, False)),
+        ("XLMRobertaModel", 1, (1, 512, False)),
+        ("XLMRobertaForSequenceClassification", 1, (1, 512, True)),
+    ],
+)
+def test_traits_of_encoders(architecture: str, labels: int, traits: tuple[int, int, bool]) -> None:
+    assert encoder_traits(config(architecture, labels)) == EncoderTraits(*traits)
+
+
+def test_decoders_have_none() -> None:
+    assert encoder_traits(config("Qwen3ForCausalLM")) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("qwen2_classification", "Qwen2ForSequenceClassification"),
+        ("qwen3_classification", "Qwen3ForSequenceClassification"),
+        ("llama_reward", "LlamaForSequenceClassification"),
+        ("qwen2_rm", "Qwen2ForRewardModel"),
+    ],
+)
+def test_heads_that_read_any_token_are_those_that_sglang_lets(module: str, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model: Any = getattr(import_module(f"sglang.srt.models.{module}"), name)
+    assert reads_places([name]) == ("score_and_pool" in code_names(model.forward))
+    assert not reads_places([name, "Other"])
+    assert not reads_places([])
+
+
+def code_names(function: Any) -> tuple[str, ...]:
+    """Names that a function calls, beneath its decorators."""
+    names: tuple[str, ...] = inspect.unwrap(function).__code__.co_names
+    return names

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.execution import Account, ExecutionClass
+from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.policy import policy_of
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from tests.unit.attach.engines import StubCollector
+from tests.unit.scheduling.jobs import IdleExecutor, request
+
+BUDGET = ForwardBudget(1000)
+CONFIG = PrefillOnlyConfig(launch_tokens=6, decode_step_tokens=4, decode_slowdown=2)
+"""Each decode step allows 4 tokens; a forward of n tokens costs 6 + n."""
+
+METRICS_OFF = SimpleNamespace(current_scheduler_metrics_enabled=False)
+
+
+def scheduler(*, replays_graphs: bool = False) -> Any:
+    runner = SimpleNamespace(decode_cuda_graph_captured=replays_graphs)
+    return SimpleNamespace(
+        metrics_collector_context=METRICS_OFF,
+        metrics_collector=None,
+        tp_worker=SimpleNamespace(model_runner=runner),
+    )
+
+
+NOW_MS = 1e12
+
+
+class Answers(list[str]):
+    """Ids of the jobs that were answered."""
+
+    def __call__(self, ended: Sequence[Ended]) -> None:
+        self.extend(job.rid for job, _ in ended)
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def work(answers: Answers) -> PackedWork:
+    runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET, launch_tokens=1))
+    return packed_work(scheduler(), runtime, CONFIG, StubCollector(), GraphUse())
+
+
+def submit(work: PackedWork, rid: str, tokens: int, deadline_ms: float | None = None) -> None:
+    rows = request([], [9] * tokens).pack()
+    work.runtime.submit(rid, rows, None, deadline_ms=deadline_ms)
+
+
+def stock_batch(*, extend_tokens: int = 0, requests: int = 0) -> Any:
+    mode = SimpleNamespace(is_extend=lambda: extend_tokens > 0)
+    return SimpleNamespace(
+        forward_mode=mode, extend_num_tokens=extend_tokens or None, batch_size=lambda: requests
+    )
+
+
+def test_without_generations_a_forward_goes_first_at_once(
+    work: PackedWork, answers: Answers
+) -> None:
+    submit(work, "a", 6)
+    assert work.step(decoding=False)
+    assert answers == ["a"]
+    assert not work.step(decoding=False)
+
+
+def test_with_generations_a_forward_waits_until_it_is_paid_for(
+    work: PackedWork, answers: Answers
+) -> None:
+    submit(work, "a", 6)
+    assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
+    assert answers == ["a"]
+
+
+def test_the_longest_wait_is_a_flag() -> None:
+    config = PrefillOnlyConfig(decode_slowdown=1, max_wait_steps=2)
+    runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=1))
+    work = packed_work(scheduler(), runtime, config, StubCollector(), GraphUse())
+    submit(work, "a", 3)
+    assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "replays_graphs", "packed_graphs", "step_tokens"),
+    [
+        (7, True, NO_GRAPHS, 7),
+        (0, False, NO_GRAPHS, 100),
+        (0, True, NO_GRAPHS, 25),
+        (0, True, GraphCost(64, 700), 100),  # both launches were measured
+        (0, False, GraphCost(64, 700), 700),
+    ],
+)
+def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
+    given: int, replays_graphs: bool, packed_graphs: GraphCost, step_tokens: int
+) -> None:
+    config = PrefillOnlyConfig(decode_step_tokens=given)
+    policy = policy_of(config, BUDGET, launch_tokens=100, graphs=packed_graphs)
+    runtime = PackedRuntime(IdleExecutor(), Answers(), policy)
+    stock = scheduler(replays_graphs=replays_graphs)
+    work = packed_work(stock, runtime, config, StubCollector(), GraphUse())
+    assert work.policy.share.step_tokens == step_tokens
+
+
+@pytest.mark.parametrize(
+    ("batch", "packed", "account"),
+    [
+        (None, 5, (ExecutionClass.ONE_SHOT, Account(1, 5, 0))),
+        (stock_batch(requests=3), 0, (ExecutionClass.DECODE, Account(1, 0, 3))),
+        (stock_batch(extend_tokens=40, requests=1), 5, (ExecutionClass.MIXED, Account(1, 5, 40))),
+    ],
+)
+def test_an_iteration_is_accounted_for(
+    work: PackedWork, batch: Any, packed: int, account: tuple[ExecutionClass, Account]
+) -> None:
+    before = work.runtime.stats.tokens_computed
+    if packed:
+        submit(work, "a", packed)
+        work.step(decoding=False)
+    work.record_iteration(before, batch)
+    name, wanted = account
+    assert work.accounts.of[name] == wanted
+
+
+def test_the_queue_is_told(work: PackedWork) -> None:
+    assert work.queue == {"requests": 0, "tokens": 0, "rows": 0, "bytes": 0, "oldest_wait_s": 0.0}
+    submit(work, "a", 6)
+    submit(work, "b", 7)
+    queue = work.queue
+    assert (queue["requests"], queue["tokens"], queue["rows"]) == (2, 13, 2)
+    assert queue["bytes"] > 0
+    assert queue["oldest_wait_s"] > 0
+
+
+def test_deadlines_of_arriving_and_of_queued_requests_are_looked_at(work: PackedWork) -> None:
+    assert not work.is_late(NOW_MS, [])
+    assert not work.is_late(NOW_MS, [NOW_MS + 1])
+    assert work.is_late(NOW_MS, [NOW_MS + 1, NOW_MS - 1])
+    submit(work, "a", 6, deadline_ms=NOW_MS + 100)
+    assert not work.is_late(NOW_MS + 99, [])
+    assert not work.is_late(NOW_MS + 101, []), "the queue is looked at every 20 ms only"
+    assert work.is_late(NOW_MS + 120, [])
+    assert work.runtime.expire(NOW_MS + 120, work.runtime.deadline_pace) == ["a"]
+    assert not work.is_late(NOW_MS + 200, [])
+
+
+def test_a_clock_that_is_set_back_stops_nothing(work: PackedWork) -> None:
+    submit(work, "a", 6, deadline_ms=NOW_MS)
+    assert work.is_late(NOW_MS + 10_000, [])
+    assert work.is_late(NOW_MS + 5_000, [])

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_prefill_ext.config import AttentionWay, PrefillOnlyConfig
+from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.policy import policy_of
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.startup.answer_check import Tolerance, Verdict
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.scheduling.jobs import IdleExecutor, request
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang_prefill_ext.border.messages import PackedRowsReq
+    from sglang_prefill_ext.border.scheduler import runtime_setup
+    from sglang_prefill_ext.border.scheduler.runtime_setup import result_messages, tokens_received
+
+
+def job(rid: str, route: str | None) -> Job:
+    return Job(rid, request([], [5]).pack(), reply_to=SimpleNamespace(http_worker_ipc=route))
+
+
+@pytest.mark.parametrize(
+    "routes", [[None], [None] * 4, ["ipc://a", "ipc://b", "ipc://a"]], ids=["one", "four", "two"]
+)
+def test_each_front_end_gets_its_results_in_one_message(routes: list[str | None]) -> None:
+    results = {f"r{number}": PackedResult("ok", str(number)) for number in range(len(routes))}
+    ended = [
+        (job(rid, route), result)
+        for route, (rid, result) in zip(routes, results.items(), strict=True)
+    ]
+    messages = result_messages(ended)
+    assert [message.http_worker_ipc for message in messages] == list(dict.fromkeys(routes))
+    for message in messages:
+        mine = [
+            rid
+            for rid, route in zip(results, routes, strict=True)
+            if route == message.http_worker_ipc
+        ]
+        assert message.results == {rid: results[rid] for rid in mine}
+
+
+def test_no_results_are_no_message() -> None:
+    assert result_messages([]) == []
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_controller_hears_of_as_many_tokens_as_it_has_sent(causal: bool) -> None:
+    """Otherwise schedulers of an encoder would seem ever less loaded, the more they compute."""
+    executor, ended = IdleExecutor(), list[Ended]()
+    executor.causal = causal
+    policy = policy_of(PrefillOnlyConfig(), ForwardBudget(100), launch_tokens=1)
+    runtime = PackedRuntime(executor, ended.extend, policy)
+    message = PackedRowsReq.of("rid", request([5] * 20, [6, 7], [8]).pack(), RequestOptions())
+    runtime.submit("rid", message.rows(0, 0), message)
+    runtime.step()
+    assert [result.status for _, result in ended] == ["ok"]
+    assert tokens_received(ended) == len(message.input_ids) == 23
+
+
+# What is tried before a server declines
+
+RIGHT, WRONG = (
+    Verdict(((0, 1),), (apart,), (apart,), Tolerance(0.25, 1.0), 0.1) for apart in (0.1, 2.0)
+)
+
+
+class Tries:
+    """Sets up nothing: notes what is tried; the verdicts are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict | None) -> None:
+        self.tried: list[tuple[AttentionWay, bool]] = []
+        self.without_graphs = 0
+        left = list(verdicts)
+
+        def tried(*args: Any) -> Any:
+            *_, attempt, _bytes = args
+            self.tried.append(attempt[:2])
+            return self, len(self.tried), left.pop(0)
+
+        self.graph_use = GraphUse()
+        monkeypatch.setattr(runtime_setup, "_tried", tried)
+        model = SimpleNamespace(pool=None, device=torch.device("cpu"))
+        monkeypatch.setattr(runtime_setup, "model_of", lambda _runner, _stream: model)
+        monkeypatch.setattr(runtime_setup, "room_in", lambda _pool, _scheduler: "room")
+        monkeypatch.setattr(
+            runtime_setup, "_graph_tokens", lambda _s, config, _m: config.cuda_graphs or 0
+        )
+        monkeypatch.setattr(runtime_setup, "resolve_attention", lambda asked, _model: asked)
+
+    def forget_graphs(self) -> None:
+        self.without_graphs += 1
+
+    def set_up(self, **knobs: Any) -> Any:
+        worker = SimpleNamespace(model_runner=None)
+        scheduler = SimpleNamespace(enable_overlap=False, tp_worker=worker)
+        found = runtime_setup._set_up_executor(scheduler, PrefillOnlyConfig(**knobs), None)
+        executor, measured, room, verdict = found
+        assert room == "room"
+        return executor, measured, verdict
+
+
+def test_what_answers_alike_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for verdict in (RIGHT, None):
+        tries = Tries(monkeypatch, verdict)
+        assert tries.set_up(cuda_graphs=64) == (tries, 1, verdict)
+        assert (tries.tried, tries.without_graphs) == ([(AttentionWay.AUTO, True)], 0)
+
+
+def test_wrong_graphs_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = Tries(monkeypatch, WRONG, RIGHT)
+    assert tries.set_up(cuda_graphs=64) == (tries, 2, RIGHT)
+    assert tries.tried == [(AttentionWay.AUTO, True), (AttentionWay.AUTO, False)]
+    assert tries.without_graphs == 1
+    assert "replaying forwards as graphs is left out" in caplog.text
+    assert "is OFF" not in caplog.text
+
+
+def test_wrong_kernels_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = Tries(monkeypatch, WRONG, RIGHT)
+    assert tries.set_up(attention="fused") == (tries, 2, RIGHT)
+    assert tries.tried == [(AttentionWay.FUSED, False), (AttentionWay.TORCH, False)]
+    assert "--prefill-only-attention fused is left out" in caplog.text
+
+
+def test_where_nothing_answers_alike_the_server_declines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = Tries(monkeypatch, WRONG, WRONG, WRONG)
+    assert tries.set_up(cuda_graphs=64) == (tries, 3, WRONG)
+    assert caplog.text.count("Prefill-only serving is OFF") == 1
+    assert "left out" not in caplog.text

@@ -1,0 +1,143 @@
+"""What the scheduler does with a forward in flight when SGLang is about to act on a message."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.policy import policy_of
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from tests.unit.attach.engines import StubCollector
+from tests.unit.scheduling.jobs import IdleExecutor, request
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from sglang.srt.managers import io_struct
+    from sglang.utils import TypeBasedDispatcher
+
+    from sglang_prefill_ext.border.messages import PackedRowsReq
+    from sglang_prefill_ext.border.scheduler import scheduler_hooks
+    from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup
+
+CONFIG = PrefillOnlyConfig()
+PAUSE = io_struct.PauseGenerationReqInput(mode="retract")
+COLLECTED = [
+    *(PAUSE, io_struct.BeginWeightUpdateReqInput(), io_struct.EndWeightUpdateReqInput()),
+    io_struct.UpdateWeightFromDiskReqInput(model_path=""),
+    io_struct.UpdateWeightsFromDistributedReqInput(names=[], dtypes=[], shapes=[]),
+    io_struct.UpdateWeightsFromIPCReqInput(zmq_handles={}),
+    io_struct.UpdateWeightsFromTensorReqInput(serialized_named_tensors=[]),
+    io_struct.ReleaseMemoryOccupationReqInput(),
+]
+
+
+class Answers(list[str]):
+    """Ids of the jobs that were answered, and with what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended: list[Ended] = []
+
+    def __call__(self, ended: Sequence[Ended]) -> None:
+        self.extend(job.rid for job, _ in ended)
+        self.ended += ended
+
+
+class Scheduler:
+    """SGLang's, as far as the hooks look; notes how many jobs were answered before it acts."""
+
+    def __init__(
+        self, runtime: PackedRuntime, answers: Answers, collect: pytest.MonkeyPatch
+    ) -> None:
+        self.answered_before: list[int] = []
+
+        def act(_message: Any) -> None:
+            self.answered_before.append(len(answers))
+
+        kinds = {type(message): act for message in COLLECTED} | {io_struct.SlowDownReqInput: act}
+        self._request_dispatcher = TypeBasedDispatcher(list(kinds.items()))
+        self.server_args = self.tp_cpu_group = None
+        self.metrics_collector_context = SimpleNamespace(current_scheduler_metrics_enabled=False)
+        runner = SimpleNamespace(decode_cuda_graph_captured=False)
+        self.tp_worker = SimpleNamespace(model_runner=runner)
+        collect.setattr(scheduler_hooks, "_process_work", None)
+        collect.setattr(scheduler_hooks, "config_of", lambda _args: CONFIG)
+        collect.setattr(scheduler_hooks, "collector_of", lambda _role: StubCollector())
+        setup = RuntimeSetup(runtime, GraphUse(), (0, 0))
+        collect.setattr(scheduler_hooks, "set_up_runtime", lambda *_args: setup)
+        scheduler_hooks.attach_runtime(None, self)
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def runtime(answers: Answers) -> PackedRuntime:
+    """With a forward in flight."""
+    executor = IdleExecutor()
+    executor.asynchronous = True
+    runtime = PackedRuntime(
+        executor, answers, policy_of(CONFIG, ForwardBudget(10), launch_tokens=1)
+    )
+    runtime.submit("job", request([], [9]).pack(), None)
+    runtime.step()
+    assert runtime.in_flight == 1
+    return runtime
+
+
+@pytest.fixture
+def scheduler(
+    runtime: PackedRuntime, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> Scheduler:
+    return Scheduler(runtime, answers, monkeypatch)
+
+
+@pytest.mark.parametrize("message", COLLECTED, ids=lambda message: type(message).__name__)
+def test_a_forward_in_flight_is_collected_before(scheduler: Scheduler, message: Any) -> None:
+    scheduler._request_dispatcher(message)
+    assert scheduler.answered_before == [1]
+
+
+def test_other_messages_do_not_wait_for_it(scheduler: Scheduler, runtime: PackedRuntime) -> None:
+    scheduler._request_dispatcher(io_struct.SlowDownReqInput(forward_sleep_time=None))
+    assert scheduler.answered_before == [0]
+    assert runtime.in_flight == 1
+
+
+def test_so_a_paused_scheduler_is_idle(scheduler: Scheduler) -> None:
+    def idle(*_args: Any) -> bool:
+        return True
+
+    assert not scheduler_hooks.is_fully_idle(idle, scheduler)
+    scheduler._request_dispatcher(PAUSE)
+    assert scheduler_hooks.is_fully_idle(idle, scheduler)
+
+
+def test_rows_that_contradict_the_model_fail_and_the_next_ones_are_queued(
+    scheduler: Scheduler, runtime: PackedRuntime, answers: Answers
+) -> None:
+    """A vector is asked of a model that makes none: consistent in the front end, not here."""
+
+    def message(rid: str, *labels: int, width: int) -> PackedRowsReq:
+        rows = PackedRows(
+            int_array([1]), 0, int_array([1]), int_array(labels), NO_INTS, vector_width=width
+        )
+        return PackedRowsReq.of(rid, rows, RequestOptions())
+
+    scheduler._request_dispatcher(message("bad", width=-1))
+    scheduler._request_dispatcher(message("good", 5, width=0))
+    ((job, result),) = answers.ended
+    assert (job.rid, job.reply_to.rid, result.status) == ("bad", "bad", "failed")
+    assert "PackingError" in result.message
+    assert runtime.waiting_jobs == 1

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_prefill_ext.attach import messages
+from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.texts.huggingface import PROBES
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang_prefill_ext.border.tokenizer_manager import attached
+
+
+@pytest.mark.parametrize("gemma", [False, True])
+def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
+    monkeypatch: pytest.MonkeyPatch, gemma: bool
+) -> None:
+    monkeypatch.setattr(attached, "thresholds_of_server", lambda: [1, 2, 3])
+    model = SimpleNamespace(
+        model_path="m",
+        hidden_size=4,
+        dtype=torch.bfloat16,
+        hf_config=SimpleNamespace(),
+        hf_text_config=SimpleNamespace(vocab_size=9),
+        is_embedding_gemma=gemma,
+    )
+    manager = SimpleNamespace(
+        model_config=model,
+        is_generation=False,
+        server_args=SimpleNamespace(disable_radix_cache=False),
+    )
+    link: Any = SimpleNamespace(
+        tokenizer_json="{}",
+        longest_prompt=lambda: 5,
+        encode=lambda texts: [[1]] * len(texts),
+    )
+    frontend: Any = SimpleNamespace(
+        label_vocab_size=9,
+        config=PrefillOnlyConfig(),
+        exchange=SimpleNamespace(declined_reason=None),
+    )
+    facts = attached.AttachableEngine(manager, link, frontend).facts()
+    assert facts.embeddings == EmbeddingKind(4, "bfloat16")
+    assert facts.tokenizer == ("" if gemma else "{}")
+    assert len(facts.probes) == (0 if gemma else len(PROBES))
+
+
+def attachable() -> Any:
+    engine = attached.AttachableEngine.__new__(attached.AttachableEngine)
+    engine._vocab_size = 100
+    engine._frontend = SimpleNamespace(label_vocab_size=90)  # type: ignore[assignment]
+    engine._calls = set()
+    return engine
+
+
+def _rows(tokens: list[int], labels: list[int]) -> PackedRows:
+    return PackedRows(int_array(tokens), 1, int_array([1]), int_array(labels), NO_INTS)
+
+
+@pytest.mark.parametrize(("tokens", "labels"), [([5, 100], [4]), ([5, 6], [90]), ([5, 6], [-1, 4])])
+async def test_ids_that_are_no_tokens_do_not_reach_the_scheduler(
+    tokens: list[int], labels: list[int]
+) -> None:
+    with pytest.raises(PackingError, match="outside the vocabulary"):
+        await attachable().serve_rows(_rows(tokens, labels), RequestOptions())
+
+
+def test_all_ids_of_the_vocabulary_do() -> None:
+    attachable()._require_known(_rows([0, 99], [0, 89]))
+
+
+@pytest.mark.parametrize(
+    ("found", "rows"), [([0.5, 2.0], [[0.5], [2.0]]), ([[0.5, 1], [2.0]], [[0.5, 1.0], [2.0]])]
+)
+async def test_a_head_with_one_class_gives_rows_of_one_number(
+    found: list[Any], rows: list[list[float]]
+) -> None:
+    async def score_request(**arguments: Any) -> Any:
+        return SimpleNamespace(scores=found, prompt_tokens=3, token_logprobs=None)
+
+    engine = attachable()
+    engine._manager = SimpleNamespace(score_request=score_request)
+    answer = await engine.serve_stock(StockScore("r", {}, {}))
+    assert messages.decode_from_engine(messages.encode(answer)) == StockAnswer("r", rows, 3)
+
+
+@pytest.mark.parametrize("call", [StockScore("r", {}, {}), StockVectors("r", ["a"], None, "", {})])
+async def test_what_does_not_travel_is_refused_where_it_is_made(call: Any) -> None:
+    sparse = {"5": 0.25}
+
+    async def score_request(**arguments: Any) -> Any:
+        return SimpleNamespace(scores=[sparse], prompt_tokens=3, token_logprobs=None)
+
+    async def generate_request(*_: Any) -> Any:
+        yield [{"embedding": sparse, "meta_info": {"prompt_tokens": 3}}]
+
+    engine = attachable()
+    engine._manager = SimpleNamespace(
+        score_request=score_request, generate_request=generate_request
+    )
+    answer = await engine.serve_stock(call)
+    assert isinstance(answer, StockError)
+    assert (answer.status, answer.message[-14:]) == (400, "Ask over HTTP.")

@@ -1,0 +1,127 @@
+"""Records of packed calls on a stand-in for SGLang's manager."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sglang_prefill_ext.errors import (
+    PackedForwardError,
+    RequestAbortedError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.frontend.call_stats import Served
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.wire.packed import int_array
+from tests.unit.border.collectors import collector, samples
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
+
+SERVED = Served(int_array([3, 4]), int_array([2, 2]), new_tokens=1)
+REQUEST = SimpleNamespace(scope={"path": "/v1/score"})
+
+
+class Manager(SimpleNamespace):
+    """Notes what is logged and dumped."""
+
+    def __init__(self, registry: CollectorRegistry, *, shows: bool) -> None:
+        self.seen: list[tuple[str, Any, Any]] = []
+        super().__init__(
+            rid_to_state={},
+            enable_metrics=True,
+            enable_trace=False,
+            metrics_collector=collector(registry),
+            server_args=SimpleNamespace(disaggregation_mode="null"),
+            request_logger=SimpleNamespace(
+                log_requests=shows,
+                log_finished_request=lambda call, out, request: self.note("log", call, out),
+            ),
+            request_metrics_exporter_manager=SimpleNamespace(exporter_enabled=lambda: False),
+            dump_requests_folder="there" if shows else "",
+            crash_dump_folder="there" if shows else None,
+        )
+
+    def note(self, how: str, call: Any, outcome: Any) -> None:
+        self.seen.append((how, call, outcome["meta_info"]))
+
+    def dump_requests(self, state: Any, outcome: Any) -> None:
+        self.note("dump", state.obj, outcome)
+
+    def record_request_for_crash_dump(self, state: Any, outcome: Any) -> None:
+        self.note("crash", state.obj, outcome)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def manager(registry: CollectorRegistry) -> Manager:
+    return Manager(registry, shows=True)
+
+
+def contents() -> dict[str, Any]:
+    return {"text": "words"}
+
+
+async def test_a_call_is_one_of_the_managers_requests_until_it_ends(
+    manager: Manager, registry: CollectorRegistry
+) -> None:
+    with CallRecords(manager).keeping(REQUEST, 2, contents) as record:
+        ((rid, state),) = manager.rid_to_state.items()
+        assert (state.finished, state.obj) == (False, record.call)
+        record.served = SERVED
+    assert manager.rid_to_state == {}
+    assert state.finished
+    assert [how for how, _, _ in manager.seen] == ["log", "dump", "crash"]
+    for _, call, meta in manager.seen:
+        assert (call.rid, call.route, call.num_prompts, call.text) == (rid, "/v1/score", 2, "words")
+        assert meta["finish_reason"] == {"type": "length", "length": 1}
+        tokens = [meta[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion")]
+        assert tokens == [7, 4, 2]
+        assert meta["e2e_latency"] > 0
+    assert samples(registry)["num_requests_total"] == 2
+
+
+async def test_where_nothing_shows_calls_their_contents_are_left_alone(
+    registry: CollectorRegistry,
+) -> None:
+    def never() -> dict[str, Any]:
+        raise AssertionError("asked")
+
+    manager = Manager(registry, shows=False)
+    with CallRecords(manager).keeping(None, 1, never) as record:
+        record.served = SERVED
+    assert (record.call.route, record.call.text, manager.seen) == ("", None, [])
+    assert samples(registry)["num_requests_total"] == 2
+
+
+@pytest.mark.parametrize("kind", [PackedForwardError, ServerBusyError, RequestAbortedError])
+async def test_a_call_that_ends_badly_is_shown_and_counted_only_if_it_was_aborted(
+    manager: Manager, registry: CollectorRegistry, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind), CallRecords(manager).keeping(REQUEST, 5, contents):
+        raise kind("what happened")
+    assert manager.rid_to_state == {}
+    for _, _, meta in manager.seen:
+        assert meta["finish_reason"] == {"type": "abort", "message": "what happened"}
+    assert len(manager.seen) == 3
+    aborted = {"num_aborted_requests_total": 5} if kind is RequestAbortedError else {}
+    assert samples(registry) == aborted
+
+
+@pytest.mark.parametrize("error", [StockPathTaken("opted_out"), RequestError("wrong")])
+async def test_what_sglang_serves_or_refuses_is_not_ours_to_show(
+    manager: Manager, registry: CollectorRegistry, error: Exception
+) -> None:
+    with pytest.raises(type(error)), CallRecords(manager).keeping(REQUEST, 1, contents):
+        raise error
+    assert (manager.rid_to_state, manager.seen, samples(registry)) == ({}, [], {})

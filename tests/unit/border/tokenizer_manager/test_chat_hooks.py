@@ -1,0 +1,195 @@
+"""Chats get the ids, or the error, of SGLang's own function."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts.libraries import FastokensEncoder
+from tests.unit.texts.made import json_of
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+    from sglang_prefill_ext.border.tokenizer_manager import chat_hooks, token_hooks
+    from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
+
+CONFIG = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
+TEMPLATES = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "llama": "<s>{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}",
+    "tools": "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}{{ mood }}",
+}
+TEXTS = st.text() | st.sampled_from([*texts.texts(300, ["<s>", "<|im_end|>"]), *texts.UNREADABLE])
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": ROLES, "content": TEXTS | st.lists(st.fixed_dictionaries({"text": TEXTS}))}
+    ),
+    max_size=4,
+)
+HOW = st.fixed_dictionaries(
+    {
+        "tools": st.sampled_from([None, [{"type": "function", "function": {"name": "f"}}]]),
+        "template_kwargs": st.sampled_from([{}, {"mood": "glad"}, {"tokenize": True}]),
+        "encode_kwargs": st.sampled_from([{}, *({"add_special_tokens": b} for b in (True, False))]),
+        "add_generation_prompt": st.booleans(),
+        "use_cache": st.just(False),
+    }
+)
+CHAT = [{"role": "user", "content": "is this the word?"}]
+PLAIN: dict[str, Any] = {
+    "tools": None,
+    "template_kwargs": {},
+    "encode_kwargs": {"add_special_tokens": False},
+    "use_cache": False,
+}
+
+
+DECODER = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]))
+
+
+class Serving(OpenAIServingChat):
+    """SGLang's own functions on what they need."""
+
+    def __init__(self, kind: str, template: str = "chatml", fast: bool = True) -> None:
+        cutting = Tokenizer.from_str(json_of(kind))
+        cutting.enable_truncation(4)  # as many a model's file says, and no request asks for
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=cutting, bos_token="<s>")
+        tokenizer.chat_template = TEMPLATES[template]
+        self.tokenizer_manager: Any = SimpleNamespace(tokenizer=tokenizer, model_config=DECODER)
+        self.template_manager: Any = SimpleNamespace(python_chat_template=None)
+        self._prompt_text_round_trip_is_lossy = False
+        self.metrics = FrontendMetrics()
+        self.texts = TokenizerManagerLink(self.tokenizer_manager, CONFIG, self.metrics).texts
+        assert self.texts.wait_until_ready(60)
+        if fast:
+            self.texts._encoder = FastokensEncoder(json_of(kind))
+        chat_hooks.attach(self.tokenizer_manager, self.texts)
+
+    def both(self, messages: Any, **how: Any) -> list[Any]:
+        """What SGLang makes of a chat, and what the hook does."""
+        stock = OpenAIServingChat._render_and_encode_chat_template
+        return [
+            _outcome(lambda: stock(self, messages, **how)),
+            _outcome(lambda: chat_hooks.encode_chat(stock, self, messages, **how)),
+        ]
+
+    @property
+    def encoded(self) -> int:
+        return self.metrics.totals["chats"]
+
+
+serving_of = cache(Serving)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("kind", ["llama3", "qwen"])
+@settings(max_examples=40)
+@given(messages=MESSAGES, how=HOW)
+def test_a_chat_has_stocks_ids_or_its_error(
+    kind: str, template: str, messages: Any, how: dict[str, Any]
+) -> None:
+    stock, ours = serving_of(kind, template).both(messages, **how)
+    assert ours == stock
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_chat_is_encoded_by_the_library(special: bool) -> None:
+    serving = Serving("llama3")
+    for number in range(1, 4):
+        stock, ours = serving.both(
+            CHAT, **PLAIN | {"encode_kwargs": {"add_special_tokens": special}}
+        )
+        assert ours == stock
+        assert len(stock[0]) > 4, "nothing was truncated"
+        assert serving.encoded == number
+
+
+def test_a_library_that_differs_is_given_up() -> None:
+    serving = Serving("llama3")
+    serving.texts._encoder = FastokensEncoder(json_of("qwen"))
+    stock, ours = serving.both(CHAT, **PLAIN)
+    assert ours == stock
+    assert serving.metrics.totals["encoding_mismatches"] == 1
+    assert not serving.texts.is_fast
+
+
+def test_without_a_faster_library_chats_are_left_to_sglang() -> None:
+    serving = Serving("llama3", fast=False)
+    stock, ours = serving.both(CHAT, **PLAIN)
+    assert ours == stock
+    assert serving.encoded == 0
+
+
+@pytest.mark.parametrize("unusual", ["lossy", "python template", "multimodal", "opted out"])
+def test_what_is_unusual_is_left_to_sglang(unusual: str) -> None:
+    serving = Serving("llama3")
+    serving._prompt_text_round_trip_is_lossy = unusual == "lossy"
+    serving.template_manager.python_chat_template = "glm" if unusual == "python template" else None
+    how = PLAIN | {"use_cache": unusual == "multimodal"}
+    headers = {"x-prefill-only": "off"} if unusual == "opted out" else {}
+
+    def original(_: Any, messages: Any, **given: Any) -> Any:
+        return messages, given
+
+    with token_hooks.working_for(SimpleNamespace(headers=headers)):
+        found = chat_hooks.encode_chat(original, serving, CHAT, **how)
+    assert found == (CHAT, how | {"add_generation_prompt": True})
+    assert serving.encoded == 0
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_a_tokenizer_that_encodes_in_its_own_way_is_left_alone(where: str) -> None:
+    class Own(PreTrainedTokenizerFast):
+        def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+            return [1]
+
+    kind = Own if where == "class" else PreTrainedTokenizerFast
+    tokenizer = kind(tokenizer_object=Tokenizer.from_str(json_of("llama3")))
+    if where == "instance":
+        tokenizer.encode = lambda *args, **kwargs: [1]
+    for each in (tokenizer, None):
+        manager = SimpleNamespace(tokenizer=each)
+        chat_hooks.attach(manager, serving_of("llama3").texts)
+        assert not hasattr(manager, chat_hooks._ATTRIBUTE)
+
+
+def test_the_thread_that_converts_a_chat_knows_its_client_and_forgets_it() -> None:
+    def original(_: Any, request: Any, raw_request: Any) -> Any:
+        return request, raw_request.headers, token_hooks.is_opted_out()
+
+    with ThreadPoolExecutor(1) as pool:  # one thread for all
+
+        def converted(headers: dict[str, str]) -> Any:
+            client = SimpleNamespace(headers=headers)
+            return pool.submit(chat_hooks.convert_chat, original, None, "chat", client).result()
+
+        off = {"x-prefill-only": "off"}
+        assert converted(off) == ("chat", off, True)
+        assert not pool.submit(token_hooks.is_opted_out).result()
+        assert converted({}) == ("chat", {}, False)
+
+
+def _outcome(ask: Any) -> Any:
+    try:
+        return ask()
+    except Exception as error:
+        return type(error), str(error)

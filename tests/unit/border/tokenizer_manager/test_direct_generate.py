@@ -1,0 +1,214 @@
+"""When bodies are answered without SGLang's record, on stand-ins for its manager."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.frontend.batch_exchange import ReadOut
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.token.generate_api import read_request
+from sglang_prefill_ext.frontend.token.token_call import token_call_of
+from sglang_prefill_ext.metrics import FrontendMetrics
+from tests.unit.border.collectors import collector, samples
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang.srt.environ import envs
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
+    from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
+
+VOCABULARY = 100
+TOKEN = 7
+PLAIN = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+
+
+class Tokenizer:
+    eos_token_id = 2
+
+    def decode(self, ids: list[int], **_how: Any) -> str:
+        return "".join(f"<{each}>" for each in ids)
+
+
+class Frontend:
+    """Answers every call with the same token."""
+
+    def __init__(self) -> None:
+        self.metrics = FrontendMetrics(None)
+        self.declines = False
+
+    def plain_call_of(self, request: Any, stop_tokens: Any) -> Any:
+        return token_call_of(request, stop_tokens)
+
+    async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
+        if self.declines:
+            raise StockPathTaken("row_over_budget")
+        table = np.array([[-0.5, TOKEN]], dtype=np.float32)
+        return [ReadOut(table, 1, queue_s=0.25) for _ in calls]
+
+
+def manager(**changes: Any) -> SimpleNamespace:
+    quiet = {
+        "tokenizer": Tokenizer(),
+        "model_config": SimpleNamespace(
+            vocab_size=VOCABULARY,
+            hf_eos_token_id=None,
+            hf_text_config=SimpleNamespace(vocab_size=VOCABULARY),
+        ),
+        "server_args": SimpleNamespace(speculative_algorithm=None, disaggregation_mode="null"),
+        "rid_to_state": {},
+        "sampling_params_class": SamplingParams,
+        "request_logger": SimpleNamespace(log_requests=False),
+        "request_metrics_exporter_manager": SimpleNamespace(exporter_enabled=lambda: False),
+        "config_value": lambda name: {"weight_version": "v1"}[name],
+    }
+    switches = "enable_metrics enable_trace dump_requests_folder crash_dump_folder"
+    off = dict.fromkeys([*switches.split(), "preferred_sampling_params"])
+    return SimpleNamespace(**(quiet | off | changes))
+
+
+def answer(
+    body: dict[str, Any], frontend: Frontend | None = None, headers: Any = None, **changes: Any
+) -> Any:
+    """The answer to a body, or None for what is left to SGLang."""
+    read = read_request(json.dumps(body).encode())
+    assert read is not None
+    asked = manager(**changes)
+    direct = DirectGenerate(asked, frontend or Frontend(), CallRecords(asked))  # type: ignore[arg-type]
+    request = SimpleNamespace(headers=headers or {})
+    content = asyncio.run(direct.answer(read, request))
+    assert asked.rid_to_state == {}
+    return None if content is None else json.loads(content)
+
+
+def test_one_prompt_has_one_answer() -> None:
+    found = answer(PLAIN)
+    assert (found["text"], found["output_ids"]) == (f"<{TOKEN}>", [TOKEN])
+    meta = found["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 1}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (2, 1, 1)
+    assert meta["weight_versions"] == [{"version": "v1", "start": 0, "end": 1}]
+    assert "output_token_logprobs" not in meta
+
+
+def test_prompts_in_a_list_have_an_answer_each() -> None:
+    found = answer(PLAIN | {"input_ids": [[5], [6, 7, 8]], "return_logprob": True})
+    assert [each["meta_info"]["prompt_tokens"] for each in found] == [1, 3]
+    assert found[0]["meta_info"]["output_token_logprobs"] == [[-0.5, TOKEN, None]]
+    assert found[0]["meta_info"]["id"] != found[1]["meta_info"]["id"]
+
+
+def test_where_requests_are_counted_every_prompt_is_one_and_says_when_what_happened() -> None:
+    registry = CollectorRegistry()
+    changes = {"enable_metrics": True, "metrics_collector": collector(registry)}
+    found = answer(PLAIN | {"input_ids": [[5], [6, 7, 8]]}, **changes)
+    counted = samples(registry)
+    assert counted["num_requests_total"] == counted["generation_tokens_total"] == 2
+    assert counted["prompt_tokens_total"] == 4
+    assert counted["histogram_time_to_first_token_count"] == 2
+    for meta in (each["meta_info"] for each in found):
+        times = ("request_received_ts", "api_server_dispatch_finish_ts", "request_finished_ts")
+        assert sorted(times, key=meta.__getitem__) == list(times)
+        assert meta["queue_time"] == 0.25
+        assert meta["forward_entry_time"] == meta["prefill_finished_time"]
+        assert 0 < meta["first_token_latency"] <= meta["e2e_latency"]
+
+
+def test_a_stop_token_ends_a_prompt() -> None:
+    class Stopping(Tokenizer):
+        eos_token_id = TOKEN
+
+    found = answer(PLAIN, tokenizer=Stopping())
+    assert found["meta_info"]["finish_reason"] == {"type": "stop", "matched": TOKEN}
+    assert (found["text"], found["output_ids"]) == ("", [TOKEN])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"enable_trace": True},
+        {"dump_requests_folder": "there"},
+        {"crash_dump_folder": "there"},
+        {"preferred_sampling_params": {"top_k": 3}},
+        {"request_logger": SimpleNamespace(log_requests=True)},
+        {"request_metrics_exporter_manager": SimpleNamespace(exporter_enabled=lambda: True)},
+        {"server_args": SimpleNamespace(speculative_algorithm="NGRAM", disaggregation_mode="null")},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_where_something_wants_a_record_sglang_makes_it(changes: dict[str, Any]) -> None:
+    assert answer(PLAIN, **changes) is None
+
+
+def test_where_headers_may_name_requests_sglang_reads_them() -> None:
+    with envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.override(True):
+        assert answer(PLAIN) is None
+    assert answer(PLAIN) is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rid": "named"},
+        {"rid": ""},
+        {"input_ids": [5, VOCABULARY]},
+        {"input_ids": [-1]},
+        {"input_ids": [[5], []]},
+        {"return_logprob": True, "logprob_start_len": 3},
+        {"return_logprob": True, "logprob_start_len": -2},
+        {"return_logprob": True, "top_logprobs_num": -1},
+        {"return_logprob": True, "top_logprobs_num": VOCABULARY + 1},
+        {"sampling_params": {"max_new_tokens": 1, "top_k": 2**31}},
+        {"return_logprob": True, "token_ids_logprob": [VOCABULARY]},
+        {"return_logprob": True, "token_ids_logprob": []},
+        {"sampling_params": {"max_new_tokens": 1, "temperature": -1.0}},
+        {"text": "a", "input_ids": [5]},
+    ],
+    ids=str,
+)
+def test_what_is_not_plainly_right_is_sglangs(fields: dict[str, Any]) -> None:
+    assert answer(PLAIN | fields) is None
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-prefill-only": "off"}, {"x-prefill-only-priority": "wrong"}], ids=str
+)
+def test_opted_out_and_wrong_headers_are_sglangs(headers: dict[str, str]) -> None:
+    assert answer(PLAIN, headers=headers) is None
+
+
+def test_a_defect_of_ours_is_told_and_not_blamed_on_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Defective(Frontend):
+        async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
+            raise ValueError("could not broadcast")
+
+    with pytest.raises(PackedForwardError, match="could not broadcast") as caught:
+        answer(PLAIN, Defective())
+    assert caught.value.status_code == 500  # type: ignore[attr-defined]
+    assert "could not broadcast" in caplog.text
+    caplog.clear()
+    assert answer(PLAIN | {"sampling_params": {"max_new_tokens": 1, "temperature": -1}}) is None
+    assert not caplog.records
+
+
+def test_texts_of_a_manager_that_encodes_them_itself_are_sglangs() -> None:
+    assert answer({"text": "a", "sampling_params": PLAIN["sampling_params"]}) is None
+
+
+def test_what_the_packed_path_declines_is_sglangs_and_not_counted_yet() -> None:
+    frontend = Frontend()
+    frontend.declines = True
+    assert answer(PLAIN, frontend) is None
+    assert frontend.metrics.as_dict()["fallbacks"] == {}

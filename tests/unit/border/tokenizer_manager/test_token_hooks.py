@@ -1,0 +1,138 @@
+"""How requests that were taken over end, on stand-ins for SGLang's manager."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.frontend.batch_exchange import ReadOut
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.token.token_call import token_call_of
+from sglang_prefill_ext.metrics import FrontendMetrics
+from tests.unit.frontend.token.token_requests import tokenized
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
+    from sglang_prefill_ext.border.tokenizer_manager import token_hooks
+
+TOKEN = 7
+SHOWN = {
+    **dict.fromkeys(("stop_token_ids", "skip_special_tokens", "no_stop_trim"), None),
+    **dict.fromkeys(("ignore_eos", "spaces_between_special_tokens"), False),
+}
+"""What of the sampling parameters only the text of an answer hangs on."""
+
+
+class Tokenizer:
+    eos_token_id = 2
+
+    def decode(self, ids: list[int], **_how: Any) -> str:
+        return "x" * len(ids)
+
+
+class Manager:
+    """Keeps what it is told to answer and to send on; fails at the first answers if asked to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.rid_to_state = {"r": object()}
+        self.model_config = SimpleNamespace(vocab_size=100, hf_eos_token_id=None)
+        self.tokenizer = Tokenizer()
+        self.answers: list[Any] = []
+        self.sent: list[Any] = []
+        self.failures = failures
+
+    def config_value(self, _name: str) -> str:
+        return "default"
+
+    async def _handle_batch_output(self, output: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise KeyError("of ours")
+        self.answers.append(output)
+
+    async def _send_one_request(self, request: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("socket")
+        self.sent.append(request)
+
+
+class Frontend:
+    """Answers with a token, or fails so, once `gate` is set."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.metrics = FrontendMetrics(None)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._error = error
+
+    async def read(self, _call: Any, _options: Any) -> ReadOut:
+        await self.gate.wait()
+        if self._error is not None:
+            raise self._error
+        return ReadOut(np.array([[-0.5, TOKEN]], dtype=np.float32), 0)
+
+
+def begun(manager: Manager, frontend: Frontend) -> asyncio.Task[None]:
+    request = tokenized([5, 6], sampling=SHOWN)
+    work = token_hooks._Work(manager, frontend, request, manager.rid_to_state["r"])  # type: ignore[arg-type]
+    call, options = token_call_of(request, set()), None
+    return asyncio.create_task(work.serve(call, options))  # type: ignore[arg-type]
+
+
+def reasons(manager: Manager) -> list[Any]:
+    return [each.finished_reasons[0] for each in manager.answers]
+
+
+async def test_a_token_is_answered() -> None:
+    manager = Manager()
+    await begun(manager, Frontend())
+    assert manager.answers[0].output_ids[0].tolist() == [TOKEN]
+
+
+@pytest.mark.parametrize("meanwhile", [{}, {"r": object()}], ids=["left", "another of its name"])
+@pytest.mark.parametrize(
+    "error", [None, PackedForwardError("x"), StockPathTaken("row_over_budget")]
+)
+async def test_who_has_left_is_answered_nothing(
+    meanwhile: dict[str, object], error: Exception | None
+) -> None:
+    manager, frontend = Manager(), Frontend(error)
+    frontend.gate.clear()
+    task = begun(manager, frontend)
+    await asyncio.sleep(0)
+    manager.rid_to_state = meanwhile
+    frontend.gate.set()
+    await task
+    assert manager.answers == manager.sent == []
+
+
+@pytest.mark.parametrize("error", [ValueError("of ours"), KeyError("of ours")])
+async def test_an_error_of_ours_ends_the_call(error: Exception) -> None:
+    manager, frontend = Manager(), Frontend(error)
+    await begun(manager, frontend)
+    (reason,) = reasons(manager)
+    assert (reason["type"], reason["status_code"]) == ("abort", 500)
+    assert "of ours" in reason["message"]
+    assert frontend.metrics.as_dict()["requests"] == {"failed": 1}
+
+
+async def test_an_answer_that_cannot_be_given_ends_the_call() -> None:
+    manager = Manager(failures=1)
+    await begun(manager, Frontend())
+    assert [reason["status_code"] for reason in reasons(manager)] == [500]
+
+
+async def test_what_sglang_cannot_be_sent_ends_the_call() -> None:
+    manager, frontend = Manager(failures=1), Frontend(StockPathTaken("row_over_budget"))
+    await begun(manager, frontend)
+    assert [reason["status_code"] for reason in reasons(manager)] == [500]
+    again = Manager()
+    await begun(again, frontend)
+    assert (len(again.sent), again.answers) == (1, [])

@@ -1,0 +1,111 @@
+"""Sizes of graphs, which forwards they take, and how these are padded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.forward.graphs.plan import Bucket, buckets_up_to, eager_reason, pad
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
+from tests.unit.attention.strategies import layout, layouts
+from tests.unit.scheduling.jobs import request
+
+
+def plan(adapter: str = "") -> ForwardPlan:
+    rows = replace(request([1, 2], [3], [4, 5]), adapter=adapter).pack()
+    return plan_forward(split_request(rows, ForwardBudget(100)))
+
+
+@given(st.integers(1, 5000))
+def test_sizes_ascend_in_small_steps_up_to_the_largest(max_tokens: int) -> None:
+    sizes = [bucket.tokens for bucket in buckets_up_to(max_tokens)]
+    assert sizes[-1] == max_tokens
+    assert sizes[0] == min(16, max_tokens)
+    for size, larger in pairwise(sizes):
+        assert size < larger <= size * 3 / 2
+
+
+def test_the_sizes_of_a_usual_limit() -> None:
+    sizes = [bucket.tokens for bucket in buckets_up_to(300)]
+    assert sizes == [16, 24, 32, 48, 64, 96, 128, 192, 256, 300]
+
+
+@given(layouts(max_groups=6), st.integers(1, 600), st.integers(0, 2**32 - 1))
+def test_padding_changes_nothing_of_what_is_padded(
+    forward: ForwardLayout, tokens: int, seed: int
+) -> None:
+    bucket = Bucket(tokens)
+    assume(forward.num_rows and bucket.holds(forward))
+    ids = np.random.default_rng(seed).integers(0, 99, forward.num_tokens, dtype=np.int32)
+    padded, own = pad(forward, ids, bucket), forward.num_tokens
+    assert padded.layout.num_tokens == len(padded.token_ids) == tokens
+    assert len(padded.layout.groups) <= bucket.groups + 1
+    assert np.array_equal(padded.token_ids[:own], ids)
+    assert not padded.token_ids[own:].any()
+    assert np.array_equal(padded.layout.positions()[:own], forward.positions())
+    assert np.array_equal(padded.layout.segment_starts()[:own], forward.segment_starts())
+    assert (padded.layout.segment_starts()[own:] == own).all()
+
+
+@given(layouts(max_groups=6), st.integers(1, 600))
+def test_the_ends_of_rows_are_read_and_behind_them_something(
+    forward: ForwardLayout, tokens: int
+) -> None:
+    bucket = Bucket(tokens)
+    assume(forward.num_rows and bucket.holds(forward))
+    padded = pad(forward, np.zeros(forward.num_tokens, np.int32), bucket)
+    assert padded.row_ends.shape == (bucket.tokens,)
+    assert np.array_equal(padded.row_ends[: forward.num_rows], forward.row_ends)
+    assert not padded.row_ends[forward.num_rows :].any()
+
+
+@pytest.mark.parametrize(
+    ("forward", "held"),
+    [
+        (layout((0, 36, *[1] * 28)), True),
+        (layout((0, 37, *[1] * 28)), False),  # one token too many
+        (layout((0, 10, *[1] * 54)), True),  # rows of one token
+        (layout((0, 0, *[1] * 64)), True),
+        (layout(*[(0, 1, 1)] * 4), True),
+        (layout(*[(0, 1, 1)] * 5), False),  # one group too many
+    ],
+)
+def test_a_size_holds_so_many_tokens_and_groups(forward: ForwardLayout, held: bool) -> None:
+    assert Bucket(64).holds(forward) is held
+
+
+def test_a_plain_forward_is_replayed() -> None:
+    assert eager_reason(plan(), most_held=0, stores=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("most_held", "reason"), [(0, "held_prefix"), (63, "held_prefix"), (64, "")]
+)
+def test_a_cached_prefix_is_read_in_a_replay_up_to_a_length(most_held: int, reason: str) -> None:
+    """64 of 160 tokens, as with an instruction that all requests begin with."""
+    rows = request(range(96), *[[1, 2]] * 32).pack()
+    (piece,) = split_request(rows, ForwardBudget(1000))
+    behind = plan_forward([piece.behind(64)])
+    assert behind.num_tokens == 96
+    assert eager_reason(behind, most_held=most_held, stores=False) == reason
+
+
+def test_what_differs_from_a_plain_forward_runs_eagerly() -> None:
+    def reason(forward: ForwardPlan, *, stores: bool = False) -> str:
+        return eager_reason(forward, most_held=0, stores=stores)
+
+    plain = plan()
+    (group,) = plain.layout.groups
+    reads_more = ForwardLayout((replace(group, read_lens=np.array([1, 2], np.int32)),))
+    assert reason(plain, stores=True) == "kept_prefix"
+    assert reason(replace(plain, override_at=np.array([1]))) == "overrides"
+    assert reason(plan("a")) == "adapter"
+    assert reason(replace(plain, layout=reads_more)) == "many_reads"

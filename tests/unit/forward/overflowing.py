@@ -1,0 +1,137 @@
+"""Requests whose numbers leave a half-precision model's range, beside others, through a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sglang_prefill_ext.config import AttentionWay, Order
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.scheduling.admission import QueueLimits
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import JobStatus
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array, values_from_bytes
+from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
+from tests.unit.scheduling.caches import MemoryCache
+
+HUGE = 96
+"""A token whose own embedding the model's first product takes out of its range."""
+
+LABELS = [3, 5]
+
+_LARGE = {torch.float16: 6e4, torch.bfloat16: 3e38, torch.float32: 3e38}
+"""Finite in the dtype; eight times as much is not."""
+
+_POLICY = SchedulingPolicy(
+    budget=ForwardBudget(1000),
+    order=Order.FCFS,
+    ageing=1,
+    launch_tokens=10**6,
+    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+)
+
+
+class OverflowingModel(TinyModel):
+    """A model in half precision."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        super().__init__()
+        self.dtype = dtype
+        for name in ("tokens", "positions", "head"):
+            setattr(self, name, getattr(self, name).to(dtype))
+        for name in ("query", "key", "value", "output"):
+            setattr(self, name, [each.to(dtype) for each in getattr(self, name)])
+        self.tokens[HUGE] = _LARGE[dtype]
+        if device is not None:
+            self.move(device)
+
+
+def rows(prefix: Sequence[int], *suffixes: Sequence[int]) -> PackedRows:
+    """A request; a token of -1 stands for an embedding that leaves the model's range."""
+    tokens = [*prefix, *(token for suffix in suffixes for token in suffix)]
+    overridden = {}
+    if -1 in tokens:
+        overridden["overrides"] = np.full((1, HIDDEN), 3e38, dtype=np.float32)
+    lens = int_array([len(suffix) for suffix in suffixes])
+    ids = int_array(tokens), len(prefix), lens, int_array(LABELS), NO_INTS
+    return PackedRows(*ids, normalised=True, **overridden)
+
+
+class Overflow:
+    """A model behind a runtime with a prefix cache."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        way: AttentionWay = AttentionWay.TORCH,
+        device: torch.device | None = None,
+    ) -> None:
+        model = OverflowingModel(dtype, device)
+        self._pool = model.pool
+        executor = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
+        self.cache = MemoryCache()
+        self.runtime = PackedRuntime(executor, self._take, _POLICY, cache=self.cache)
+        self.statuses: dict[str, JobStatus] = {}
+        self._values: dict[str, np.ndarray] = {}
+
+    def serve(self, *requests: PackedRows) -> list[np.ndarray]:
+        """Have requests wait at the same moment; return their values, none for unhappy ones."""
+        self._values.clear()
+        for number, request in enumerate(requests):
+            self.runtime.submit(f"job-{number}", request, None)
+        while self.runtime.busy:
+            self.runtime.step()
+        return [self._values[f"job-{number}"] for number in range(len(requests))]
+
+    @property
+    def forwards(self) -> int:
+        return self.runtime.stats.forwards
+
+    def assert_cache_is_finite(self) -> None:
+        slots = torch.cat([torch.empty(0, dtype=torch.int64), *self.cache.committed.values()])
+        for layer in range(LAYERS) if len(slots) else ():
+            for kept in self._pool.buffers(layer):
+                assert kept[slots].isfinite().all()
+
+    def _take(self, ended: Sequence[Ended]) -> None:
+        for job, result in ended:
+            self.statuses[job.rid] = JobStatus(result.status)
+            self._values[job.rid] = values_from_bytes(result.values)
+
+
+PREFIX = list(range(10, 30))
+OTHERS = [rows(PREFIX, [1, 2], [3, 4, 5]), rows([], [7, 8, 9])]
+_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 1e-1, torch.float32: 1e-5}
+"""Of log-probs of several nats, between forwards that add up in another order."""
+
+
+def assert_spoils_nobody(
+    guilty: PackedRows,
+    dtype: torch.dtype,
+    way: AttentionWay = AttentionWay.TORCH,
+    device: torch.device | None = None,
+) -> Overflow:
+    """Serve a request between others, which get what they get alone, also from the cache after.
+
+    NaN is the answer to one with embeddings, and to others that the stock path has to be taken.
+    """
+    alone = [Overflow(dtype, way, device).serve(other)[0] for other in OTHERS]
+    together = Overflow(dtype, way, device)
+    first, spoilt, second = together.serve(OTHERS[0], guilty, OTHERS[1])
+    statuses = dict(together.statuses)
+    together.assert_cache_is_finite()
+    for found, wanted in zip([first, second, *together.serve(*OTHERS)], alone * 2, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=_TOLERANCE[dtype])
+    answered = len(guilty.overrides) > 0
+    assert np.isnan(spoilt).any() if answered else not len(spoilt)
+    status = JobStatus.OK if answered else JobStatus.NOT_FINITE
+    assert [statuses[f"job-{number}"] for number in range(3)] == [
+        JobStatus.OK,
+        status,
+        JobStatus.OK,
+    ]
+    return together

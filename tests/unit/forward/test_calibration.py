@@ -1,0 +1,318 @@
+"""The measured budget against forwards of other shapes than those that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.forward import calibration
+from sglang_prefill_ext.forward.calibration import Pace, calibrate, measured_memory, measured_pace
+from sglang_prefill_ext.forward.completion import ForwardCompletion
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.memory import peak_bytes
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, MemoryModel
+from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from tests.unit.forward.tiny_model import TinyModel
+from tests.unit.scheduling.jobs import IdleExecutor
+
+CPU = torch.device("cpu")
+MAX_TOKENS = 8192
+READOUT_BYTES = 1 << 16
+
+
+def alone(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+def plan_of(prefix: int, lens: Sequence[int]) -> ForwardPlan:
+    tokens = np.ones(prefix + sum(lens), np.int32)
+    rows = PackedRows(tokens, prefix, int_array(lens), int_array([1, 2]), int_array([]))
+    (piece,) = split_request(rows, ForwardBudget(len(tokens)))
+    return plan_forward([piece])
+
+
+@pytest.fixture(scope="module")
+def executor() -> PackedExecutor:
+    return PackedExecutor(TinyModel(), readout_bytes=READOUT_BYTES)
+
+
+@pytest.fixture(scope="module")
+def memory(executor: PackedExecutor) -> MemoryModel:
+    return measured_memory(executor, CPU, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "lens"),
+    [
+        (0, [3000]),
+        (500, [10] * 100),
+        (60, [2] * 2000),
+        (0, [5] * 700),
+        (3000, [64] * 30),
+        (100, [1000, 3, 700, 1, 1]),
+    ],
+)
+def test_forwards_of_other_shapes_stay_below_what_is_expected(
+    executor: PackedExecutor, memory: MemoryModel, prefix: int, lens: list[int]
+) -> None:
+    plan = plan_of(prefix, lens)
+    peak = peak_bytes(CPU, lambda: executor.launch(plan, [None], [None]).wait())
+    expected = memory.num_bytes(plan.num_tokens, plan.num_rows)
+    assert peak <= expected
+    assert expected <= 2 * memory.num_bytes(MAX_TOKENS, MAX_TOKENS // 64)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("rows", [1, 40, 500])
+def test_the_most_probable_token_and_a_drawn_one_are_counted(
+    memory: MemoryModel, executor: PackedExecutor, rows: int, drawn: bool
+) -> None:
+    lens = np.full(rows, 2, np.int32)
+    one = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=5, seed=1, biases={})
+    sampling = Sampling(np.repeat(one.draws, rows), one.biases) if drawn else NO_SAMPLING
+    packed = PackedRows(
+        *(np.ones(2 * rows, np.int32), 0, lens, NO_INTS, NO_INTS), num_best=1, sampling=sampling
+    )
+    (piece,) = split_request(packed, ForwardBudget(2 * rows))
+    plan = plan_forward([piece])
+    peak = peak_bytes(CPU, lambda: executor.launch(plan, [None], [None]).wait())
+    assert peak <= memory.num_bytes(plan.num_tokens, plan.num_rows)
+
+
+def test_whole_chunks_are_read_when_memory_is_measured() -> None:
+    plans: list[ForwardPlan] = []
+
+    class Noting(PackedExecutor):
+        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+            plans.append(plan)
+            return super().launch(plan, *args)
+
+    executor = Noting(TinyModel(), readout_bytes=READOUT_BYTES)
+    large = measured_memory(executor, CPU, MAX_TOKENS)
+    best, drawn = plans[-2:]
+    assert best.num_rows == drawn.num_rows == 2 * executor.chunk_reads
+    assert [plan.num_best.tolist() for plan in (best, drawn)] == [[1] * best.num_rows] * 2
+    assert not best.is_drawn.any()
+    assert drawn.is_drawn.all()
+    logits = best.num_rows * TinyModel.vocab_size * 4 // 2
+    assert large.fixed_bytes > logits
+
+
+def test_a_sampler_that_fails_keeps_no_server_from_starting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class WithoutSampler(TinyModel):
+        def draw(self, *args: Any) -> Any:
+            raise NotImplementedError("no sampler here")
+
+    executor = PackedExecutor(WithoutSampler(), readout_bytes=READOUT_BYTES)
+    assert calibrate(executor, CPU, 100, alone).budget.max_tokens == 100
+    assert "could not be measured" in caplog.text
+
+
+def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
+    """Of the forwards that are run to measure those of up to so many tokens."""
+    layouts = []
+
+    class Noting(PackedExecutor):
+        def launch(self, plan: ForwardPlan, *args: Any) -> Any:
+            layouts.append(plan.layout)
+            return super().launch(plan, *args)
+
+    executor = Noting(model, readout_bytes=READOUT_BYTES)
+    measured_memory(executor, CPU, tokens)
+    measured_pace(executor, tokens, tokens)
+    assert max(layout.num_tokens for layout in layouts) == tokens
+    return layouts
+
+
+def test_an_encoder_is_measured_with_prompts_that_it_has_positions_for() -> None:
+    model = TinyModel()
+    model.causal, model.longest_prompt = False, 100
+    groups = [group for layout in measured_layouts(model, 1000) for group in layout.groups]
+    assert max(int(group.suffix_lens.max()) for group in groups) == 100
+    assert not any(group.prefix_len for group in groups)
+
+
+@pytest.mark.parametrize("longest_prompt", [64, 100, 999])
+def test_a_decoder_is_measured_with_prompts_that_it_has_positions_for(longest_prompt: int) -> None:
+    model = TinyModel()
+    model.longest_prompt = longest_prompt
+    layouts = measured_layouts(model, 4000)
+    assert max(int(layout.positions().max()) for layout in layouts) < longest_prompt
+    assert any(group.prefix_len for layout in layouts for group in layout.groups)
+
+
+def test_some_free_memory_is_left_alone(
+    executor: PackedExecutor, memory: MemoryModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: free)
+    budget = calibrate(executor, CPU, MAX_TOKENS, alone).budget
+    assert 0 < memory.fixed_bytes + budget.max_bytes <= 0.8 * free
+    assert 0.4 * MAX_TOKENS < budget.longest_row < 0.6 * MAX_TOKENS
+
+
+def test_a_share_of_the_free_memory_is_all_that_is_taken(
+    executor: PackedExecutor, memory: MemoryModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: 100 * share)
+    budget = calibrate(executor, CPU, MAX_TOKENS, alone, share).budget
+    assert 0 < memory.fixed_bytes + budget.max_bytes <= 0.8 * share
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: share)
+    assert calibrate(executor, CPU, MAX_TOKENS, alone, 100 * share).budget == budget
+
+
+def test_ranks_plan_with_the_largest_needs_and_the_least_memory(executor: PackedExecutor) -> None:
+    asked: list[list[int]] = []
+
+    def agree(numbers: list[int]) -> list[int]:
+        asked.append(numbers)
+        return [5000, 700, -(1 << 30), 77, 99]
+
+    measured = calibrate(executor, CPU, 100, agree)
+    assert measured.budget == ForwardBudget(100, 1 << 30, 5000, 700)
+    assert measured.launch_tokens == 77
+    assert measured.graphs == GraphCost(0, 99)
+    ((_, _, too_much, launch_tokens, eager_tokens),) = asked
+    assert too_much < 0 == eager_tokens < launch_tokens
+
+
+def test_a_device_without_room_is_refused(
+    executor: PackedExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "free_bytes", lambda device: 10)
+    with pytest.raises(ConfigError, match="cannot hold one row"):
+        calibrate(executor, CPU, 100, agree=alone)
+
+
+def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
+    class Exhausted(PackedExecutor):
+        def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+            raise torch.OutOfMemoryError("no memory for 2 GiB")
+
+    with pytest.raises(ConfigError, match=r"no memory for 2 GiB.*--mem-fraction-static"):
+        calibrate(Exhausted(TinyModel(), readout_bytes=1), CPU, 100, alone)
+
+
+class NotedGraphs(PackedExecutor):
+    """Captures nothing, and says that it has `captured`; notes when, and the tokens of forwards."""
+
+    def __init__(self, captured: tuple[int, ...] = ()) -> None:
+        super().__init__(TinyModel(), readout_bytes=READOUT_BYTES)
+        self.captured = captured
+        self.steps: list[object] = []
+
+    def capture_graphs(self, max_tokens: int) -> None:
+        self.steps.append(f"capture {max_tokens}")
+        self.graph_use.sizes = self.captured
+
+    def launch(self, plan: ForwardPlan, held: Any, stores: Any) -> ForwardCompletion:
+        self.steps.append(plan.num_tokens)
+        return super().launch(plan, held, stores)
+
+
+MEMORY_RUNS, TIMED_RUNS = 6, 6
+
+
+def test_both_launches_are_measured_each_by_forwards_of_its_own_kind() -> None:
+    executor = NotedGraphs(captured=(16, 64, 512))
+    calibrate(executor, CPU, 1000, alone, graph_tokens=512)
+    eager, replayed = executor.steps[: MEMORY_RUNS + TIMED_RUNS], executor.steps[-TIMED_RUNS:]
+    assert executor.steps == [*eager, "capture 512", *replayed]
+    assert eager[MEMORY_RUNS:] == [64] * 3 + [1000] * 3
+    assert replayed == [64] * 3 + [512] * 3
+
+
+@pytest.mark.parametrize("captured", [(), (16, 64)])
+def test_graphs_too_small_to_be_timed_and_none_change_no_price(captured: tuple[int, ...]) -> None:
+    executor = NotedGraphs(captured)
+    measured = calibrate(executor, CPU, 1000, alone, graph_tokens=64)
+    assert executor.steps[-1] == "capture 64"
+    assert measured.graphs == NO_GRAPHS
+    without = NotedGraphs()
+    assert calibrate(without, CPU, 1000, alone).graphs == NO_GRAPHS
+    assert len(without.steps) == MEMORY_RUNS + TIMED_RUNS
+
+
+def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seconds(executor: PackedExecutor, plan: ForwardPlan) -> float:
+        """A replay takes 2 ms and 10 us a token, an eager forward as much, but 12 ms at least."""
+        replayed = plan.num_tokens <= max(executor.graph_use.sizes, default=0)
+        device_s = 2e-3 + 1e-5 * plan.num_tokens
+        return device_s if replayed else max(12e-3, device_s)
+
+    monkeypatch.setattr(calibration, "_fastest_s", seconds)
+    measured = calibrate(NotedGraphs((2048,)), CPU, 4096, alone, graph_tokens=2048)
+    assert (measured.launch_tokens, measured.graphs) == (200, GraphCost(2048, 1200))
+
+
+def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, captured_when_asked = NotedGraphs(), []
+
+    def free_bytes(_device: torch.device) -> int:
+        captured_when_asked.append("capture 48" in executor.steps)
+        return 1 << 30
+
+    monkeypatch.setattr(calibration, "free_bytes", free_bytes)
+    calibrate(executor, CPU, 100, alone, graph_tokens=48)
+    assert captured_when_asked == [True]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 9, 100])
+def test_small_forwards_are_measured_too(executor: PackedExecutor, max_tokens: int) -> None:
+    measured = calibrate(executor, CPU, max_tokens, alone)
+    assert measured.budget.max_tokens == max_tokens
+    assert 1 <= measured.launch_tokens <= max(max_tokens, 128)
+
+
+class Timed(IdleExecutor):
+    """Takes a time of its own for every launch and every token, on a clock of its own."""
+
+    def __init__(self, clock: pytest.MonkeyPatch, launch_s: float, s_per_token: float) -> None:
+        now_s = 0.0
+
+        def pass_time(plan: ForwardPlan) -> None:
+            nonlocal now_s
+            now_s += launch_s + s_per_token * plan.num_tokens
+
+        super().__init__(pass_time)
+
+        def repeat(run: Any, number: int, repeat: int) -> list[float]:
+            begin_s = now_s
+            run()
+            return [now_s - begin_s]
+
+        clock.setattr(calibration, "timeit", SimpleNamespace(repeat=repeat))
+
+
+@pytest.mark.parametrize(
+    ("launch_s", "s_per_token", "expected"), [(0.02, 2e-5, 1000), (0.0, 2e-4, 1)]
+)
+def test_a_launch_is_told_in_tokens(
+    monkeypatch: pytest.MonkeyPatch, launch_s: float, s_per_token: float, expected: int
+) -> None:
+    executor = Timed(monkeypatch, launch_s, s_per_token)
+    assert measured_pace(executor, MAX_TOKENS, MAX_TOKENS).launch_tokens == expected
+
+
+def test_where_tokens_cost_nothing_a_launch_is_worth_a_whole_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pace = measured_pace(Timed(monkeypatch, 0.01, 0.0), MAX_TOKENS, MAX_TOKENS)
+    assert pace.launch_tokens == MAX_TOKENS
+    assert Pace(0.01, 1.0).launch_tokens == 1

@@ -1,0 +1,287 @@
+"""Packed forwards of a small model against every row computed on its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.model import Attend, ProductHead
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.whole_rows import whole_rows
+from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
+from tests.unit.scheduling.caches import MemoryCache
+from tests.unit.scheduling.jobs import job_of, job_of_rows, run_alone
+from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
+
+
+def _causal(_layer: int, inputs: LayerInputs) -> Tensor:
+    # The last layer asks for the last token only, which sees everything.
+    return _attention(inputs, is_causal=len(inputs.q) == len(inputs.k))
+
+
+def _full(_layer: int, inputs: LayerInputs) -> Tensor:
+    return _attention(inputs, is_causal=False)
+
+
+def _attention(inputs: LayerInputs, *, is_causal: bool) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (inputs.q, inputs.k, inputs.v))
+    how = {"is_causal": is_causal, "scale": inputs.scale, "enable_gqa": True}
+    return scaled_dot_product_attention(q, k, v, **how)[0].transpose(0, 1)
+
+
+def _row_by_row(request: PlainRequest, attend: Attend = _causal) -> list[float]:
+    model, values = TinyModel(), []
+    for prompt, labels in zip(request.prompts, request.labels, strict=True):
+        run = model.prepare(
+            torch.tensor(prompt),
+            torch.arange(len(prompt)),
+            torch.tensor([len(prompt) - 1]),
+            [len(prompt)],
+            attend,
+            shortened=True,
+        )
+        values += torch.log_softmax(model.logits(run())[0], dim=-1)[labels].tolist()
+    return values
+
+
+def _plans(rows: PackedRows, budget: int) -> list[ForwardPlan]:
+    return [plan_forward([piece]) for piece in split_request(rows, ForwardBudget(budget))]
+
+
+def _packed(model: TinyModel, request: PlainRequest, budget: int, readout_rows: int) -> list[float]:
+    executor = PackedExecutor(model, readout_bytes=readout_rows * VOCAB * 4)
+    return run_alone(executor, job_of(request, budget), MemoryCache(keeps=False))
+
+
+@given(plain_requests())
+def test_prompts_of_an_encoder_see_all_of_themselves(request: PlainRequest) -> None:
+    model = TinyModel()
+    model.causal = False
+    executor = PackedExecutor(model, readout_bytes=4 * VOCAB)
+    (plan,) = _plans(whole_rows(request.pack()), 10_000)
+    values = executor.launch(plan, [None], [None]).wait()
+    np.testing.assert_allclose(values, _row_by_row(request, _full), rtol=0, atol=1e-5)
+
+
+@given(plain_requests(), st.integers(5, 40), st.integers(1, 4), st.sampled_from(["", "a"]))
+def test_values_equal_those_of_every_row_on_its_own(
+    request: PlainRequest, budget: int, readout_rows: int, adapter: str
+) -> None:
+    model, request = TinyModel(), replace(request, adapter=adapter)
+    values = _packed(model, request, budget, readout_rows)
+    assert values == pytest.approx(_row_by_row(request), abs=1e-5)
+    assert sum(model.logit_rows) == len(request.suffixes)
+    assert max(model.logit_rows) <= readout_rows
+    assert set(model.adapters) == {request.adapter}
+
+
+@given(st.lists(plain_requests(), min_size=2, max_size=4), st.integers(5, 40), st.data())
+def test_requests_in_company_get_the_values_that_they_get_alone(
+    requests: list[PlainRequest], budget: int, data: st.DataObject
+) -> None:
+    """Forwards of random pieces, each of the next piece of some requests."""
+    executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
+    first = requests[0].prefix
+    requests = [
+        replace(each, prefix=first) if data.draw(st.booleans()) else each for each in requests
+    ]
+    jobs = [job_of(each, budget) for each in requests]
+    while open_ones := [job for job in jobs if not job.launched]:
+        chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
+        boarding = Boarding(chosen, cache)
+        computed = executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
+        boarding.commit()
+        for job, share in zip(chosen, boarding.plan.shares, strict=True):
+            job.values.append(computed[share.values])
+            job.next_piece += 1
+            if job.launched and job.held is not None:
+                job.held.rollback()
+    for each, job in zip(requests, jobs, strict=True):
+        assert job.answer().tolist() == pytest.approx(_row_by_row(each), abs=1e-5)
+
+
+def _with_cache(
+    executor: PackedExecutor, request: PlainRequest, budget: int, cache: MemoryCache
+) -> list[float]:
+    rows = request.pack()
+    cached = cache.cached_tokens(rows.tokens[: rows.prefix_len])
+    return run_alone(executor, job_of_rows(rows, ForwardBudget(budget), cached), cache)
+
+
+@given(st.lists(plain_requests(), min_size=1, max_size=4), st.integers(5, 40), st.data())
+def test_values_are_the_same_on_what_earlier_forwards_have_stored(
+    requests: list[PlainRequest], budget: int, data: st.DataObject
+) -> None:
+    executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
+    first = requests[0].prefix
+    for each in requests:
+        begin = data.draw(st.integers(0, len(first)))
+        request = replace(each, prefix=first[:begin] + each.prefix[begin:])
+        values = _with_cache(executor, request, budget, cache)
+        assert values == pytest.approx(_row_by_row(request), abs=1e-5)
+
+
+@torch.inference_mode()
+def test_what_is_stored_is_what_is_attended_to() -> None:
+    model, cache = TinyModel(), MemoryCache()
+    executor = PackedExecutor(model, readout_bytes=2 * VOCAB * 4)
+    _with_cache(executor, LONG, 100, cache)
+    slots = cache.committed[tuple(LONG.prefix)]
+    for layer in range(LAYERS):
+        keys, _ = model.pool.buffers(layer)
+        keys[slots] = keys[slots.flip(0)]
+    values = _with_cache(executor, LONG, 100, cache)
+    assert [transaction.cached for transaction in cache.begun] == [0, 10]
+    assert values != pytest.approx(_row_by_row(LONG), abs=1e-2)
+
+
+class SplitHeadModel(TinyModel):
+    """A model whose output head can be restricted to labels."""
+
+    def product_head(self) -> ProductHead:
+        return ProductHead(self.head.T)
+
+
+@pytest.mark.parametrize("model", [TinyModel(), SplitHeadModel()], ids=["whole", "split"])
+@given(plain_requests(), st.integers(5, 40))
+def test_labels_alone_are_read_without_the_vocabulary(
+    model: TinyModel, request: PlainRequest, budget: int
+) -> None:
+    executor = PackedExecutor(model, readout_bytes=VOCAB * 4)
+    model.logit_rows.clear()
+    rows = replace(request.pack(), normalised=False)
+    values = run_alone(executor, job_of_rows(rows, ForwardBudget(budget)), MemoryCache())
+    expected = iter(_row_by_row(request))
+    for labels in request.labels:
+        row = torch.tensor([next(expected) for _ in labels])
+        read = torch.tensor([values.pop(0) for _ in labels])
+        assert torch.allclose(read.softmax(0), row.softmax(0), atol=1e-5)
+    assert not values
+    assert bool(model.logit_rows) is (type(model) is TinyModel)
+
+
+@given(st.lists(plain_requests(), min_size=2, max_size=4), st.data())
+def test_only_rows_that_ask_for_it_pass_over_the_vocabulary(
+    requests: list[PlainRequest], data: st.DataObject
+) -> None:
+    model = SplitHeadModel()
+    wanted = [data.draw(st.booleans()) for _ in requests]
+    pieces = [
+        split_request(replace(each.pack(), normalised=normalised), ForwardBudget(1000))[0]
+        for each, normalised in zip(requests, wanted, strict=True)
+    ]
+    plan = plan_forward(pieces)
+    nothing = [None] * len(plan.layout.groups)
+    model.logit_rows.clear()
+    values = PackedExecutor(model, readout_bytes=1 << 20).launch(plan, nothing, nothing).wait()
+    asking = [each for each, asks in zip(requests, wanted, strict=True) if asks]
+    assert sum(model.logit_rows) == sum(len(each.suffixes) for each in asking)
+    for request, asks, share in zip(requests, wanted, plan.shares, strict=True):
+        read = torch.from_numpy(values[share.values]).split([*map(len, request.labels)])
+        expected = torch.tensor(_row_by_row(request)).split([*map(len, request.labels)])
+        for row, logprobs in zip(read, expected, strict=True):
+            if asks:
+                assert torch.allclose(row, logprobs, atol=1e-5)
+            assert torch.allclose(row.softmax(0), logprobs.softmax(0), atol=1e-5)
+
+
+LONG = PlainRequest(
+    prefix=list(range(10)),
+    suffixes=[[1, 2], [3], [4, 5, 6]],
+    labels=[[7, 8]] * 3,
+    shared_labels=True,
+)
+
+
+def test_row_lengths_count_the_prefix_to_the_first_row() -> None:
+    model = TinyModel()
+    _packed(model, LONG, budget=16, readout_rows=4)
+    assert model.row_lens == [[12, 1, 3]]
+    model.row_lens.clear()
+    _packed(model, LONG, budget=4, readout_rows=4)
+    assert model.row_lens == [[4], [4], [4], [1, 3]]
+
+
+def test_little_memory_still_reads_one_row_at_a_time() -> None:
+    model = TinyModel()
+    executor = PackedExecutor(model, readout_bytes=1)
+    (plan,) = _plans(LONG.pack(), 100)
+    executor.launch(plan, [None], [None])
+    assert model.logit_rows == [1, 1, 1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_model_says_whether_forwards_run_on(asynchronous: bool) -> None:
+    model = TinyModel(asynchronous=asynchronous)
+    assert PackedExecutor(model, readout_bytes=1).asynchronous is asynchronous
+
+
+def test_forwards_are_launched_on_the_models_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TinyModel()
+    events: list[str] = []
+
+    class Stream:
+        def __enter__(self) -> None:
+            events.append("enter")
+
+        def __exit__(self, *_: Any) -> None:
+            events.append("exit")
+
+    logits = model.logits
+
+    def noted_logits(hidden: Tensor) -> Tensor:
+        events.append("logits")
+        return logits(hidden)
+
+    monkeypatch.setattr(model, "stream", Stream)
+    monkeypatch.setattr(model, "logits", noted_logits)
+    (plan,) = _plans(LONG.pack(), 100)
+    PackedExecutor(model, readout_bytes=1 << 20).launch(plan, [None], [None])
+    assert events == ["enter", "logits", "exit"]
+
+
+def test_a_failing_forward_raises_and_the_next_one_works() -> None:
+    model = TinyModel()
+    executor = PackedExecutor(model, readout_bytes=1 << 20)
+    (plan,) = _plans(LONG.pack(), 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "head", torch.empty(HIDDEN + 1, VOCAB))
+        with pytest.raises(RuntimeError):
+            executor.launch(plan, [None], [None])
+    assert executor.launch(plan, [None], [None]).wait().tolist() == pytest.approx(
+        _row_by_row(LONG), abs=1e-5
+    )
+
+
+def test_launching_does_not_wait_for_the_device(unreadable: torch.device) -> None:
+    model = TinyModel()
+    model.move(unreadable)
+    shared = PlainRequest([1, 2, 3], [[4], [5, 6]], [[1, 2], [3]], shared_labels=False)
+    alone = PlainRequest([], [[7, 8, 9]], [[2]], shared_labels=True)
+    pieces = [split_request(each.pack(), ForwardBudget(1000))[0] for each in (shared, alone)]
+    plan, nothing = plan_forward(pieces), [None, None]
+    PackedExecutor(model, readout_bytes=1 << 10).launch(plan, nothing, nothing)
+    assert model.row_lens == [[4, 2, 3]]
+
+
+def test_forgotten_graphs_are_as_if_nobody_had_asked_for_them() -> None:
+    executor = PackedExecutor(TinyModel(), readout_bytes=1 << 16)
+    executor.capture_graphs(16)
+    assert executor.graph_use.obstacle
+    executor.forget_graphs()
+    assert executor.graph_use == GraphUse()

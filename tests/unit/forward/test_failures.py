@@ -1,0 +1,175 @@
+"""What one forward fails with is its requests' own, unless no other forward can follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import DistBackendError
+
+from sglang_prefill_ext.forward.failures import require_usable
+from sglang_prefill_ext.scheduling import forwards, runtime
+from sglang_prefill_ext.scheduling.job import Job, JobStatus
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from tests.unit.scheduling.caches import MemoryCache, MemoryTransaction
+from tests.unit.scheduling.jobs import request
+from tests.unit.scheduling.test_runtime_cache import JOINING, PREFIX, FailingExecutor
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FIRST = frozenset({1})
+
+each_asynchronous = pytest.mark.parametrize("asynchronous", [False, True])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_log() -> Iterator[None]:
+    forwards.logger.disabled = runtime.logger.disabled = True
+    yield
+    forwards.logger.disabled = runtime.logger.disabled = False
+
+
+class Served:
+    """A runtime, and what became of its jobs."""
+
+    def __init__(
+        self,
+        executor: FailingExecutor,
+        cache: MemoryCache | None = None,
+        after_failure: Callable[[Exception], None] = lambda _error: None,
+    ) -> None:
+        self.statuses: dict[str, str] = {}
+        args = (executor, self._take, JOINING)
+        self.runtime = PackedRuntime(*args, cache=cache, after_failure=after_failure)
+
+    def submit(self, *prefixes: list[int]) -> None:
+        for number, prefix in enumerate(prefixes):
+            self.runtime.submit(f"job-{number}", request(prefix).pack(), None)
+
+    def finish(self) -> None:
+        while self.runtime.busy:
+            self.runtime.step()
+
+    def _take(self, ended: Sequence[Ended]) -> None:
+        self.statuses |= {job.rid: result.status for job, result in ended}
+
+
+def _lost(_error: Exception) -> None:
+    raise torch.AcceleratorError("an illegal memory access was encountered")
+
+
+@each_asynchronous
+@pytest.mark.parametrize("place", ["failing_launches", "failing_waits"])
+def test_a_device_that_is_lost_ends_the_step(asynchronous: bool, place: str) -> None:
+    served = Served(FailingExecutor(asynchronous, **{place: FIRST}), after_failure=_lost)
+    served.submit(PREFIX)
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        served.finish()
+    assert not served.statuses
+
+
+@each_asynchronous
+@pytest.mark.parametrize("place", ["failing_launches", "failing_waits"])
+def test_a_device_that_answers_serves_the_others(asynchronous: bool, place: str) -> None:
+    seen: list[Exception] = []
+    served = Served(FailingExecutor(asynchronous, **{place: FIRST}), after_failure=seen.append)
+    served.submit(PREFIX)
+    served.finish()
+    served.submit(PREFIX)
+    served.finish()
+    assert len(seen) == 1
+    assert served.runtime.stats.requests == {"failed": 1, "ok": 1}
+
+
+class _UncommittedTransaction(MemoryTransaction):
+    def commit(self) -> None:
+        super().rollback()
+        raise RuntimeError("the tree is broken")
+
+
+@each_asynchronous
+def test_a_prefix_that_cannot_be_kept_is_its_jobs_failure(
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others of the same forward, whose transactions had not ended, are tried again."""
+    cache = MemoryCache()
+    other = PREFIX[::-1]
+    begin = cache.begin
+
+    def begin_broken(prefix: np.ndarray, *args: str, keep: bool) -> MemoryTransaction:
+        if prefix.tolist() == other:
+            transaction = _UncommittedTransaction(cache, tuple(other))
+            cache.begun.append(transaction)
+            return transaction
+        return begin(prefix, *args, keep=keep)
+
+    monkeypatch.setattr(cache, "begin", begin_broken)
+    served = Served(FailingExecutor(asynchronous), cache)
+    served.submit(other, PREFIX)
+    served.finish()
+    assert served.statuses == {"job-0": "failed", "job-1": "ok"}
+    assert set(cache.committed) == {tuple(PREFIX)}
+    assert "" not in cache.outcomes
+
+
+def test_an_answer_that_cannot_be_made_is_its_jobs_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Job.answer
+
+    def broken(job: Job) -> np.ndarray:
+        if job.rid == "job-0":
+            raise IndexError("no such value")
+        return answer(job)
+
+    monkeypatch.setattr(Job, "answer", broken)
+    served = Served(FailingExecutor())
+    served.submit(PREFIX, PREFIX)
+    served.finish()
+    assert served.statuses == {"job-0": JobStatus.FAILED, "job-1": JobStatus.OK}
+    assert served.runtime.stats.requests == {"failed": 1, "ok": 1}
+
+
+def _synchronize(error: Exception | None) -> Callable[[torch.device], None]:
+    def synchronize(device: torch.device) -> None:
+        assert device is CUDA
+        if error is not None:
+            raise error
+
+    return synchronize
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends"),
+    [
+        (None, False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), True),
+    ],
+    ids=str,
+)
+def test_a_device_is_asked_whether_it_is_broken(
+    answer: Exception | None, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", _synchronize(answer))
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    if not ends:
+        require_usable(CUDA, 1, error)
+        return
+    with pytest.raises(torch.AcceleratorError, match="launch failure"):
+        require_usable(CUDA, 1, error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), DistBackendError("timeout")],
+    ids=repr,
+)
+def test_what_strikes_one_rank_of_several_ends_it(error: Exception) -> None:
+    require_usable(CPU, 1, error)
+    with pytest.raises(type(error)) as raised:
+        require_usable(CPU, 2, error)
+    assert raised.value is error
+
+
+def test_what_strikes_every_rank_alike_ends_none() -> None:
+    require_usable(CPU, 2, RuntimeError("probability tensor contains NaN"))

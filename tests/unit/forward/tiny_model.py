@@ -1,0 +1,143 @@
+"""A small model for tests of whoever runs one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides, ProductHead
+from sglang_prefill_ext.wire.sampling import Sampling
+from tests.unit.scheduling.caches import MemoryPool
+from tests.unit.wire.strategies import VOCAB
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 2, 4, 2, 8, 6
+HIDDEN, POSITIONS = 24, 64
+SCALE = HEAD_DIM**-0.5
+
+
+class TinyModel:
+    """Embeddings, two layers of grouped-query attention and a linear head."""
+
+    device = torch.device("cpu")
+    vocab_size = VOCAB
+    dtype = torch.float32
+    heads = HeadShape(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM)
+    last_layer: int | None = LAYERS - 1
+    vector_width = state_width = 0
+    unit_length = False
+    causal = True
+    longest_prompt: int | None = None
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        self.asynchronous = asynchronous
+        self.pool = MemoryPool()
+        self.logit_rows: list[int] = []
+        self.row_lens: list[list[int]] = []
+        self.adapters: list[str] = []
+        generator = torch.Generator().manual_seed(7)
+
+        def weight(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator) / math.sqrt(shape[0])
+
+        self.tokens, self.positions = weight(VOCAB, HIDDEN), weight(POSITIONS, HIDDEN)
+        self.query = [weight(HIDDEN, HEADS * HEAD_DIM) for _ in range(LAYERS)]
+        self.key = [weight(HIDDEN, KV_HEADS * HEAD_DIM) for _ in range(LAYERS)]
+        self.value = [weight(HIDDEN, KV_HEADS * VALUE_DIM) for _ in range(LAYERS)]
+        self.output = [weight(HEADS * VALUE_DIM, HIDDEN) for _ in range(LAYERS)]
+        self.head = weight(HIDDEN, VOCAB)
+
+    def move(self, device: torch.device) -> None:
+        """Have everything on another device."""
+        self.device = device
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+            elif isinstance(value, list) and value and isinstance(value[0], Tensor):
+                setattr(self, name, [each.to(device) for each in value])
+
+    def stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def prepare(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        row_lens: list[int],
+        attend: Attend,
+        overrides: Overrides | None = None,
+        adapter: str = "",
+        *,
+        shortened: bool,
+    ) -> Callable[[], Tensor]:
+        assert sum(row_lens) == len(token_ids) == len(positions)
+        self.row_lens.append(row_lens)
+        self.adapters.append(adapter)
+        cut = self.last_layer if shortened else None
+        return lambda: self._run(token_ids, positions, read_at, attend, overrides, cut)
+
+    def _run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        read_at: Tensor,
+        attend: Attend,
+        overrides: Overrides | None,
+        cut: int | None,
+    ) -> Tensor:
+        embeds = self.tokens[token_ids]
+        if overrides is not None:
+            embeds[overrides.at] = overrides.embeds.to(embeds.dtype)
+        hidden = 8 * (embeds + self.positions[positions % POSITIONS])
+        for layer in range(LAYERS):
+            key, value = hidden @ self.key[layer], hidden @ self.value[layer]
+            if layer == cut:
+                hidden = hidden[read_at]
+            inputs = LayerInputs(
+                (hidden @ self.query[layer]).view(-1, HEADS, HEAD_DIM),
+                key.view(-1, KV_HEADS, HEAD_DIM),
+                value.view(-1, KV_HEADS, VALUE_DIM),
+                SCALE,
+            )
+            out = attend(layer, inputs)
+            hidden = hidden + out.reshape(len(out), -1) @ self.output[layer]
+        return hidden[read_at] if cut is None else hidden
+
+    def product_head(self) -> ProductHead | None:
+        return None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.logit_rows.append(len(hidden))
+        return hidden @ self.head
+
+    def draw(
+        self,
+        logits: Tensor,
+        sampling: Sampling,
+        positions: Tensor,
+        num_top: int,
+        listed: list[list[int]],
+    ) -> Drawn:
+        """Nothing is left to chance: the token is the sum of seed and position."""
+        assert len(logits) == len(sampling) == len(positions) == len(listed)
+        assert len(set(sampling.kinds.tolist())) == 1
+        for row, (token, value) in zip(
+            sampling.rows_of_biases.tolist(), sampling.biases.tolist(), strict=True
+        ):
+            logits[row, token] += value
+        logits /= torch.tensor(sampling.draws["temperature"].copy())[:, None]
+        log_probs = torch.log_softmax(logits, dim=-1)
+        tokens = (torch.tensor(sampling.draws["seed"] % VOCAB) + positions) % VOCAB
+        of_listed = [own[tokens] for own, tokens in zip(log_probs, listed, strict=True)]
+        return Drawn(
+            tokens,
+            log_probs.gather(1, tokens[:, None])[:, 0],
+            *log_probs.topk(num_top),
+            torch.cat(of_listed),
+        )

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.overrides.placeholders import (
+    checked_overrides,
+    place_at,
+    place_overrides,
+)
+from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+
+VOCAB, PLACEHOLDER, WIDTH = 9, 2, 2
+KIND = EmbeddingKind(WIDTH, "float32")
+LABELS = (int_array([3, 4]), int_array([]))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A call, and what each of its rows means: tokens, or the embeddings in their places."""
+
+    call: ScoreCall
+    rows: list[list[Any]]
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> Prompts:
+    """Calls of few tokens and few embeddings, so that prompts and embeddings are often equal."""
+    ids = st.lists(st.integers(0, 3), max_size=4)
+    query = draw(ids)
+    items = draw(st.lists(ids, min_size=1, max_size=5))
+    items = items if query else [[*item, 1] for item in items]
+    stacked = draw(st.booleans())
+
+    def drawn(prompt: list[int]) -> list[tuple[float, ...]]:
+        vector = st.sampled_from([(0.5, 1.0), (0.5, 2.0)])
+        count = prompt.count(PLACEHOLDER)
+        return draw(st.lists(vector, min_size=count, max_size=count))
+
+    def meant(prompt: list[int], vectors: list[tuple[float, ...]] | None) -> list[Any]:
+        left = iter(vectors or [])
+        is_kept = vectors is None
+        return [one if one != PLACEHOLDER or is_kept else next(left) for one in prompt]
+
+    def array(vectors: Any) -> Any:
+        dtype = draw(st.sampled_from([np.float16, np.float32, np.float64]))
+        return None if vectors is None else np.array(vectors, dtype).reshape(-1, WIDTH)
+
+    kept = [draw(st.integers(0, 3)) == 0 for _ in items]
+    if stacked:
+        both = [
+            None if keep else (drawn(query), drawn(item))
+            for item, keep in zip(items, kept, strict=True)
+        ]
+        given = {
+            "stacked_query_item_embed_overrides": [
+                None if each is None else array(each[0] + each[1]) for each in both
+            ]
+        }
+        pairs = [(None, None) if each is None else each for each in both]
+    else:
+        of_query = draw(st.sampled_from([None, drawn(query)]))
+        of_items = [None if keep else drawn(item) for item, keep in zip(items, kept, strict=True)]
+        listed = None if of_query is None else list(array(of_query))
+        given = {
+            "query_embed_overrides": listed,
+            "item_embed_overrides": [array(each) for each in of_items],
+        }
+        pairs = [(of_query, each) for each in of_items]
+    call = ScoreCall(query, items, [1], embed_override_token_id=PLACEHOLDER, **given)
+    rows = [
+        meant(query, first) + meant(item, second)
+        for item, (first, second) in zip(items, pairs, strict=True)
+    ]
+    return Prompts(call, rows)
+
+
+def _meaning(rows: PackedRows) -> list[list[Any]]:
+    flat = [
+        tuple(rows.overrides[~one].tolist()) if one < 0 else one for one in rows.tokens.tolist()
+    ]
+    ends = (rows.prefix_len + rows.suffix_lens.cumsum()).tolist()
+    return [
+        flat[: rows.prefix_len] + flat[a:b]
+        for a, b in zip([rows.prefix_len, *ends], ends, strict=False)
+    ]
+
+
+def _common(rows: list[list[Any]]) -> int:
+    """Leading entries that all rows share, by looking at every one."""
+    shortest = min(map(len, rows))
+    return next((k for k in range(shortest) if any(row[k] != rows[0][k] for row in rows)), shortest)
+
+
+@given(prompts())
+def test_a_packed_call_means_what_it_says(given: Prompts) -> None:
+    """Rows share what is equal in tokens and embeddings, and no more."""
+    call = given.call
+    assert ineligible_reason(call) is None
+    placed = place_overrides(call, call.query, call.items, KIND)
+    assert placed is not None
+    rows = pack_token_ids(
+        placed.query, placed.items, False, LABELS, VOCAB, overrides=placed.overrides
+    )
+    assert _meaning(rows) == given.rows
+    shortest = min(map(len, given.rows))
+    shared = min(_common(given.rows), shortest - 1) if len(given.rows) > 1 else 0
+    assert rows.prefix_len == shared
+    distinct = {one for row in given.rows for one in row if isinstance(one, tuple)}
+    named = {one for one in rows.tokens.tolist() if one < 0}
+    assert len(named) == len(distinct)
+
+
+def test_a_negative_id_of_the_user_names_nothing() -> None:
+    placed = place_overrides(CALL, CALL.query, CALL.items, KIND)
+    assert placed is not None
+    with pytest.raises(RequestError, match="id -3;"):
+        pack_token_ids([*placed.query, -3], placed.items, False, LABELS, VOCAB, placed.overrides)
+
+
+EMBED = np.array([0.5, 1.0], np.float16)
+CALL = ScoreCall(
+    [1, 2],
+    [[2, 3], [4]],
+    [1],
+    embed_override_token_id=2,
+    query_embed_overrides=[EMBED],
+    item_embed_overrides=[[EMBED * 2], None],
+)
+
+
+def test_halves_stay_halves_and_equal_ones_are_sent_once() -> None:
+    placed = place_overrides(CALL, [1, 2], CALL.items, KIND)
+    assert placed is not None
+    assert (placed.query, placed.items) == ([1, -1], [[-2, 3], [4]])
+    assert placed.overrides.dtype == np.float16
+    same = replace(CALL, item_embed_overrides=[[EMBED.reshape(1, 2)], None])
+    placed = place_overrides(same, [1, 2], CALL.items, KIND)
+    assert placed is not None
+    assert (placed.items[0], placed.overrides.tolist()) == ([-1, 3], [[0.5, 1.0]])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"query_embed_overrides": []},
+        {"query_embed_overrides": [EMBED, EMBED]},
+        {"item_embed_overrides": [[], None]},
+        {"item_embed_overrides": [None, [EMBED]]},
+        {
+            "query_embed_overrides": None,
+            "item_embed_overrides": None,
+            "stacked_query_item_embed_overrides": [None, np.stack([EMBED] * 2)],
+        },
+    ],
+)
+def test_other_numbers_of_embeddings_than_placeholders_are_stocks(fields: dict[str, Any]) -> None:
+    assert place_overrides(replace(CALL, **fields), CALL.query, CALL.items, KIND) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([EMBED, np.ones(3)], r"embeds\[1\]: the shape is \[1, 3\]\..* have 2 numbers"),
+        ([np.ones((2, 2))], r"embeds\[0\]: the shape is \[2, 2\]"),
+        (np.ones((1, 3)), r"embeds: the shape is \[1, 3\]"),
+        (np.ones(2), r"embeds: the shape is \[2\]"),
+        ([EMBED, np.array([1, 2])], r"embeds\[1\]: int64 numbers\. Send float16 or float32"),
+        ([[1, "a"]], r"embeds\[0\]: <U.* numbers"),
+        ("text", "embeds: <U4 numbers"),
+        ([EMBED, np.array([np.nan, 1])], r"embeds\[1\]: a number is NaN"),
+        (np.array([[0, 1], [1, np.inf]], np.float16), r"embeds\[1\]: a number is NaN"),
+        (np.array([[1e300, 1]]), r"embeds\[0\]: a number is NaN or beyond float32.*: inf\. Send"),
+    ],
+)
+def test_other_embeddings_are_refused_by_name(value: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        checked_overrides("embeds", value, KIND)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "said"),
+    [
+        (
+            "float16",
+            65520.0,
+            "float16, in which the model computes: 65520.0. Send finite numbers, ",
+        ),
+        ("bfloat16", -3.4028235e38, "finite numbers, below 3.3961775e+38 in size."),
+    ],
+)
+def test_embeddings_beyond_the_models_dtype_are_refused(
+    dtype: str, value: float, said: str
+) -> None:
+    embeds = np.array([[0, 1], [value, 2]], np.float32)
+    with pytest.raises(RequestError, match=re.escape(said)) as refused:
+        checked_overrides("embeds", embeds, EmbeddingKind(WIDTH, dtype))
+    assert str(refused.value).startswith(f"embeds[1]: a number is NaN or beyond {dtype}")
+    assert len(checked_overrides("embeds", embeds, KIND)) == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_embeddings_are_put_where_their_positions_say(prompts: list[list[int]]) -> None:
+    positional = [
+        SimpleNamespace(positions=places, embeds=np.array([[0, k] for k in places], np.float32))
+        if (places := [k for k, one in enumerate(prompt) if one == PLACEHOLDER])
+        else None
+        for prompt in prompts
+    ]
+    arrays = [int_array(prompt) for prompt in prompts]
+    placed, table = place_at(arrays, positional, KIND)
+    for before, after in zip(prompts, placed, strict=True):
+        for place, (old, new) in enumerate(zip(before, after.tolist(), strict=True)):
+            if old == PLACEHOLDER:
+                assert table[~new].tolist() == [0, place]
+            else:
+                assert new == old
+    assert [array.tolist() for array in arrays] == prompts

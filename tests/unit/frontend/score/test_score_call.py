@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason, prompts_of
+from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.packed import int_array
+
+TEXT_CALL: dict[str, Any] = {"query": "q", "items": ["a", "b"], "label_token_ids": [1]}
+ID_CALL: dict[str, Any] = {"query": [1], "items": [[2], []], "label_token_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        TEXT_CALL,
+        ID_CALL,
+        TEXT_CALL | {"query": None},
+        ID_CALL | {"query": None},
+        TEXT_CALL | {"items": "a"},
+        TEXT_CALL | {"item_first": True, "return_token_logprobs": True},
+        TEXT_CALL | {"apply_softmax": True, "temperature": 0.5},
+        TEXT_CALL | {"apply_softmax": True, "temperature": 3},
+        TEXT_CALL | {"label_token_ids": None},
+        TEXT_CALL | {"score_extraction_token_id": 0},
+        TEXT_CALL | {"embed_override_token_id": 5},
+        TEXT_CALL | {"embed_override_token_id": 5, "query_embed_overrides": []},
+        TEXT_CALL | {"embed_override_token_id": 5, "item_embed_overrides": [None, []]},
+        ID_CALL | {"embed_override_token_id": 5, "stacked_query_item_embed_overrides": [0, 0]},
+    ],
+    ids=repr,
+)
+def test_plain_calls_are_packed(arguments: dict[str, Any]) -> None:
+    assert ineligible_reason(ScoreCall(**arguments)) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "reason"),
+    [
+        ("query_embed_overrides", [], "unusual_input"),
+        ("item_embed_overrides", [], "unusual_input"),
+        ("stacked_query_item_embed_overrides", [], "unusual_input"),
+        ("score_extraction_token_id", "0", "unusual_input"),
+        ("image_data", [], "multimodal"),
+        ("return_pooled_hidden_states", True, "pooled_hidden_states"),
+        ("items", None, "no_items"),
+        ("items", [], "no_items"),
+        ("items", "", "no_items"),
+        ("items", ("a",), "unusual_input"),
+        ("items", ["a", [1]], "unusual_input"),
+        ("items", ["a", None], "unusual_input"),
+        ("items", [[1]], "unusual_input"),
+        ("items", [1, 2], "unusual_input"),
+        ("query", [1], "unusual_input"),
+        ("query", 1, "unusual_input"),
+        ("temperature", 0.5, "unusual_input"),
+    ],
+)
+def test_other_calls_name_their_reason(argument: str, value: Any, reason: str) -> None:
+    assert ineligible_reason(ScoreCall(**TEXT_CALL | {argument: value})) == reason
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"embed_override_token_id": None},
+        {"embed_override_token_id": "5"},
+        {"item_first": True},
+        {"item_embed_overrides": [None]},
+        {"item_embed_overrides": (None, None)},
+        {"query_embed_overrides": None, "stacked_query_item_embed_overrides": [None]},
+        {"stacked_query_item_embed_overrides": [None, None]},
+    ],
+)
+def test_embeddings_that_sglang_refuses_are_left_to_it(fields: dict[str, Any]) -> None:
+    plain = ID_CALL | {"embed_override_token_id": 5, "query_embed_overrides": []}
+    assert ineligible_reason(ScoreCall(**plain)) is None
+    assert ineligible_reason(ScoreCall(**plain | fields)) == "unusual_input"
+    stacked = {"embed_override_token_id": 5, "stacked_query_item_embed_overrides": [None, None]}
+    assert ineligible_reason(ScoreCall(**TEXT_CALL | stacked)) == "unusual_input"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"return_token_logprobs": True}, None),
+        ({"embed_override_token_id": 5, "query_embed_overrides": []}, None),
+        ({"item_first": True}, "unusual_input"),
+        ({"items": FlatRows(int_array([1]), int_array([1]))}, "unusual_input"),
+    ],
+)
+def test_setwise_calls_are_packed_unless_items_come_first_or_in_arrays(
+    fields: dict[str, Any], reason: str | None
+) -> None:
+    setwise = ScoreCall(**ID_CALL | {"score_extraction_token_id": 3} | fields)
+    assert ineligible_reason(setwise) == reason
+
+
+@pytest.mark.parametrize("query", ["q", 1, (1,)])
+def test_token_id_items_want_a_token_id_query(query: Any) -> None:
+    assert ineligible_reason(ScoreCall(**ID_CALL | {"query": query})) == "unusual_input"
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf"), "1", None])
+def test_temperatures_that_sglang_refuses_are_left_to_it(temperature: Any) -> None:
+    call = ScoreCall(**TEXT_CALL | {"apply_softmax": True, "temperature": temperature})
+    assert ineligible_reason(call) == "unusual_input"
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"), [("ab", 1), (["a"], 1), ([[1], [2]], 2), ([], 0), (None, 0), (("a",), 0)]
+)
+def test_number_of_items(items: Any, expected: int) -> None:
+    assert ScoreCall(items=items).num_items == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "items", "expected"),
+    [
+        ("q", ["a", "b"], ("q", ["a", "b"])),
+        ("q", "a", ("q", ["a"])),
+        (None, "a", ("", ["a"])),
+        (None, ["a"], ("", ["a"])),
+        (None, [[1], []], ([], [[1], []])),
+        ([3], [[1]], ([3], [[1]])),
+    ],
+)
+def test_prompts(query: Any, items: Any, expected: tuple[Any, list[Any]]) -> None:
+    assert prompts_of(ScoreCall(query=query, items=items)) == expected
+
+
+def test_binding_takes_positions_and_keywords() -> None:
+    call = ScoreCall("q", ["a"], [1], item_first=True, temperature=2.0)
+    assert call == ScoreCall("q", ["a"], [1], item_first=True, temperature=2.0)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {"unknown": 1}), (("q",), {"query": "q"}), ((None,) * 16, {})],
+    ids=["unknown keyword", "given twice", "too many"],
+)
+def test_arguments_that_do_not_fit_are_a_type_error(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError):
+        ScoreCall(*args, **kwargs)

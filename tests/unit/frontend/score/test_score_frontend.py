@@ -1,0 +1,712 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestAbortedError,
+    RequestError,
+    ServerBusyError,
+    TooManyItemsError,
+)
+from sglang_prefill_ext.frontend import client_wait as connection
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.score import score_frontend
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_frontend import Scored, ScoreFrontend
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, stub_answer
+
+VOCAB = 300
+HIDDEN = 4
+CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
+
+
+@pytest.fixture(autouse=True)
+def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_DISCONNECT_POLL_S", 0.001)
+
+
+@pytest.fixture
+def link() -> StubLink:
+    return StubLink()
+
+
+@pytest.fixture
+def frontend(link: StubLink) -> ScoreFrontend:
+    return _frontend(link)
+
+
+def _frontend(
+    link: StubLink,
+    *,
+    has_tokenizer: bool = True,
+    label_vocab_size: int = VOCAB,
+    truncates: bool = False,
+    prefixes: PrefixPolicy | None = None,
+    **knobs: int,
+) -> ScoreFrontend:
+    return ScoreFrontend(
+        link,
+        PrefillOnlyConfig(**knobs),
+        FrontendMetrics(),
+        vocab_size=VOCAB,
+        embeddings=EmbeddingKind(HIDDEN, "float32"),
+        label_vocab_size=label_vocab_size,
+        has_tokenizer=has_tokenizer,
+        truncates=truncates,
+        prefixes=prefixes,
+    )
+
+
+def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: PackedResult) -> None:
+    answer_at_once(link, frontend.exchange, lambda rows: answer)
+
+
+def _nothing_is_left(frontend: ScoreFrontend, link: StubLink) -> bool:
+    return frontend.exchange.in_flight == 0 and link.admitted == 0
+
+
+async def _until_sent(link: StubLink, count: int = 1) -> None:
+    for _ in range(1000):
+        if len(link.sent) == count:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"{len(link.sent)} of {count} requests were sent")
+
+
+@pytest.mark.parametrize("request_object", [None, object(), StubRequest(patience=10**6)])
+async def test_an_answer_becomes_scores(
+    frontend: ScoreFrontend, link: StubLink, request_object: Any
+) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3], forwards=2))
+    call = ScoreCall(
+        CALL.query, CALL.items, [7, 8], return_token_logprobs=True, request=request_object
+    )
+    scored = await frontend.score(call)
+    assert scored.token_logprobs == [[0, -1], [-2, -3]]
+    assert scored.scores == [
+        pytest.approx([1, np.exp(-1)]),
+        pytest.approx([np.exp(-2), np.exp(-3)]),
+    ]
+    assert scored.prompt_tokens == 7
+    assert frontend.metrics.as_dict() == {
+        "requests": {"packed": 1},
+        "fallbacks": {},
+        "items": 2,
+        "forwards": 2,
+        "tokens_computed": 5,
+        "tokens_saved": 2,
+        "text_batches": 0,
+        "chats": 0,
+        "spliced": 0,
+        "encoding_mismatches": 0,
+        "encoding_failures": 0,
+    }
+    assert len(link.sent) == 1
+    assert link.aborted == []
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("labels", [[7, 8], [[7, 8], [9, 6]]], ids=["shared", "own"])
+async def test_arrays_are_packed_as_lists_are(
+    frontend: ScoreFrontend, link: StubLink, item_first: bool, labels: Any
+) -> None:
+    query, items = int_array([1, 2]), FlatRows(int_array([3, 4, 5]), int_array([1, 2]))
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    call = ScoreCall(CALL.query, CALL.items, labels, item_first=item_first)
+    scored = [
+        await frontend.score(each) for each in (call, replace(call, query=query, items=items))
+    ]
+    assert scored[0].scores == scored[1].scores
+    assert scored[0].prompt_tokens == scored[1].prompt_tokens
+    sent = [rows for _, rows in link.sent]
+    assert sent[0].suffix_lens.tolist() == sent[1].suffix_lens.tolist()
+    assert sent[0].tokens.tolist() == sent[1].tokens.tolist()
+
+
+async def test_arrays_that_cannot_be_packed_are_left_to_stock(frontend: ScoreFrontend) -> None:
+    nothing = FlatRows(int_array([]), int_array([]))
+    with pytest.raises(StockPathTaken, match="no_items"):
+        await frontend.score(replace(CALL, query=int_array([]), items=nothing))
+    frontend.check_limits(replace(CALL, items=nothing))
+    many = FlatRows(int_array([1] * 2001), int_array([1] * 2001))
+    with pytest.raises(TooManyItemsError, match="2001 items"):
+        _frontend(StubLink(), max_items=2000).check_limits(replace(CALL, items=many))
+
+
+@pytest.mark.parametrize(
+    ("query", "item", "words"), [(VOCAB, 1, "`query`.* 300"), (1, -1, "`items`.* -1")]
+)
+async def test_arrays_with_ids_out_of_the_vocabulary_are_refused(
+    frontend: ScoreFrontend, query: int, item: int, words: str
+) -> None:
+    items = FlatRows(int_array([item]), int_array([1]))
+    with pytest.raises(RequestError, match=words):
+        await frontend.score(replace(CALL, query=int_array([query]), items=items))
+
+
+async def test_token_logprobs_are_left_out_unless_asked_for(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    assert (await frontend.score(CALL)).token_logprobs is None
+
+
+async def test_texts_with_embeddings_are_encoded_apart(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    link.first_tokens = [1]
+    call = ScoreCall(
+        "q!",
+        ["a!", "b"],
+        [7, 8],
+        embed_override_token_id=ord("!"),
+        query_embed_overrides=[np.ones(HIDDEN, np.float16)],
+        item_embed_overrides=[np.zeros((1, HIDDEN), np.float16), None],
+    )
+    await frontend.score(call)
+    ((_, rows),) = link.sent
+    assert rows.prefix_len == 3
+    assert rows.tokens.tolist() == [1, ord("q"), -1, ord("a"), -2, ord("b")]
+    assert rows.overrides.tolist() == [[1.0] * HIDDEN, [0.0] * HIDDEN]
+    assert link.encoding_threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    ("query", "items"), [([1, 2], [[9, 3, 9], [9]]), ("\1\2", ["\t\3\t", "\t"])]
+)
+async def test_setwise_calls_get_a_matrix_an_item(
+    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
+) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3, -4, -5]))
+    call = ScoreCall(query, items, [7, 8], score_extraction_token_id=9)
+    scored = await frontend.score(call)
+    assert [len(matrix) for matrix in scored.scores] == [2, 1]
+    assert scored.scores[1] == [pytest.approx([np.exp(-4), np.exp(-5)])]
+    ((_, rows),) = link.sent
+    assert (rows.prefix_len, rows.read_lens.tolist()) == (2, [3, 1])
+
+
+@pytest.mark.parametrize(("query", "items"), [([9], [[9]]), ("\t", ["\t"]), ([1], [[2]])])
+async def test_setwise_calls_that_stock_refuses_are_not_sent(
+    frontend: ScoreFrontend, link: StubLink, query: Any, items: Any
+) -> None:
+    with pytest.raises(StockPathTaken, match="unusual_input"):
+        await frontend.score(ScoreCall(query, items, [7], score_extraction_token_id=9))
+    assert link.sent == []
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+async def test_setwise_calls_bring_embeddings(
+    frontend: ScoreFrontend, link: StubLink, stacked: bool
+) -> None:
+    """Some at extraction tokens, since the placeholder is one."""
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2]))
+    own = [np.ones((1, HIDDEN), np.float16), np.zeros((2, HIDDEN), np.float16)]
+    embeds = {"stacked_query_item_embed_overrides" if stacked else "item_embed_overrides": own}
+    call = ScoreCall([1], [[9, 3], [9, 2, 9]], [7], score_extraction_token_id=9)
+    call = replace(call, embed_override_token_id=9, return_token_logprobs=True, **embeds)
+    scored = await frontend.score(call)
+    assert [len(matrix) for matrix in scored.scores] == [1, 2]
+    assert scored.token_logprobs == []  # SGLang shows none
+    ((_, rows),) = link.sent
+    assert rows.tokens.tolist() == [1, -1, 3, -2, 2, -2]
+    assert (rows.prefix_len, rows.read_lens.tolist()) == (1, [2, 3])
+    assert rows.label_lens.tolist() == [1, 0, 1, 0, 1]
+    for fields in ({"query": [9]}, {"score_extraction_token_id": 3}):
+        with pytest.raises(StockPathTaken, match="unusual_input"):
+            await frontend.score(replace(call, **fields))
+
+
+async def test_embeddings_that_stock_refuses_are_not_sent(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    ones = [np.ones(HIDDEN)] * 2
+    call = replace(CALL, embed_override_token_id=1, query_embed_overrides=ones)
+    with pytest.raises(StockPathTaken, match="unusual_input"):
+        await frontend.score(call)
+    with pytest.raises(RequestError, match="id -1"):
+        await frontend.score(replace(call, query=[1, -1], query_embed_overrides=ones[:1]))
+    with pytest.raises(RequestError, match="shape"):
+        await frontend.score(replace(call, query_embed_overrides=[np.ones(3)]))
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_softmax_and_temperature_reach_the_scores(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[-1, -1, -1, -3]))
+    call = ScoreCall(CALL.query, CALL.items, [7, 8], apply_softmax=True, temperature=2.0)
+    share = 1 / (1 + np.exp(-1))
+    expected = [[0.5, 0.5], [pytest.approx(share), pytest.approx(1 - share)]]
+    assert (await frontend.score(call)).scores == expected
+
+
+@pytest.mark.parametrize(
+    ("apply_softmax", "return_token_logprobs", "normalised"),
+    [(False, False, True), (False, True, True), (True, True, True), (True, False, False)],
+)
+async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
+    frontend: ScoreFrontend,
+    link: StubLink,
+    apply_softmax: bool,
+    return_token_logprobs: bool,
+    normalised: bool,
+) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    call = ScoreCall(
+        CALL.query,
+        CALL.items,
+        [7, 8],
+        apply_softmax=apply_softmax,
+        return_token_logprobs=return_token_logprobs,
+    )
+    await frontend.score(call)
+    ((_, rows),) = link.sent
+    assert rows.normalised is normalised
+
+
+async def test_a_decline_takes_the_stock_path_and_is_remembered(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer("declined", "linear_attention"))
+    for _ in range(3):
+        with pytest.raises(StockPathTaken) as taken:
+            await frontend.score(CALL)
+        assert taken.value.reason == "linear_attention"
+    assert len(link.sent) == 1
+    assert link.aborted == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_what_is_computed_to_nan_takes_the_stock_path_and_nothing_else_does(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer("not_finite", "beyond float16"))
+    with pytest.raises(StockPathTaken) as taken:
+        await frontend.score(CALL)
+    assert taken.value.reason == "not_finite"
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    await frontend.score(CALL)
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_a_prefix_without_room_takes_the_stock_path_this_time(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer("no_room", "no room for the prefix"))
+    with pytest.raises(StockPathTaken) as taken:
+        await frontend.score(CALL)
+    assert taken.value.reason == "no_kv_room"
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    await frontend.score(CALL)
+    assert len(link.sent) == 2
+
+
+async def test_a_row_that_fits_no_forward_takes_the_stock_path_alone(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer("unfit", "too long", longest_row=1))
+    for _ in range(2):
+        with pytest.raises(StockPathTaken) as taken:
+            await frontend.score(CALL)
+        assert taken.value.reason == "row_over_budget"
+    assert len(link.sent) == 1, "what did not fit once never will"
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    await frontend.score(replace(CALL, items=[[3], [4]]))
+    assert len(link.sent) == 2
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        ("aborted", RequestAbortedError),
+        ("failed", PackedForwardError),
+        ("rejected", ServerBusyError),
+        ("expired", DeadlineExceededError),
+    ],
+)
+async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
+    frontend: ScoreFrontend, link: StubLink, status: str, error: type[PrefillExtError]
+) -> None:
+    _answer_soon(frontend, link, stub_answer(status, "what happened"))
+    for _ in range(2):
+        with pytest.raises(error, match="what happened"):
+            await frontend.score(CALL)
+    assert len(link.sent) == 2
+    assert link.aborted == []
+    assert frontend.metrics.as_dict()["requests"] == {}
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_a_rejected_client_learns_when_to_come_again(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    _answer_soon(frontend, link, stub_answer("rejected", "busy", retry_after_s=2.5))
+    with pytest.raises(ServerBusyError) as busy:
+        await frontend.score(CALL)
+    assert busy.value.retry_after_s == 2.5
+
+
+async def test_a_deadline_passes_before_the_engine_takes_requests_again(
+    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def paused() -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(link, "admission", paused)
+    options = RequestOptions(deadline_ms=time.time() * 1e3 + 20)
+    with pytest.raises(DeadlineExceededError, match="took no requests"):
+        await frontend.score(CALL, options)
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_options_reach_the_scheduler(frontend: ScoreFrontend, link: StubLink) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    options = RequestOptions(priority=3, deadline_ms=time.time() * 1e3 + 60_000)
+    await frontend.score(CALL, options)
+    await frontend.score(CALL)
+    assert link.options == [options, RequestOptions()]
+
+
+async def test_a_client_that_leaves_is_aborted_once(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    call = ScoreCall(CALL.query, CALL.items, [7, 8], request=StubRequest(patience=3))
+    with pytest.raises(RequestAbortedError, match="disconnected"):
+        await frontend.score(call)
+    assert link.aborted == [link.sent[0][0]]
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize("request_object", [None, StubRequest(patience=10**6)])
+async def test_a_cancelled_call_is_aborted_once(
+    frontend: ScoreFrontend, link: StubLink, request_object: Any
+) -> None:
+    call = ScoreCall(CALL.query, CALL.items, [7, 8], request=request_object)
+    task = asyncio.create_task(frontend.score(call))
+    await _until_sent(link)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert link.aborted == [link.sent[0][0]]
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_a_call_cancelled_while_it_is_packed_sends_nothing(
+    frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoding, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow_encode(texts: Sequence[str]) -> list[list[int]]:
+        loop.call_soon_threadsafe(encoding.set)
+        go_on.wait()
+        return [[1] for _ in texts]
+
+    monkeypatch.setattr(link, "encode", slow_encode)
+    task = asyncio.create_task(frontend.score(ScoreCall("q", ["a"], [7])))
+    await encoding.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    assert link.sent == []
+    assert link.aborted == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    def broken(rid: str, rows: PackedRows) -> None:
+        raise OSError("socket closed")
+
+    link.on_send = broken
+    with pytest.raises(OSError, match="socket closed"):
+        await frontend.score(CALL)
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_late_and_unknown_answers_are_ignored(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    frontend.exchange.deliver("never-sent", stub_answer())
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    await frontend.score(CALL)
+    frontend.exchange.deliver(link.sent[0][0], stub_answer("failed"))
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_the_first_of_two_answers_counts(frontend: ScoreFrontend, link: StubLink) -> None:
+    def answer_twice(rid: str, rows: PackedRows) -> None:
+        frontend.exchange.deliver(rid, stub_answer(values=[0, -1, -2, -3]))
+        frontend.exchange.deliver(rid, stub_answer("failed"))
+
+    link.on_send = answer_twice
+    assert (await frontend.score(CALL)).scores[0][0] == 1.0
+
+
+async def test_concurrent_calls_get_their_own_answers(
+    frontend: ScoreFrontend, link: StubLink
+) -> None:
+    calls = [ScoreCall([9], [[token], [1, 2]], [token]) for token in range(20)]
+    tasks = [
+        asyncio.create_task(frontend.score(call), name=str(token))
+        for token, call in enumerate(calls)
+    ]
+    await _until_sent(link, len(calls))
+    assert frontend.exchange.in_flight == len(calls)
+    assert len({rid for rid, _ in link.sent}) == len(calls)
+    for rid, rows in random.Random(3).sample(link.sent, len(calls)):
+        label = float(rows.label_ids[0])
+        frontend.exchange.deliver(rid, stub_answer(values=[-label, -label - 1]))
+    scored: list[Scored] = await asyncio.gather(*tasks)
+    for token, result in enumerate(scored):
+        assert result.scores == [[np.exp(-float(token))], [np.exp(-float(token) - 1)]]
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize(
+    ("item_first", "texts"),
+    [(False, ["Frage: ä", "Frage: 日本"]), (True, ["äFrage: ", "日本Frage: "])],
+)
+async def test_texts_are_encoded_in_one_call_off_the_event_loop(
+    frontend: ScoreFrontend, link: StubLink, item_first: bool, texts: list[str]
+) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1]))
+    await frontend.score(ScoreCall("Frage: ", ["ä", "日本"], [7], item_first=item_first))
+    assert link.encoded == [texts]
+    assert link.encoding_threads != [threading.current_thread()]
+    ((_, rows),) = link.sent
+    assert rows.num_prompt_tokens == sum(len(text.encode()) for text in texts)
+
+
+async def test_a_lone_text_item_needs_no_query(frontend: ScoreFrontend, link: StubLink) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0]))
+    await frontend.score(ScoreCall(items="alone", label_token_ids=[7]))
+    assert link.encoded == [["alone"]]
+
+
+@pytest.mark.parametrize(
+    ("call", "on_the_loop"),
+    [
+        (CALL, True),
+        (ScoreCall([1] * 30_000, [[1], [2]], [7]), False),
+        (ScoreCall([1], [[1] * 15_000, [2] * 15_000], [7]), False),
+        (ScoreCall([1] * 300, [[n % 9] for n in range(300)], [7], item_first=True), False),
+    ],
+    ids=["small", "long query", "long items", "query repeated in every row"],
+)
+async def test_many_token_ids_are_packed_off_the_event_loop(
+    link: StubLink, monkeypatch: pytest.MonkeyPatch, call: ScoreCall, on_the_loop: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noting_pack(*args: Any) -> PackedRows:
+        threads.append(threading.current_thread())
+        return pack_token_ids(*args)
+
+    monkeypatch.setattr(score_frontend, "pack_token_ids", noting_pack)
+    frontend = _frontend(link, max_forward_tokens=50_000)
+    _answer_soon(frontend, link, stub_answer(values=[0] * call.num_items))
+    await frontend.score(call)
+    assert [thread is threading.current_thread() for thread in threads] == [on_the_loop]
+
+
+async def test_large_answers_become_objects_off_the_event_loop(
+    link: StubLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    scored = score_frontend._scored
+
+    def noting(*args: Any) -> Scored:
+        threads.append(threading.current_thread())
+        return scored(*args)
+
+    monkeypatch.setattr(score_frontend, "_scored", noting)
+    frontend = _frontend(link)
+    for items in (100, 101):
+        values = [0.0] * 200 * items
+        _answer_soon(frontend, link, stub_answer(values=values))
+        found = await frontend.score(ScoreCall([1], [[2]] * items, list(range(200))))
+        assert found.scores == [[1.0] * 200] * items
+    assert [thread is threading.current_thread() for thread in threads] == [True, False]
+
+
+async def test_too_many_items_are_refused(link: StubLink) -> None:
+    frontend = _frontend(link, max_items=2)
+    with pytest.raises(TooManyItemsError, match=r"3 items .* limit of 2.*--prefill-only-max-items"):
+        frontend.check_limits(ScoreCall([1], [[2], [3], [4]], [7], image_data=[]))
+    frontend.check_limits(ScoreCall([1], [[2], [3]], [7]))
+    frontend.check_limits(CALL)
+
+
+@pytest.mark.parametrize(
+    ("call", "knobs", "reason"),
+    [
+        (ScoreCall([1], [[2]], [7], image_data=[]), {}, "multimodal"),
+        (ScoreCall([1], [], [7]), {}, "no_items"),
+        (ScoreCall([1], [[2]], None), {}, "unusual_input"),
+        (ScoreCall([1], [[2]], [VOCAB - 1]), {"label_vocab_size": VOCAB - 1}, "unusual_input"),
+        (ScoreCall("q", ["a"], [7]), {"has_tokenizer": False}, "no_tokenizer"),
+        (ScoreCall("q", "a", [7]), {"has_tokenizer": False}, "no_tokenizer"),
+        (ScoreCall([1], [[2], [3] * 5], [7]), {"max_forward_tokens": 4}, "row_over_budget"),
+        (ScoreCall([1] * 60_000, [[2], [3] * 40_001], [7]), {}, "prompt_too_long"),
+    ],
+)
+async def test_other_calls_take_the_stock_path_and_send_nothing(
+    link: StubLink, call: ScoreCall, knobs: dict[str, Any], reason: str
+) -> None:
+    frontend = _frontend(link, **knobs)
+    with pytest.raises(StockPathTaken) as taken:
+        await frontend.score(call)
+    assert taken.value.reason == reason
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+LONG = [5] * 1000
+FLAT = FlatRows(int_array([5] * 400), int_array([1] * 400))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (ScoreCall(LONG, [[1]] * 400, [7], item_first=True), "400400 tokens and 400 numbers"),
+        (ScoreCall(int_array(LONG), FLAT, [7], item_first=True), "400400 tokens"),
+        (ScoreCall("q" * 1000, ["a"] * 400, [7], item_first=True), "400400 tokens"),
+        (ScoreCall([1], [[2]] * 400, list(range(100))), "401 tokens and 40000 numbers"),
+        (ScoreCall("q", ["a"] * 400, [list(range(100))] * 400), "800 tokens and 40000"),
+        (
+            ScoreCall([1], [[2]] * 400, list(range(100)), score_extraction_token_id=2),
+            "0 tokens and 40000",
+        ),
+        (ScoreCall(LONG, [[2]] * 400, [7], score_extraction_token_id=2), "400400 tokens"),
+        (
+            ScoreCall("q", ["a"] * 400, list(range(100)), score_extraction_token_id=ord("a")),
+            "0 tokens and 40000",
+        ),
+    ],
+    ids="lists arrays texts labels own-labels anchors anchor-prompts anchor-texts".split(),
+)
+async def test_a_call_that_alone_takes_too_much_memory_is_refused(
+    link: StubLink, call: ScoreCall, words: str
+) -> None:
+    frontend = _frontend(link, max_queued_mib=1)
+    with pytest.raises(RequestError, match=f"items: {words}.* limit of 1.*max-queued-mib"):
+        await frontend.score(call)
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+@pytest.mark.parametrize("items", [[[2]] * 3, FlatRows(int_array([2] * 3), int_array([1] * 3))])
+async def test_prompts_that_are_too_long_are_not_repeated_to_be_refused(
+    link: StubLink, item_first: bool, items: Any
+) -> None:
+    query: Any = int_array([1] * 100_000) if isinstance(items, FlatRows) else [1] * 100_000
+    call = ScoreCall(query, items, [7], item_first=item_first)
+    for knobs in ({}, {"truncates": True, "max_queued_tokens": 300_000}):
+        with pytest.raises(StockPathTaken, match="prompt_too_long"):
+            await _frontend(link, **knobs).score(call)
+    with pytest.raises(RequestError, match="a prompt has 100001 tokens, the model takes 100000"):
+        await _frontend(link, max_queued_tokens=300_000).score(call)
+    assert link.encoded == link.sent == []
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+async def test_texts_that_were_encoded_go_down_the_stock_path_as_ids(
+    link: StubLink, item_first: bool
+) -> None:
+    call = ScoreCall("query ", ["a", "item b"], [7], item_first=item_first, apply_softmax=True)
+    with pytest.raises(StockPathTaken) as taken:
+        await _frontend(link, max_forward_tokens=4).score(call)
+    found = taken.value.call
+    ids = [item + found.query if item_first else found.query + item for item in found.items]
+    prompts = [bytes(each).decode() for each in ids]
+    assert prompts == (["aquery ", "item bquery "] if item_first else ["query a", "query item b"])
+    assert found == replace(call, query=found.query, items=found.items)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [ScoreCall([1], [[2], [3] * 5], [7]), ScoreCall("q", ["a" * 9], [7], image_data=[])],
+    ids=["ids", "not encoded"],
+)
+async def test_other_calls_go_down_the_stock_path_as_they_are(
+    link: StubLink, call: ScoreCall
+) -> None:
+    with pytest.raises(StockPathTaken) as taken:
+        await _frontend(link, max_forward_tokens=4).score(call)
+    assert taken.value.call is None
+
+
+@pytest.mark.parametrize(
+    ("call", "knobs"),
+    [
+        (ScoreCall([1], [[2], [3] * 4], [7]), {"max_forward_tokens": 4}),
+        (ScoreCall([1] * 60_000, [[2], [3] * 40_000], [7]), {"max_forward_tokens": 40_000}),
+        (ScoreCall([1], [[2], [3]], [7]), {"has_tokenizer": False}),
+    ],
+    ids=["row at the budget", "longest prompt", "token ids need no tokenizer"],
+)
+async def test_calls_at_the_limit_are_packed(
+    link: StubLink, call: ScoreCall, knobs: dict[str, Any]
+) -> None:
+    frontend = _frontend(link, **knobs)
+    _answer_soon(frontend, link, stub_answer(values=[0, -1]))
+    assert len((await frontend.score(call)).scores) == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ScoreCall([1], [[VOCAB]], [7]),
+        ScoreCall([], [[], [1]], [7]),
+        ScoreCall("", ["", "a"], [7]),
+    ],
+    ids=["id outside the vocabulary", "no token ids", "no text"],
+)
+async def test_wrong_prompts_are_refused_and_send_nothing(
+    frontend: ScoreFrontend, link: StubLink, call: ScoreCall
+) -> None:
+    with pytest.raises(RequestError):
+        await frontend.score(call)
+    assert link.sent == []
+    assert _nothing_is_left(frontend, link)
+
+
+async def test_declined_from_the_start(frontend: ScoreFrontend, link: StubLink) -> None:
+    frontend.exchange.decline("not_generation")
+    with pytest.raises(StockPathTaken, match="not_generation"):
+        await frontend.score(CALL)
+    assert link.sent == []

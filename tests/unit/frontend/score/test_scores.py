@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.frontend.score import scores
+from sglang_prefill_ext.frontend.score.scores import logprob_rows, scores_from_values
+from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from tests.unit.wire.strategies import PlainRequest, plain_requests
+
+LOGPROBS = st.floats(-80, 0, width=32)
+TEMPERATURES = st.sampled_from([1e-6, 1e-3, 0.1, 0.7, 1.0, 2.0, 37.5, 1e6]) | st.integers(1, 9)
+
+
+def _sglang_scores(logprobs: list[float], apply_softmax: bool, temperature: float) -> list[float]:
+    """The formula of SGLang's `_convert_logprobs_to_scores`."""
+    if not apply_softmax:
+        return [math.exp(x) if x != float("-inf") else 0.0 for x in logprobs]
+    maximum = max(logprobs)
+    weights = [math.exp((x - maximum) / temperature) for x in logprobs]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _values(
+    data: st.DataObject, request: PlainRequest, lowest: float | None = None
+) -> list[list[float]]:
+    values = LOGPROBS if lowest is None else LOGPROBS | st.just(lowest)
+    return [data.draw(st.lists(values, min_size=len(x), max_size=len(x))) for x in request.labels]
+
+
+def _flat(rows: list[list[float]]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.array([value for row in rows for value in row], dtype=np.float32)
+
+
+@given(plain_requests(), TEMPERATURES, st.data())
+def test_softmax_scores_equal_sglangs(
+    request: PlainRequest, temperature: float, data: st.DataObject
+) -> None:
+    logprobs = _values(data, request)
+    scores = scores_from_values(
+        _flat(logprobs), request.pack(), apply_softmax=True, temperature=temperature
+    )
+    expected = [_sglang_scores(row, True, temperature) for row in logprobs]
+    _assert_equal(scores, expected)
+    assert [sum(row) for row in scores] == pytest.approx([1.0] * len(scores))
+
+
+def test_close_logprobs_keep_their_ratio_at_a_small_temperature() -> None:
+    request = PlainRequest([], [[1]], [[1, 2]], shared_labels=True)
+    logprobs = [-80.0, float(np.nextafter(np.float32(-80), np.float32(-81)))]
+    scores = scores_from_values(
+        _flat([logprobs]), request.pack(), apply_softmax=True, temperature=1e-6
+    )
+    _assert_equal(scores, [_sglang_scores(logprobs, True, 1e-6)])
+
+
+@given(plain_requests(), st.data())
+def test_probabilities_equal_sglangs_also_of_impossible_labels(
+    request: PlainRequest, data: st.DataObject
+) -> None:
+    logprobs = _values(data, request, lowest=-math.inf)
+    scores = scores_from_values(
+        _flat(logprobs), request.pack(), apply_softmax=False, temperature=1.0
+    )
+    _assert_equal(scores, [_sglang_scores(row, False, 1.0) for row in logprobs])
+
+
+@given(plain_requests(), st.data())
+def test_logprobs_come_back_unchanged(request: PlainRequest, data: st.DataObject) -> None:
+    logprobs = _values(data, request, lowest=-math.inf)
+    assert logprob_rows(_flat(logprobs), request.pack()) == logprobs
+
+
+def test_scores_are_plain_floats_that_json_can_write() -> None:
+    request = PlainRequest([], [[1], [2]], [[1], [2, 3]], shared_labels=False)
+    for apply_softmax in (False, True):
+        scores = scores_from_values(
+            np.array([-1, -2, -3], dtype=np.float32),
+            request.pack(),
+            apply_softmax=apply_softmax,
+            temperature=1.0,
+        )
+        assert {type(score) for row in scores for score in row} == {float}
+
+
+def _assert_equal(scores: list[list[float]], expected: list[list[float]]) -> None:
+    assert [len(row) for row in scores] == [len(row) for row in expected]
+    for row, expected_row in zip(scores, expected, strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 4, 7, 12, 13])
+def test_large_answers_become_objects_in_steps(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    monkeypatch.setattr(scores, "_AT_A_TIME", at_a_time)
+    rows = PackedRows(int_array([1] * 5), 1, int_array([1] * 4), int_array([1, 2, 3]), NO_INTS)
+    values = np.arange(12, dtype=np.float32)
+    assert logprob_rows(values, rows) == values.reshape(4, 3).tolist()

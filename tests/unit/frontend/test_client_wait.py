@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sglang_prefill_ext.errors import RequestAbortedError
+from sglang_prefill_ext.frontend import client_wait as connection
+from sglang_prefill_ext.frontend.client_wait import outcome_while_connected
+from tests.unit.frontend.links import StubRequest
+from tests.unit.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_DISCONNECT_POLL_S", 0.001)
+
+
+@pytest.mark.parametrize("request_", [None, object(), StubRequest(patience=1_000)])
+async def test_an_outcome_is_waited_for(request_: object) -> None:
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.01, future.set_result, 5)
+    assert await outcome_while_connected(future, request_) == 5
+
+
+async def test_a_client_that_leaves_ends_the_wait() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    with pytest.raises(RequestAbortedError, match="disconnected"):
+        await outcome_while_connected(future, StubRequest(patience=3))
+
+
+class Looked(StubRequest):
+    """A client that stays; the outcome is there once it was looked for it so many times."""
+
+    def __init__(self, future: asyncio.Future[int], times: int) -> None:
+        super().__init__(patience=1_000)
+        self._future = future
+        self._last = self.patience - times
+
+    async def is_disconnected(self) -> bool:
+        left = await super().is_disconnected()
+        if self.patience == self._last:
+            self._future.set_result(5)
+        return left
+
+
+async def test_nobody_looks_any_more_once_the_wait_is_over() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    tasks_before = asyncio.all_tasks()
+    request = Looked(future, times=3)
+    assert await outcome_while_connected(future, request) == 5
+    left = request.patience
+    await asyncio.sleep(0.01)
+    assert (request.patience, asyncio.all_tasks()) == (left, tasks_before)
+
+
+async def test_an_error_is_the_outcome() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    future.set_exception(LookupError("x"))
+    with pytest.raises(LookupError, match="x"):
+        await outcome_while_connected(future, None)
+
+
+async def test_a_client_that_cannot_be_watched_is_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Unwatchable:
+        async def is_disconnected(self) -> bool:
+            raise RuntimeError("no such connection")
+
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(outcome_while_connected(future, Unwatchable()))
+    await until(lambda: "no such connection" in caplog.text)
+    future.set_result(5)
+    assert await waiting == 5

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.frontend.embed.embed_call import HEALTH_CHECK
+from sglang_prefill_ext.frontend.token.token_call import (
+    ineligible_token_reason,
+    is_decision,
+    token_call_of,
+)
+from tests.unit.frontend.token.token_requests import tokenized
+
+LOGPROBS: dict[str, Any] = {"return_logprob": True}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fields", "expected"),
+    [
+        ({}, {}, True),
+        ({"max_new_tokens": 2}, {}, False),
+        ({"max_new_tokens": None}, {}, False),
+        ({"max_new_tokens": 0}, {}, False),
+        ({"max_new_tokens": 0}, LOGPROBS, True),
+        ({"n": 2}, {}, False),
+        ({}, {"rid": f"{HEALTH_CHECK}_1"}, False),
+    ],
+)
+def test_decisions_are_told_from_generations(
+    sampling: dict[str, Any], fields: dict[str, Any], expected: bool
+) -> None:
+    assert is_decision(tokenized([1], sampling=sampling, **fields)) is expected
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fields", "reason"),
+    [
+        ({}, {}, None),
+        ({"top_k": 5}, {}, None),
+        ({"logit_bias": {"1": 2.0}}, {}, None),
+        ({"regex": "a"}, {}, "grammar"),
+        ({"stop_strs": ["a"]}, {}, "stop_strings"),
+        ({"stop_strs": []}, {}, None),
+        ({"beam_width": 3}, {}, "beam_search"),
+        ({}, {"lora_id": "x"}, None),
+        ({}, {"input_embeds": [[0.0]]}, "embed_overrides"),
+        ({}, {"cache_salt": "x"}, "cache_namespace"),
+        ({}, {"routed_dp_rank": 0}, "routed_dp_rank"),
+        ({}, {"return_hidden_states": True}, "hidden_states"),
+        ({}, LOGPROBS | {"logprob_start_len": 4}, "unusual_input"),
+        ({}, LOGPROBS | {"logprob_start_len": 3}, None),
+        ({}, LOGPROBS | {"top_logprobs_num": -1}, "unusual_input"),
+    ],
+    ids=str,
+)
+def test_what_changes_the_answer_is_not_packed(
+    sampling: dict[str, Any], fields: dict[str, Any], reason: str | None
+) -> None:
+    assert ineligible_token_reason(tokenized([1, 2, 3], sampling=sampling, **fields)) == reason
+
+
+@pytest.mark.parametrize(("asked", "start"), [(-1, None), (0, 0), (2, 2), (3, None)])
+def test_a_call_reads_from_where_log_probs_start(asked: int, start: int | None) -> None:
+    call = token_call_of(tokenized([1, 2, 3], **LOGPROBS, logprob_start_len=asked), ())
+    assert call.start == start
+    assert call.ids.tolist() == [1, 2, 3]
+
+
+def test_what_is_not_returned_is_not_read() -> None:
+    fields = {"logprob_start_len": 0, "top_logprobs_num": 3, "token_ids_logprob": [5]}
+    call = token_call_of(tokenized([1, 2, 3], **fields), ())
+    assert (call.start, call.num_top, call.token_ids) == (None, 0, None)
+
+
+def test_a_call_is_computed_with_its_adapter() -> None:
+    adapters = [token_call_of(tokenized([1], lora_id=each), ()).adapter for each in (None, "x")]
+    assert adapters == ["", "x"]
+
+
+@pytest.mark.parametrize(
+    ("new_tokens", "fields", "num_best"),
+    [
+        (1, {}, 1),
+        (1, LOGPROBS | {"top_logprobs_num": 4}, 5),
+        (0, LOGPROBS | {"logprob_start_len": 0}, 0),
+        (0, LOGPROBS | {"token_ids_logprob": [5]}, 0),
+        (0, LOGPROBS | {"top_logprobs_num": 2}, 3),
+        (0, LOGPROBS, 1),
+    ],
+)
+def test_best_tokens_are_read_where_they_are_needed(
+    new_tokens: int, fields: dict[str, Any], num_best: int
+) -> None:
+    request = tokenized([1, 2], sampling={"max_new_tokens": new_tokens}, **fields)
+    assert token_call_of(request, ()).num_best == num_best
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"max_new_tokens": 0, "top_k": 5, "temperature": 2.0}, {"logit_bias": {}}]
+)
+def test_what_is_not_drawn_is_not_sampled(sampling: dict[str, Any]) -> None:
+    assert not len(token_call_of(tokenized([1], sampling=sampling), {2}).sampling)
+
+
+def test_a_call_draws_as_its_parameters_say() -> None:
+    asked = {"temperature": 0.1, "top_p": 0.7, "min_p": 0.2, "top_k": 5, "sampling_seed": -9}
+    sampling = token_call_of(tokenized([1], sampling=asked), {2}).sampling
+    (draw,) = sampling.draws
+    names = {name: draw[name].item() for name in ("temperature", "top_p", "min_p", "top_k")}
+    assert names | {"sampling_seed": draw["seed"].item()} == asked
+    assert not len(sampling.biases)
+    unseeded = token_call_of(tokenized([1], sampling={"top_k": 5}), ()).sampling
+    assert unseeded.draws["seed"].tolist() == [42]
+
+
+@pytest.mark.parametrize("new_tokens", [0, 1])
+def test_biases_and_forbidden_stop_tokens_change_also_the_most_probable_token(
+    new_tokens: int,
+) -> None:
+    # "5" and "05" name one token; SGLang takes the later one.
+    asked = {"logit_bias": {"5": 1.0, "05": 2.5, "7": 3.0}, "max_new_tokens": new_tokens}
+    call = token_call_of(tokenized([1], sampling=asked | {"min_new_tokens": new_tokens}), {7, 8})
+    forbidden = [(7, -math.inf), (8, -math.inf)] if new_tokens else [(7, 3.0)]
+    assert sorted(call.sampling.biases.tolist()) == [(5, 2.5), *forbidden]
+    assert call.sampling.draws["top_k"].tolist() == [1]
+    assert call.num_best == 1

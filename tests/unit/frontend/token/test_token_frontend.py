@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import PackedForwardError, RequestError, ServerBusyError
+from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.token import token_frontend
+from sglang_prefill_ext.frontend.token.token_call import TokenCall
+from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
+from tests.unit.frontend.token.token_requests import log_probs, tokenized, values_of
+
+
+class Setup:
+    """A front end whose scheduler answers at once."""
+
+    def __init__(
+        self,
+        answer: Callable[[PackedRows], PackedResult],
+        *,
+        watermarks: bool = False,
+        **knobs: int,
+    ) -> None:
+        self.link, self.metrics = StubLink(), FrontendMetrics()
+        self.link.admitted = 1  # by SGLang itself
+        self.exchange = PackedExchange(self.link, max_row_tokens=100)
+        self.frontend = TokenFrontend(
+            self.exchange,
+            PrefillOnlyConfig(**knobs),
+            self.metrics,
+            prefixes=None,
+            watermarks=watermarks,
+        )
+
+        answer_at_once(self.link, self.exchange, answer)
+
+    async def read(self, *calls: TokenCall, options: RequestOptions | None = None) -> list[Any]:
+        asked = (self.frontend.read(each, options or RequestOptions()) for each in calls)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+
+def right(rows: PackedRows) -> PackedResult:
+    return stub_answer(values=values_of(rows), tokens_computed=len(rows.tokens))
+
+
+def call(*prompt: int) -> TokenCall:
+    return TokenCall(int_array(prompt), None, 0, None, generates=True)
+
+
+async def test_concurrent_calls_share_a_packed_request() -> None:
+    setup = Setup(right)
+    prompts = [(1, 2), (3,), (1, 4, 5)]
+    results = await setup.read(*(call(*prompt) for prompt in prompts))
+    tokens = [int(each.table[-1, 1]) for each in results]
+    assert tokens == [int(log_probs(list(prompt)).argmax()) for prompt in prompts]
+    assert len(setup.link.sent) == 1
+    assert setup.metrics.as_dict()["requests"] == {"packed": 3}
+    assert setup.metrics.as_dict()["items"] == 3
+
+
+async def test_calls_with_different_adapters_are_packed_apart() -> None:
+    setup = Setup(right)
+    adapters = ["", "a", "a", "b"]
+    calls = [replace(call(1, number), adapter=each) for number, each in enumerate(adapters)]
+    for number, read in enumerate(await setup.read(*calls)):
+        assert int(read.table[-1, 1]) == int(log_probs([1, number]).argmax())
+    sent = {rows.adapter: rows.num_rows for _, rows in setup.link.sent}
+    assert sent == {"": 1, "a": 2, "b": 1}
+    assert len(setup.link.sent) == len(sent)
+
+
+async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> None:
+    setup = Setup(lambda rows: stub_answer("failed") if 9 in rows.tokens else right(rows))
+    good, bad, other = await setup.read(call(1), call(9), call(2))
+    assert isinstance(bad, PackedForwardError)
+    assert good.table.shape == other.table.shape == (1, 2)
+
+
+async def test_a_busy_server_refuses_all_calls_of_a_batch() -> None:
+    setup = Setup(lambda rows: stub_answer("rejected"))
+    assert [type(each) for each in await setup.read(call(1), call(2))] == [ServerBusyError] * 2
+    assert len(setup.link.sent) == 1
+
+
+async def test_cached_tokens_are_those_of_the_prefix() -> None:
+    setup = Setup(lambda rows: stub_answer(values=values_of(rows), tokens_cached=64))
+    alone, *_ = await setup.read(call(1, 2))
+    assert alone.cached_tokens == 0
+    alike = await setup.read(call(*[1] * 80, 2), call(*[1] * 80, 3))
+    assert [each.cached_tokens for each in alike] == [64, 64]
+
+
+def test_what_is_not_eligible_takes_the_stock_path() -> None:
+    setup = Setup(right)
+    assert setup.frontend.call_of(tokenized([1, 2]), ()).ids.tolist() == [1, 2]
+    for request, reason in [
+        (tokenized([1], session_id="x"), "session"),
+        (tokenized([1] * 101), "row_over_budget"),
+    ]:
+        with pytest.raises(StockPathTaken, match=reason):
+            setup.frontend.call_of(request, ())
+    setup.exchange.decline("model_architecture")
+    with pytest.raises(StockPathTaken, match="model_architecture"):
+        setup.frontend.call_of(tokenized([1]), ())
+
+
+def test_where_tokens_are_marked_only_log_probs_are_read() -> None:
+    setup = Setup(right, watermarks=True)
+    reading = tokenized([1, 2], sampling={"max_new_tokens": 0}, return_logprob=True)
+    assert setup.frontend.call_of(reading, ()).ids.tolist() == [1, 2]
+    with pytest.raises(StockPathTaken, match="watermark"):
+        setup.frontend.call_of(tokenized([1, 2]), ())
+
+
+def test_log_probs_that_take_too_much_memory_are_refused_before_they_are_packed() -> None:
+    setup = Setup(right, max_queued_mib=1)
+    wants = {"return_logprob": True, "logprob_start_len": 0}
+    for fields in ({"top_logprobs_num": 162}, {"token_ids_logprob": list(range(324))}):
+        assert setup.frontend.call_of(tokenized([1] * 100, **(wants | fields)), ()).num_values
+    for fields in ({"top_logprobs_num": 170}, {"token_ids_logprob": list(range(330))}):
+        with pytest.raises(RequestError, match=r"100 tokens and \d+ numbers .* limit of 1\."):
+            setup.frontend.call_of(tokenized([1] * 100, **(wants | fields)), ())
+
+
+async def test_prompts_of_one_call_are_counted_together() -> None:
+    setup = Setup(right, max_queued_mib=1)
+    many = [replace(call(*[1] * 100), start=0, num_top=100)] * 2
+    assert len(await setup.frontend.read_all(many[:1], RequestOptions(), None)) == 1
+    with pytest.raises(RequestError, match="0 tokens and 40600 numbers"):
+        await setup.frontend.read_all(many, RequestOptions(), None)
+
+
+async def test_calls_with_much_to_read_share_no_packed_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_frontend, "_MOST_SHARED", 30)
+    setup = Setup(right)
+    small, large = (replace(call(1, 2, 3), start=0, num_top=num) for num in (3, 4))
+    for each in (small, large):
+        found = await setup.read(each, each)
+        assert [len(read_out.table) for read_out in found] == [3, 3]
+    assert [rows.num_rows for _, rows in setup.link.sent] == [2, 1, 1]

@@ -1,0 +1,89 @@
+"""Jobs and an executor that computes nothing, for tests of what is decided about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from sglang_prefill_ext.scheduling.admission import load_of
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from tests.unit.wire.strategies import PlainRequest
+
+_numbers = count()
+
+
+def request(prefix: Sequence[int] = (), *suffixes: Sequence[int]) -> PlainRequest:
+    """Rows that are asked for label 1; one row of one token unless given."""
+    rows = [list(suffix) for suffix in suffixes] or [[9]]
+    return PlainRequest(list(prefix), rows, [[1]] * len(rows), shared_labels=True)
+
+
+def job_of(plain: PlainRequest, budget: int = 100, **options: Any) -> Job:
+    """A job that came after all jobs that were made before."""
+    return job_of_rows(plain.pack(), ForwardBudget(budget), **options)
+
+
+def job_of_rows(rows: PackedRows, budget: ForwardBudget, cached: int = 0, **options: Any) -> Job:
+    """Likewise; `cached` tokens of its prefix are in the cache if it is large."""
+    number = next(_numbers)
+    large = not budget.fits(len(rows.tokens), rows.num_reads)
+    cached = cached if large else 0
+    return Job(
+        f"job-{number}",
+        rows,
+        number=number,
+        arrived=load_of(rows),
+        distinct=rows,
+        pieces=split_request(rows, budget, cached),
+        large=large,
+        cut_behind=cached,
+        **options,
+    )
+
+
+def run_alone(executor: Any, job: Job, cache: PrefixCache) -> list[float]:
+    """Compute a job, one forward after the other; its values in the order of its pieces."""
+    values: list[float] = []
+    while not job.launched:
+        boarding = Boarding([job], cache)
+        values += executor.launch(boarding.plan, boarding.held, boarding.stores).wait().tolist()
+        boarding.commit()
+        job.next_piece += 1
+    if job.held is not None:
+        job.held.commit()
+    return values
+
+
+class IdleExecutor:
+    """Answers zeros; `on_launch` sees every plan."""
+
+    asynchronous = False
+    causal = True
+    longest_prompt = None
+    vector_width = 0
+
+    def __init__(self, on_launch: Callable[[ForwardPlan], None] = lambda plan: None) -> None:
+        self._on_launch = on_launch
+
+    def launch(
+        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
+    ) -> _IdleCompletion:
+        self._on_launch(plan)
+        return _IdleCompletion(plan)
+
+
+class _IdleCompletion:
+    def __init__(self, plan: ForwardPlan) -> None:
+        self._num_values = plan.num_values
+
+    def wait(self) -> Float32Array:
+        return np.zeros(self._num_values, dtype=np.float32)

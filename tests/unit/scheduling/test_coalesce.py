@@ -1,0 +1,264 @@
+"""Which jobs share a forward, against the rules one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.coalesce import choose_jobs
+from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.planner import plan_forward
+from sglang_prefill_ext.scheduling.queue import JobQueue
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.packed import int_array
+from tests.unit.scheduling.jobs import job_of, request
+from tests.unit.wire.strategies import PlainRequest, plain_requests
+
+BUDGET = ForwardBudget(12, max_bytes=60, bytes_per_token=3, bytes_per_row=5)
+ALWAYS = 10**9
+"""Launches so costly that every job joins that fits."""
+
+
+def _queue(*jobs: Job) -> JobQueue:
+    queue = JobQueue(lambda job: ())
+    for job in jobs:
+        queue.push(job)
+    return queue
+
+
+def _chosen(
+    *jobs: Job,
+    budget: int = 100,
+    launch: int = ALWAYS,
+    join: int = 100,
+    graphs: GraphCost = NO_GRAPHS,
+) -> list[int]:
+    """Places of the chosen jobs among those given."""
+    chosen = choose_jobs(_queue(*jobs), ForwardBudget(budget), launch, join, graphs)
+    return [jobs.index(job) for job in chosen]
+
+
+def _jobs(*lengths: int) -> list[Job]:
+    """Jobs of one row each, without a prefix in common."""
+    return [job_of(request([], range(length))) for length in lengths]
+
+
+@given(
+    st.lists(plain_requests(max_prefix=15, max_suffix=5, max_rows=4), max_size=8),
+    st.lists(st.sampled_from([[], [1, 2, 3]]), min_size=8, max_size=8),
+    st.lists(st.sampled_from(["", "", "a", "b"]), min_size=8, max_size=8),
+    st.sampled_from([0, 2, 30, ALWAYS]),
+    st.integers(0, 14),
+)
+def test_the_choice_is_the_front_of_the_queue_with_one_adapter_and_fits(
+    requests: list[PlainRequest],
+    prefixes: list[list[int]],
+    adapters: list[str],
+    launch: int,
+    join: int,
+) -> None:
+    jobs = [
+        job_of(replace(one, prefix=prefix, adapter=adapter), budget=9)
+        for one, prefix, adapter in zip(requests, prefixes, adapters, strict=False)
+    ]
+    queue = _queue(*jobs)
+    chosen = choose_jobs(queue, BUDGET, launch, join)
+    alike = [job for job in jobs if job.piece.adapter == jobs[0].piece.adapter]
+    assert chosen == alike[: len(chosen)]
+    assert bool(chosen) == bool(jobs)
+    if len(chosen) > 1:
+        plan = plan_forward([job.piece for job in chosen])
+        assert plan.num_tokens <= join
+        assert plan.adapter == chosen[0].piece.adapter
+        assert BUDGET.fits(plan.num_tokens, plan.num_rows)
+    if launch == 0:
+        assert len(chosen) <= 1
+    assert list(queue) == jobs, "choosing changes nothing"
+
+
+def test_jobs_join_up_to_the_first_that_does_not_fit() -> None:
+    assert _chosen(*_jobs(4, 4, 4, 1), budget=11) == [0, 1]
+    assert _chosen(*_jobs(4, 4, 3, 1), budget=11) == [0, 1, 2]
+    assert _chosen(*_jobs(4, 4, 4, 1), join=8) == [0, 1]
+    assert _chosen(*_jobs(9, 1), join=3) == [0]
+
+
+def test_rows_take_memory() -> None:
+    budget = ForwardBudget(100, max_bytes=40, bytes_per_token=1, bytes_per_row=10)
+    queue = _queue(*_jobs(2, 2, 2, 2))
+    assert len(choose_jobs(queue, budget, ALWAYS)) == 3
+
+
+def test_a_shared_prefix_counts_once() -> None:
+    jobs = [job_of(request([1, 2, 3, 4], [5], [6])) for _ in range(4)]
+    assert _chosen(*jobs, budget=10) == [0, 1, 2]
+    other = [job_of(request([1, 2, 3, n], [5], [6])) for n in range(4)]
+    assert _chosen(*other, budget=12) == [0, 1]
+
+
+def test_a_prefix_that_is_read_counts_for_every_job() -> None:
+    jobs = [job_of(request([1, 2, 3, 4], [5], [6])) for _ in range(3)]
+    for job in jobs:
+        job.pieces = split_request(replace(job.rows, prefix_reads=1), ForwardBudget(100))
+    assert _chosen(*jobs, budget=12) == [0, 1]
+
+
+def test_a_job_joins_while_that_costs_the_others_less_than_a_launch() -> None:
+    # The second job makes one other wait 5 tokens, and spares three jobs a launch.
+    assert _chosen(*_jobs(1, 5, 9, 9), launch=2, join=6) == [0, 1]
+    assert _chosen(*_jobs(1, 5, 9, 9), launch=1, join=6) == [0]
+    # The longer the queue, the larger the forwards.
+    assert len(_chosen(*_jobs(*[4] * 4), launch=4)) == 3
+    assert len(_chosen(*_jobs(*[4] * 12), launch=4)) == 7
+
+
+def _with_adapters(*adapters: str) -> list[Job]:
+    """Jobs of one row of four tokens each."""
+    return [job_of(replace(request([], range(4)), adapter=adapter)) for adapter in adapters]
+
+
+def test_jobs_with_another_adapter_are_passed_over() -> None:
+    assert _chosen(*_with_adapters("", "a", "", "a")) == [0, 2]
+    assert _chosen(*_with_adapters("a", "a", "")) == [0, 1]
+    # What is passed over waits for those that join from behind it, too.
+    assert _chosen(*_with_adapters("", "", "a", "a"), launch=3) == [0, 1]
+    assert _chosen(*_with_adapters("", "a", "", "a"), launch=3) == [0]
+
+
+def test_a_divided_job_of_another_adapter_has_its_turn_when_it_is_first() -> None:
+    short, waiting = job_of(request([], [1])), job_of(request(range(12)), budget=8)
+    under_way = job_of(replace(request(range(11)), adapter="a"), budget=8)
+    under_way.next_piece = 1
+    assert _chosen(short, waiting, under_way) == [0]
+    assert _chosen(waiting, under_way) == [1]
+
+
+def test_no_divided_job_begins_behind_one_of_another_adapter_that_is_under_way() -> None:
+    short = job_of(request([], [1]))
+    under_way = job_of(replace(request(range(11)), adapter="a"), budget=8)
+    under_way.next_piece = 1
+    assert _chosen(short, under_way, job_of(request(range(12)), budget=8)) == [0]
+
+
+def test_a_job_that_runs_alone_lets_none_join_and_joins_none() -> None:
+    jobs = _jobs(1, 1, 1)
+    jobs[1].alone = True
+    assert _chosen(*jobs) == [0]
+    assert _chosen(*jobs[1:]) == [0]
+
+
+def test_none_joins_a_forward_that_leaves_its_job_unfinished() -> None:
+    jobs = [job_of(request(range(number)), budget=8) for number in (1, 11, 1)]
+    assert _chosen(*jobs) == [0, 1]
+    jobs[1].next_piece = 1
+    assert _chosen(*jobs) == [0, 1, 2]
+
+
+def test_a_second_divided_job_waits_until_the_first_is_finished() -> None:
+    jobs = [job_of(request(range(number)), budget=8) for number in (2, 12, 11, 2)]
+    jobs[2].next_piece = 1
+    assert _chosen(*jobs) == [0, 2]
+    assert _chosen(*jobs[1:]) == [1]
+
+
+def test_after_the_last_piece_of_one_divided_job_the_next_may_start() -> None:
+    jobs = [job_of(request(range(number)), budget=8) for number in (11, 12, 2)]
+    jobs[0].next_piece = 1
+    assert _chosen(*jobs) == [0, 1]
+
+
+GRAPHS = GraphCost(tokens=1024, eager_tokens=3450)
+"""As estimated for Qwen3-0.6B on an H100; a replay costs 480 tokens there."""
+
+
+def _of_usual_size(number: int) -> list[Job]:
+    """Jobs of 160 tokens: a prefix of 60 of their own, and 50 rows of 2."""
+    prefixes = [[number * 1000 + token for token in range(60)] for number in range(number)]
+    rows = [[1, 2]] * 50
+    return [job_of(request(prefix, *rows), budget=10**6) for prefix in prefixes]
+
+
+def _number_chosen(jobs: list[Job], graphs: GraphCost, launch: int = 480) -> int:
+    return len(choose_jobs(_queue(*jobs), ForwardBudget(16384), launch, graphs=graphs))
+
+
+def test_jobs_fill_the_largest_graph_and_stay_in_it() -> None:
+    jobs = _of_usual_size(8)
+    assert _number_chosen(jobs, NO_GRAPHS) == 7
+    assert _number_chosen(jobs, GRAPHS) == 6  # 960 tokens
+
+
+def test_where_many_wait_the_launches_of_a_long_forward_cost_less_than_many_replays() -> None:
+    assert _number_chosen(_of_usual_size(40), GRAPHS) * 160 > GRAPHS.eager_tokens
+    # 2400 tokens in full replays: 2.4 launches, 3525 tokens; 15 jobs are the fewest that pay.
+    dear = GraphCost(tokens=1024, eager_tokens=3450)
+    assert [dear.leaving_pays(160 * jobs, 480) for jobs in (14, 15)] == [False, True]
+    assert not dear.leaving_pays(2348, 480)
+    assert dear.leaving_pays(2349, 480)
+
+
+def test_graphs_as_large_as_what_launches_cost_change_nothing() -> None:
+    jobs = _of_usual_size(60)
+    assert _number_chosen(jobs, GraphCost(4096, 3450)) == _number_chosen(jobs, NO_GRAPHS)
+
+
+def test_an_eager_forward_takes_what_its_launches_take_the_time_of() -> None:
+    long = job_of(request([], range(1500)), budget=10**6)
+    other = job_of(request([], range(1500)), budget=10**6)
+    assert _number_chosen([long, other], NO_GRAPHS) == 1
+    assert _number_chosen([long, other], GRAPHS) == 2
+    third = job_of(request([], range(1500)), budget=10**6)
+    assert _number_chosen([long, other, third], GRAPHS) == 2
+
+
+def _reading_more() -> Job:
+    """A job of 160 tokens, of which two are read."""
+    job = job_of(request([], [1] * 160), budget=10**6)
+    rows = replace(job.rows, read_lens=int_array([2]), label_ids=int_array([1, 1]))
+    job.pieces = split_request(rows, ForwardBudget(10**6))
+    return job
+
+
+def test_a_job_that_no_graph_takes_does_not_make_others_eager() -> None:
+    def queue_of(*kinds: str) -> list[Job]:
+        """Jobs come in the order in which they are made."""
+        return [_reading_more() if kind == "more" else _of_usual_size(1)[0] for kind in kinds]
+
+    assert _number_chosen(queue_of("plain", "more", "plain"), GRAPHS) == 1
+    assert _number_chosen(queue_of("plain", "more", "plain"), NO_GRAPHS) == 3
+    assert _number_chosen(queue_of("more", "plain", "plain", "plain"), GRAPHS) == 4
+
+
+def test_more_groups_than_the_largest_graph_holds_are_not_joined() -> None:
+    jobs = [job_of(request([number], [1])) for number in range(10)]
+    assert _number_chosen(jobs, GraphCost(64, 3450)) == 4
+    without_prefix = [job_of(request([], [1, 2])) for _ in range(10)]  # one group
+    assert _number_chosen(without_prefix, GraphCost(64, 3450)) == 10
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=40),
+    st.integers(0, 900),
+    st.integers(1, 1500),
+    st.integers(0, 4000),
+)
+def test_no_forward_lies_between_the_graphs_and_what_pays_for_its_launches(
+    lengths: list[int], launch: int, graph_tokens: int, eager_tokens: int
+) -> None:
+    jobs = [job_of(request([], [1] * length), budget=10**6) for length in lengths]
+    graphs = GraphCost(graph_tokens, eager_tokens)
+    count = _number_chosen(jobs, graphs, launch)
+    tokens = sum(lengths[:count])
+    assert count >= 1
+    replayed = graphs.hold(tokens, 1)  # rows without a prefix are one group
+    if not graphs.hold(lengths[0], 1):
+        return
+    assert replayed or graphs.leaving_pays(tokens, launch)
+    if not replayed:
+        replays = tokens + launch * tokens / graph_tokens  # full ones, the cheapest there are
+        assert graphs.eager_tokens <= replays
+        assert launch + tokens <= replays

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.scheduling.admission import load_of
+from sglang_prefill_ext.scheduling.job import JobStatus
+from sglang_prefill_ext.wire.result import PackedResult
+from tests.unit.scheduling.jobs import job_of, request
+from tests.unit.wire.strategies import PlainRequest, plain_requests
+
+
+@given(plain_requests(), st.integers(5, 20), st.data())
+def test_remaining_tokens_are_those_of_the_pieces_not_launched(
+    plain: PlainRequest, budget: int, data: st.DataObject
+) -> None:
+    job = job_of(plain, budget)
+    assert job.remaining_tokens == plain.num_tokens
+    job.next_piece = data.draw(st.integers(0, len(job.pieces)))
+    done = sum(piece.num_tokens for piece in job.pieces[: job.next_piece])
+    assert job.remaining_tokens == job.load.tokens == plain.num_tokens - done
+    assert job.launched == (job.next_piece == len(job.pieces)) == (job.remaining_tokens == 0)
+    assert job.divided == (len(job.pieces) > 1)
+    if not job.launched:
+        assert job.piece is job.pieces[job.next_piece]
+
+
+def test_what_the_cache_has_is_not_still_to_be_computed() -> None:
+    job = job_of(request([1, 2, 3], [4, 4], [5, 5]), budget=6)
+    job.cached_tokens = 2
+    assert len(job.pieces) == 2
+    assert (job.remaining_tokens, job.load.tokens) == (5, 7)
+    job.next_piece = 1
+    assert job.remaining_tokens == job.load.tokens == job.piece.num_tokens
+
+
+def test_rows_and_bytes_wait_until_the_last_piece() -> None:
+    job = job_of(request([1, 2, 3], [4], [5]), budget=4)
+    job.next_piece = 1
+    arrived = load_of(job.rows)
+    assert (job.load.rows, job.load.bytes) == (arrived.rows, arrived.bytes)
+
+
+def test_a_restart_forgets_all_but_what_was_spent() -> None:
+    job = job_of(request([1, 2, 3], [4], [5]), budget=4)
+    job.next_piece, job.tokens_computed, job.forwards = 1, 4, 1
+    job.values.append(np.zeros(1, dtype=np.float32))
+    job.restart()
+    assert (job.next_piece, job.values, job.attempt) == (0, [], 1)
+    assert (job.tokens_computed, job.forwards) == (4, 1)
+
+
+def test_the_answer_joins_the_pieces_and_repeats_what_was_left_out() -> None:
+    job = job_of(request([1, 2, 3], [4], [5]), budget=4)
+    job.values += [np.array([0.5], dtype=np.float32)]
+    assert not job.completed
+    job.values += [np.array([0.25], dtype=np.float32)]
+    assert job.completed
+    assert job.answer().tolist() == [0.5, 0.25]
+    job.value_places = np.array([1, 0, 1])
+    assert job.answer().tolist() == [0.25, 0.5, 0.25]
+
+
+def test_jobs_are_told_apart_by_identity() -> None:
+    plain = request()
+    assert job_of(plain) != job_of(plain)
+
+
+def test_a_result_without_values_is_empty() -> None:
+    result = PackedResult(JobStatus.DECLINED, "why")
+    assert (result.values, result.forwards, result.tokens_computed) == (b"", 0, 0)
+
+
+def test_a_status_travels_as_its_word() -> None:
+    words = ["ok", "aborted", "declined", "failed", "rejected", "expired"]
+    words += ["not_finite", "no_room", "unfit"]
+    assert json.dumps([*JobStatus]) == json.dumps(words)

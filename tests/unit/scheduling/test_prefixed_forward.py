@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.scheduling import prefixed_forward as boarding_module
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.prefixed_forward import Boarding, NoRoomError
+from tests.unit.scheduling.caches import MemoryCache
+from tests.unit.scheduling.jobs import job_of, job_of_rows, request
+
+SHORT, LONG, OTHER = [1, 2], [1, 2, 3, 4], [7, 8, 9]
+
+
+def warm(*prefixes: list[int]) -> MemoryCache:
+    """A cache with these prefixes, its history forgotten."""
+    cache = MemoryCache()
+    for prefix in prefixes:
+        transaction = cache.begin(np.array(prefix, dtype=np.int32), keep=False)
+        transaction.reserve(whole=False)
+        transaction.commit()
+    cache.begun.clear()
+    cache.keep_asked.clear()
+    return cache
+
+
+def as_lists(slots: list[Any]) -> list[list[int] | None]:
+    return [None if each is None else each.tolist() for each in slots]
+
+
+def test_equal_prefixes_share_a_transaction() -> None:
+    cache = MemoryCache()
+    jobs = [job_of(request(prefix)) for prefix in (LONG, OTHER, LONG)]
+    boarding = Boarding(jobs, cache)
+    assert cache.outcomes == ["", ""]
+    assert as_lists(boarding.stores) == [each.slots.tolist() for each in cache.begun]
+    assert boarding.held == [None, None]
+    assert boarding.num_cached == 0
+
+
+def test_each_adapter_has_its_own_prefixes() -> None:
+    cache = MemoryCache()
+    boarding = Boarding([job_of(replace(request(LONG), adapter="a"))], cache)
+    assert (boarding.plan.adapter, cache.adapters) == ("a", ["a"])
+    with pytest.raises(ValueError, match="unpack"):
+        Boarding([job_of(replace(request(LONG), adapter=each)) for each in "ab"], cache)
+    assert cache.outcomes == ["", "rollback", "rollback"]
+
+
+def test_what_is_cached_is_held_and_the_rest_stored() -> None:
+    cache = warm(SHORT, OTHER)
+    jobs = [job_of(request(prefix)) for prefix in (LONG, OTHER, [5])]
+    boarding = Boarding(jobs, cache)
+    longer, whole, new = cache.begun
+    assert longer.slots[:2].tolist() == cache.committed[tuple(SHORT)].tolist()
+    assert as_lists(boarding.held) == [longer.slots[:2].tolist(), whole.slots.tolist(), None]
+    assert as_lists(boarding.stores) == [longer.slots[2:].tolist(), None, new.slots.tolist()]
+    assert [(group.held, group.fresh) for group in boarding.plan.layout.groups] == [
+        (2, 2),
+        (3, 0),
+        (0, 1),
+    ]
+    assert boarding.plan.token_ids.tolist() == [3, 4, 9, 9, 5, 9]
+    assert boarding.num_cached == 5
+    assert [boarding.cached(job) for job in jobs] == [2, 3, 0]
+    storing = [boarding.is_storing(job.piece.prefix_key) for job in jobs]
+    assert storing == [True, False, True]
+    assert not boarding.is_storing(None)
+
+
+def test_one_marked_request_is_enough_to_keep_a_prefix() -> None:
+    cache = MemoryCache()
+    jobs = [job_of(request(OTHER)), job_of(request(LONG)), job_of(request(LONG), keep_prefix=True)]
+    Boarding(jobs, cache)
+    assert cache.keep_asked == [False, True]
+
+
+def test_a_cache_that_only_reads_stores_nothing() -> None:
+    cache = warm(SHORT)
+    cache.keeps = False
+    boarding = Boarding([job_of(request(LONG))], cache)
+    assert as_lists(boarding.held) == [cache.committed[tuple(SHORT)].tolist()]
+    assert boarding.stores == [None]
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_all_transactions_end_together(outcome: str) -> None:
+    cache = MemoryCache()
+    boarding = Boarding([job_of(request(prefix)) for prefix in (LONG, OTHER, LONG)], cache)
+    getattr(boarding, outcome)()
+    assert cache.outcomes == [outcome, outcome]
+    assert set(cache.committed) == ({tuple(LONG), tuple(OTHER)} if outcome == "commit" else set())
+
+
+def test_where_one_cannot_begin_the_others_are_rolled_back() -> None:
+    cache = MemoryCache(failing_begins=frozenset([3]))
+    with pytest.raises(MemoryError):
+        Boarding([job_of(request(prefix)) for prefix in (LONG, OTHER, [5])], cache)
+    assert cache.outcomes == ["rollback", "rollback"]
+
+
+def test_a_forward_that_cannot_be_planned_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(pieces: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(boarding_module, "plan_forward", fail)
+    cache = MemoryCache()
+    with pytest.raises(MemoryError):
+        Boarding([job_of(request(LONG))], cache)
+    assert cache.outcomes == ["rollback"]
+
+
+def test_rows_without_a_prefix_leave_the_cache_alone() -> None:
+    cache = warm(SHORT)
+    boarding = Boarding([job_of(request())], cache)
+    assert boarding.held == boarding.stores == [None]
+    assert boarding.num_cached == 0
+    assert cache.begun == []
+
+
+def divided_job(cached: int = 0, budget: int = 3) -> Job:
+    rows = request(LONG, [8], [9]).pack()
+    return job_of_rows(rows, ForwardBudget(budget), cached)
+
+
+@pytest.mark.parametrize("cached", [0, 2])
+def test_a_divided_job_has_one_transaction_of_its_own(cached: int) -> None:
+    cache, divided = warm(SHORT[:cached]) if cached else MemoryCache(), divided_job(cached)
+    stored = []
+    while not divided.launched:
+        span = divided.piece.span
+        boarding = Boarding([divided], cache)
+        (transaction,) = cache.begun
+        assert divided.held is transaction
+        assert transaction.whole
+        slots = transaction.slots.tolist()
+        assert len(slots) == len(LONG)
+        assert as_lists(boarding.held) == [slots[: span.held] or None]
+        stored += (as_lists(boarding.stores)[0]) or []
+        assert boarding.num_cached == boarding.cached(divided)
+        assert boarding.num_cached == (0 if divided.next_piece else cached)
+        assert not boarding.is_storing(divided.piece.prefix_key)
+        boarding.commit()
+        assert cache.outcomes == [""]
+        divided.next_piece += 1
+    assert stored == slots[cached:]
+
+
+def test_a_large_job_of_which_enough_is_cached_is_like_a_small_one() -> None:
+    cache, large = warm(LONG), divided_job(cached=4)
+    assert not large.divided
+    boarding = Boarding([large], cache)
+    assert large.held is None
+    assert [(group.held, group.fresh) for group in boarding.plan.layout.groups] == [(4, 0)]
+    boarding.commit()
+    assert cache.outcomes == ["commit"]
+
+
+def test_where_there_is_no_room_for_a_prefix_nothing_is_begun() -> None:
+    cache, divided = MemoryCache(capacity=5), divided_job()
+    with pytest.raises(NoRoomError) as failure:
+        Boarding([job_of(request(SHORT)), divided], cache)
+    assert failure.value.job is divided
+    assert divided.held is not None
+    divided.held.rollback()
+    cache.check_idle()
+
+
+def test_a_prefix_with_embeddings_is_held_and_not_cached() -> None:
+    cache = warm(LONG)
+    rows = request(LONG, [8], [9]).pack()
+    tokens = rows.tokens.copy()
+    tokens[1] = -1
+    overridden = replace(rows, tokens=tokens, overrides=np.zeros((1, 4), np.float32))
+    divided = job_of_rows(overridden, ForwardBudget(3))
+    Boarding([divided], cache).commit()
+    (transaction,) = cache.begun
+    assert (transaction.cached, len(transaction.slots), cache.keep_asked) == (0, 4, [])
+
+
+def test_what_others_have_given_up_ends_with_the_forward_that_uses_it() -> None:
+    cache, divided = MemoryCache(), divided_job()
+    boarding = Boarding([divided], cache)
+    assert divided.held is not None
+    boarding.ends_here.append(divided.held)
+    boarding.commit()
+    assert cache.outcomes == ["rollback"]
+
+
+def test_without_a_cache_the_plan_is_the_whole_forward() -> None:
+    boarding = Boarding([job_of(request(LONG))], None)
+    assert boarding.plan.token_ids.tolist() == [*LONG, 9]
+    assert (boarding.held, boarding.stores, boarding.num_cached) == ([None], [None], 0)
+    boarding.commit()

@@ -1,0 +1,88 @@
+"""The queue against a plain list that is sorted whenever it is looked at."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from operator import add
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.scheduling.admission import QueueLoad
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.order import OrderKey
+from sglang_prefill_ext.scheduling.queue import JobQueue
+from tests.unit.scheduling.jobs import job_of, request
+
+
+def _key(job: Job) -> OrderKey:
+    return (job.priority,)
+
+
+JOBS = [job_of(request(range(number)), priority=number % 3) for number in range(6)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(JOBS)), max_size=30))
+def test_the_queue_behaves_like_a_sorted_list(calls: list[tuple[bool, Job]]) -> None:
+    queue, expected = JobQueue(_key), list[Job]()
+    for is_push, job in calls:
+        if not is_push:
+            queue.drop(job)
+            expected = [other for other in expected if other is not job]
+        elif job not in expected:
+            queue.push(job)
+            expected.append(job)
+        expected.sort(key=lambda job: (job.priority, job.number))
+        assert len(queue) == len(expected)
+        assert list(queue) == expected
+        assert queue.load == reduce(add, (job.load for job in expected), QueueLoad())
+        assert queue.select(lambda job: job.number % 2 == 0) == [
+            job for job in expected if job.number % 2 == 0
+        ]
+
+
+def test_what_changes_while_a_job_is_out_counts_when_it_is_back() -> None:
+    queue = JobQueue(_key)
+    job, other = job_of(request([1] * 6), budget=4), job_of(request())
+    queue.push(job)
+    queue.push(other)
+    job.priority, job.next_piece = 5, 1
+    assert queue.begun is None
+    queue.drop(job)
+    queue.push(job)
+    assert list(queue) == [other, job]
+    assert queue.begun is job
+    assert queue.load.tokens == 1 + job.remaining_tokens
+    queue.drop(other)
+    assert queue.begun is job
+    queue.push(other)
+    queue.drop(job)
+    assert queue.begun is None
+    assert queue.load == other.load
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "tokens_per_s", "late"),
+    [
+        (0.0, math.inf, []),
+        (1_000.0, math.inf, []),
+        (1_001.0, math.inf, ["soon"]),
+        (500.0, 10.0, []),  # five tokens take half a second
+        (501.0, 10.0, ["soon"]),
+        (1_501.0, 10.0, ["soon", "later"]),
+    ],
+)
+def test_a_job_is_late_once_its_own_tokens_take_too_long(
+    now_ms: float, tokens_per_s: float, late: list[str]
+) -> None:
+    queue = JobQueue(_key)
+    for rid, deadline_ms in (("soon", 1_000.0), ("later", 2_000.0), ("never", None)):
+        job = job_of(request([1, 2, 3, 4]), deadline_ms=deadline_ms)
+        job.rid = rid
+        queue.push(job)
+    gone = job_of(request(), deadline_ms=0.0)
+    queue.push(gone)
+    queue.drop(gone)
+    assert [job.rid for job in queue.late(now_ms, tokens_per_s)] == late

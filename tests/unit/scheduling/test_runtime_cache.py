@@ -1,0 +1,377 @@
+"""What the runtime does with the prefix cache: when transactions begin, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.scheduling import forwards
+from sglang_prefill_ext.scheduling.admission import QueueLimits
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import JobStatus
+from sglang_prefill_ext.scheduling.planner import ForwardPlan
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.wire.packed import Float32Array
+from tests.unit.scheduling.caches import MemoryCache
+from tests.unit.scheduling.jobs import request
+
+PREFIX = list(range(20))
+JOINING = SchedulingPolicy(
+    budget=ForwardBudget(64),
+    order=Order.FCFS,
+    ageing=1,
+    launch_tokens=1000,
+    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+)
+ALONE = replace(JOINING, launch_tokens=0)
+
+each_place = pytest.mark.parametrize("place", ["failing_launches", "failing_waits"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_log() -> Iterator[None]:
+    forwards.logger.disabled = True
+    yield
+    forwards.logger.disabled = False
+
+
+@dataclass
+class FailingExecutor:
+    """Answers zeros; launches and waits of given numbers (from 1) fail."""
+
+    asynchronous: bool = False
+    causal: bool = True
+    failing_launches: frozenset[int] = frozenset()
+    failing_waits: frozenset[int] = frozenset()
+    plans: list[ForwardPlan] = field(default_factory=list)
+
+    def launch(
+        self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]
+    ) -> FailingCompletion:
+        assert len(held) == len(stores) == len(plan.layout.groups)
+        self.plans.append(plan)
+        if len(self.plans) in self.failing_launches:
+            raise MemoryError("out of memory")
+        return FailingCompletion(plan, fails=len(self.plans) in self.failing_waits)
+
+
+class FailingCompletion:
+    def __init__(self, plan: ForwardPlan, *, fails: bool) -> None:
+        self._num_values, self._fails = plan.num_values, fails
+
+    def wait(self) -> Float32Array:
+        if self._fails:
+            raise RuntimeError("device lost")
+        return np.zeros(self._num_values, dtype=np.float32)
+
+
+class Setup:
+    """A runtime with a cache, and its answers by request id, in order."""
+
+    def __init__(
+        self,
+        executor: FailingExecutor,
+        cache: MemoryCache | None = None,
+        policy: SchedulingPolicy = JOINING,
+    ) -> None:
+        self.cache = MemoryCache() if cache is None else cache
+        self.executor = executor
+        self.answers: dict[str, JobStatus] = {}
+        self.tokens_cached: list[int] = []
+        self.runtime = PackedRuntime(executor, self._answer, policy, cache=self.cache)
+
+    def _answer(self, ended: Sequence[Ended]) -> None:
+        for job, result in ended:
+            assert job.rid not in self.answers
+            self.answers[job.rid] = JobStatus(result.status)
+            self.tokens_cached.append(result.tokens_cached)
+
+    def submit(self, *prefixes: list[int]) -> None:
+        for prefix in prefixes:
+            rid = f"job-{len(self.answers) + self.runtime.waiting_jobs + self.runtime.in_flight}"
+            self.runtime.submit(rid, request(prefix).pack(), None)
+
+    def submit_large(self, prefix: list[int], rows: int, **options: Any) -> None:
+        rid = f"job-{len(self.answers) + self.runtime.waiting_jobs + self.runtime.in_flight}"
+        suffixes = [[100 + row] for row in range(rows)]
+        self.runtime.submit(rid, request(prefix, *suffixes).pack(), None, **options)
+
+    def finish(self) -> None:
+        while self.runtime.busy:
+            self.runtime.step()
+        self.cache.check_idle()
+
+    @property
+    def committed(self) -> set[tuple[int, ...]]:
+        return set(self.cache.committed)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_forward_commits_when_it_has_succeeded(asynchronous: bool) -> None:
+    setup = Setup(FailingExecutor(asynchronous))
+    setup.submit(PREFIX)
+    setup.runtime.step()
+    assert setup.cache.outcomes == ([""] if asynchronous else ["commit"])
+    assert setup.committed == (set() if asynchronous else {tuple(PREFIX)})
+    setup.finish()
+    assert setup.cache.outcomes == ["commit"]
+    setup.submit(PREFIX)
+    setup.finish()
+    assert [plan.num_tokens for plan in setup.executor.plans] == [21, 1]
+    stats = setup.runtime.stats
+    assert (stats.tokens_computed, stats.tokens_cached, stats.tokens_saved) == (22, 20, 20)
+    assert setup.tokens_cached == [0, 20]
+
+
+def test_cached_tokens_make_a_request_shorter() -> None:
+    executor = FailingExecutor()
+    setup = Setup(executor, policy=replace(ALONE, order=Order.SRPT))
+    setup.submit(PREFIX)
+    setup.finish()
+    setup.submit(PREFIX[::-1], PREFIX)
+    setup.finish()
+    assert [plan.token_ids[0] for plan in executor.plans] == [PREFIX[0], 9, PREFIX[-1]]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@each_place
+def test_a_failed_forward_leaves_nothing_behind(asynchronous: bool, place: str) -> None:
+    setup = Setup(FailingExecutor(asynchronous))
+    setattr(setup.executor, place, frozenset([1]))
+    setup.submit(PREFIX)
+    setup.finish()
+    assert setup.answers == {"job-0": JobStatus.FAILED}
+    assert setup.cache.outcomes == ["rollback"]
+    assert not setup.committed
+
+
+@each_place
+def test_jobs_that_run_alone_after_a_failure_begin_anew(place: str) -> None:
+    setup = Setup(FailingExecutor())
+    setattr(setup.executor, place, frozenset([1]))
+    setup.submit(PREFIX, PREFIX)
+    setup.finish()
+    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert setup.cache.outcomes == ["rollback", "commit", "commit"]
+    assert [plan.num_tokens for plan in setup.executor.plans] == [22, 21, 1]
+
+
+def test_a_cache_that_cannot_begin_fails_like_a_launch() -> None:
+    setup = Setup(FailingExecutor(), MemoryCache(failing_begins=frozenset([2])))
+    setup.submit(PREFIX, PREFIX[::-1])
+    setup.finish()
+    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert setup.cache.outcomes == ["rollback", "commit", "commit"]
+
+
+def test_what_an_aborted_job_has_computed_is_committed() -> None:
+    setup = Setup(FailingExecutor(asynchronous=True))
+    setup.submit(PREFIX)
+    setup.runtime.step()
+    setup.runtime.abort("job-0")
+    setup.finish()
+    assert setup.answers == {"job-0": JobStatus.ABORTED}
+    assert setup.committed == {tuple(PREFIX)}
+
+
+@pytest.mark.parametrize(
+    ("launch_tokens", "forwards"),
+    [(0, [21, 1]), (19, [21, 1]), (20, [21, 21])],
+    ids=["waits", "barely_waits", "short_prefix"],
+)
+def test_who_would_compute_what_a_forward_in_flight_stores_waits_for_it(
+    launch_tokens: int, forwards: list[int]
+) -> None:
+    policy = replace(JOINING, launch_tokens=launch_tokens)
+    setup = Setup(FailingExecutor(asynchronous=True), policy=policy)
+    for _ in range(2):
+        setup.submit(PREFIX)
+        setup.runtime.step()
+    assert [plan.num_tokens for plan in setup.executor.plans] == forwards
+    setup.finish()
+    assert set(setup.answers.values()) == {JobStatus.OK}
+
+
+def test_nobody_waits_for_what_is_not_stored() -> None:
+    setup = Setup(FailingExecutor(asynchronous=True), MemoryCache(keeps=False), ALONE)
+    for prefix in (PREFIX, PREFIX, PREFIX[::-1]):
+        setup.submit(prefix)
+        setup.runtime.step()
+        assert setup.runtime.in_flight == 1
+    assert [plan.num_tokens for plan in setup.executor.plans] == [21, 21, 21]
+    assert setup.cache.outcomes == ["commit", "commit", ""]
+
+
+def test_a_follower_computes_the_prefix_itself_if_its_leader_fails() -> None:
+    executor = FailingExecutor(asynchronous=True, failing_waits=frozenset([1]))
+    setup = Setup(executor, policy=ALONE)
+    for _ in range(2):
+        setup.submit(PREFIX)
+        setup.runtime.step()
+    assert setup.cache.outcomes == ["rollback", ""]
+    setup.finish()
+    assert setup.answers == {"job-0": JobStatus.FAILED, "job-1": JobStatus.OK}
+    assert [plan.num_tokens for plan in executor.plans] == [21, 21]
+
+
+LARGE = list(range(200))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_prefix_longer_than_a_forward_is_cached(asynchronous: bool) -> None:
+    setup = Setup(FailingExecutor(asynchronous))
+    for _ in range(2):
+        setup.submit_large(LARGE, rows=3)
+        setup.finish()
+    computed = [plan.num_tokens for plan in setup.executor.plans]
+    assert sum(computed[:-1]) == 203
+    assert computed[-1] == 3
+    assert setup.committed == {tuple(LARGE)}
+    assert setup.tokens_cached == [0, 200]
+    assert setup.runtime.stats.tokens_cached == 200
+
+
+def test_what_is_cached_of_a_long_prefix_is_not_computed_again() -> None:
+    setup = Setup(FailingExecutor())
+    setup.submit(LARGE[:50])
+    setup.submit_large(LARGE, rows=70)
+    setup.submit_large([*LARGE, 7], rows=70)
+    setup.finish()
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 51 + 150 + 70 + 1 + 70
+    assert setup.tokens_cached == [0, 50, 200]
+
+
+def test_a_prefix_that_has_left_the_cache_meanwhile_is_computed_again() -> None:
+    setup = Setup(FailingExecutor())
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    setup.submit_large(LARGE, rows=3)
+    for slots in setup.cache.committed.values():
+        setup.cache.free += slots.tolist()
+    setup.cache.committed.clear()
+    setup.finish()
+    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 2 * 203
+    assert max(plan.num_tokens for plan in setup.executor.plans) <= 64
+
+
+def test_a_follower_waits_for_the_last_forward_of_a_long_prefix() -> None:
+    setup = Setup(FailingExecutor(asynchronous=True))
+    for _ in range(2):
+        setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert sum(plan.num_tokens for plan in setup.executor.plans) == 203 + 3
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("end", ["abort", "expire", "restart", "finish"])
+def test_however_a_divided_job_ends_its_slots_are_free(
+    asynchronous: bool, steps: int, end: str
+) -> None:
+    setup = Setup(FailingExecutor(asynchronous), MemoryCache(keeps=False))
+    setup.submit_large(LARGE, rows=3, deadline_ms=1e6)
+    for _ in range(steps):
+        setup.runtime.step()
+    assert len(setup.cache.free) == setup.cache.capacity - len(LARGE)
+    if end == "abort":
+        setup.runtime.abort("job-0")
+    elif end == "expire":
+        setup.runtime.expire(2e6, 1.0)
+    elif end == "restart":
+        setup.runtime.step(launch=False)
+        setup.runtime.restart_waiting()
+        setup.cache.check_idle()
+    in_flight = setup.runtime.in_flight
+    assert (setup.cache.outcomes == [""]) == (end == "finish" or in_flight > 0)
+    setup.finish()
+    wanted = {"abort": JobStatus.ABORTED, "expire": JobStatus.EXPIRED}.get(end, JobStatus.OK)
+    assert setup.answers == {"job-0": wanted}
+
+
+@each_place
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_a_divided_job_that_fails_leaves_nothing_behind(
+    asynchronous: bool, place: str, number: int
+) -> None:
+    setup = Setup(FailingExecutor(asynchronous))
+    setattr(setup.executor, place, frozenset([number]))
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert setup.answers == {"job-0": JobStatus.FAILED}
+    assert set(setup.cache.outcomes) == {"rollback"}
+    assert not setup.committed
+
+
+def test_a_prefix_for_which_there_is_never_room_goes_elsewhere_at_once() -> None:
+    setup = Setup(FailingExecutor(), MemoryCache(capacity=199))
+    setup.submit_large(LARGE, rows=3)
+    assert setup.answers == {"job-0": JobStatus.NO_ROOM}
+    setup.submit_large(LARGE[:199], rows=3)
+    setup.finish()
+    assert setup.answers["job-1"] is JobStatus.OK
+
+
+def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
+    setup = Setup(FailingExecutor())
+    taken = setup.cache.take(setup.cache.capacity - 150)
+    assert taken is not None
+    setup.submit_large(LARGE, rows=3)
+    setup.submit([1])
+    while setup.runtime.busy:
+        setup.runtime.step()
+    assert setup.answers == {"job-0": JobStatus.NO_ROOM, "job-1": JobStatus.OK}
+    setup.cache.free += taken.tolist()
+    setup.cache.check_idle()
+
+
+def test_forwards_in_flight_may_give_the_room_that_is_missing() -> None:
+    executor = FailingExecutor(asynchronous=True, failing_waits=frozenset([1]))
+    setup = Setup(executor, MemoryCache(capacity=210), ALONE)
+    setup.submit(PREFIX)
+    setup.runtime.step()
+    setup.submit_large(LARGE, rows=3)
+    setup.finish()
+    assert setup.answers == {"job-0": JobStatus.FAILED, "job-1": JobStatus.OK}
+
+
+FAMILY = st.builds(
+    lambda length, end: [*PREFIX[:length], *[90] * end], st.integers(0, 20), st.integers(0, 2)
+)
+CALLS = st.lists(FAMILY | st.sampled_from(["step", "abort"]), max_size=30)
+FAILURES = st.frozensets(st.integers(1, 10), max_size=3)
+
+
+@given(
+    st.builds(FailingExecutor, st.booleans(), FAILURES, FAILURES),
+    FAILURES,
+    st.sampled_from([JOINING, ALONE, replace(JOINING, budget=ForwardBudget(9))]),
+    CALLS,
+)
+def test_whatever_happens_every_transaction_ends(
+    executor: FailingExecutor,
+    failing_begins: frozenset[int],
+    policy: SchedulingPolicy,
+    calls: list[list[int] | str],
+) -> None:
+    setup = Setup(executor, MemoryCache(failing_begins=failing_begins), policy)
+    submitted = 0
+    for call in calls:
+        if isinstance(call, list):
+            setup.runtime.submit(f"job-{submitted}", request(call).pack(), None)
+            submitted += 1
+        elif call == "step":
+            setup.runtime.step()
+        else:
+            setup.runtime.abort("", everything=True)
+    setup.finish()
+    assert len(setup.answers) == submitted

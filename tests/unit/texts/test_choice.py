@@ -1,0 +1,113 @@
+"""The real libraries, on tokenizers of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.config import TokenizerChoice
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.texts import choice, libraries
+from sglang_prefill_ext.texts.choice import Choice
+from sglang_prefill_ext.texts.comparison import Verdict
+from sglang_prefill_ext.texts.comparison_process import NotJudgedError, judge_here
+from sglang_prefill_ext.texts.encoder import lists
+from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.libraries import FastokensEncoder
+from sglang_prefill_ext.wire.flat import FlatRows
+from tests.unit.texts.made import PROVEN, json_of
+
+TEXTS = 3_000
+
+
+def chosen(kind: str, directory: Path, wanted: TokenizerChoice = TokenizerChoice.AUTO) -> Choice:
+    source = json_of(kind)
+    return Choice(wanted, source, TokenizerCopy(source), directory, TEXTS, judge_here)
+
+
+@pytest.mark.parametrize("kind", PROVEN)
+def test_only_what_equals_hugging_face_is_ever_chosen(kind: str, tmp_path: Path) -> None:
+    texts = ["one", "Two words, 漢字!", " <s>x</s> "]
+    wanted = TokenizerCopy(json_of(kind)).encode(texts, continued=True)
+    for wish in TokenizerChoice:
+        made = chosen(kind, tmp_path, wish)
+        passed = {name for name, verdict in made.verdicts.items() if verdict.passed}
+        assert made.best.name in {"huggingface", *passed}
+        assert made.speeds.keys() == {"huggingface", *passed}
+        assert lists(made.best.rows(texts)) == wanted
+
+
+def test_the_faster_one_is_chosen_of_those_whose_memory_has_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for us, best in (
+        ({"huggingface": 2.0, "fastokens": 1.0}, "fastokens"),
+        ({"huggingface": 1.0, "fastokens": 2.0}, "huggingface"),
+    ):
+        monkeypatch.setattr(choice, "us_per_text", lambda encoder, us=us: us[encoder.name])
+        made = chosen("gpt2", tmp_path)
+        assert (made.verdicts.keys(), made.best.name) == ({"fastokens"}, best)
+
+
+def test_both_libraries_equal_hugging_face_on_byte_level_tokenizers(tmp_path: Path) -> None:
+    for kind in ("gpt2", "llama3", "qwen"):
+        for library in libraries.LIBRARIES:
+            (verdict,) = chosen(kind, tmp_path, library).verdicts.values()
+            assert (kind, library, verdict.difference) == (kind, library, "")
+            assert verdict.texts == TEXTS
+
+
+def test_a_library_that_was_asked_for_is_used_however_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "us_per_text", lambda encoder: 1.0)
+    assert chosen("gpt2", tmp_path).best.name == "huggingface"
+    for wanted in libraries.LIBRARIES:
+        made = chosen("gpt2", tmp_path, wanted)
+        assert made.best.name == wanted
+        assert made.verdicts.keys() == {str(wanted)}
+    assert chosen("gpt2", tmp_path, TokenizerChoice.HUGGINGFACE).verdicts == {}
+
+
+class _Wrong(FastokensEncoder):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        rows = super().rows(texts)
+        return FlatRows(np.maximum(rows.values, 5), rows.counts)
+
+
+def test_a_library_that_differs_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(libraries, "FastokensEncoder", _Wrong)
+    made = chosen("gpt2", tmp_path, TokenizerChoice.FASTOKENS)
+    assert made.best.name == "huggingface"
+    assert made.verdicts["fastokens"].difference
+    assert "fastokens is not used" in caplog.text
+
+
+def test_a_library_without_a_verdict_is_not_used_and_judged_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    def crash(library: TokenizerChoice, json: str, count: int) -> Verdict:
+        raise NotJudgedError("killed")
+
+    args = (TokenizerChoice.FASTOKENS, json_of("gpt2"), TokenizerCopy(json_of("gpt2")), tmp_path)
+    made = Choice(*args, TEXTS, crash)
+    assert (made.best.name, made.verdicts["fastokens"].difference) == (
+        "huggingface",
+        "not judged: killed",
+    )
+    assert Choice(*args, TEXTS, judge_here).best.name == "fastokens"
+
+
+def test_a_library_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries.require_installed(TokenizerChoice.FASTOKENS)
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"sglang-prefill-ext\[gigatoken\]"):
+        libraries.require_installed(TokenizerChoice.GIGATOKEN)
+    libraries.require_installed(TokenizerChoice.AUTO)
+    libraries.require_installed(TokenizerChoice.HUGGINGFACE)
+    assert libraries.candidates(TokenizerChoice.AUTO) == []

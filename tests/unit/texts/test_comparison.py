@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from sglang_prefill_ext.texts import comparison as gate
+from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts.boundary import Boundaries
+from sglang_prefill_ext.texts.comparison import judge
+from sglang_prefill_ext.texts.encoder import flat, lists
+from sglang_prefill_ext.texts.frame import NO_FRAME
+from sglang_prefill_ext.texts.splice import Splice
+from sglang_prefill_ext.wire.flat import FlatRows
+
+
+class Bytes:
+    """Every byte is a token."""
+
+    name = "bytes"
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([list(text.encode()) for text in texts])
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [bytes(row).decode() for row in rows]
+
+
+class WrongOnce(Bytes):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([[0] if text == "b" else list(text.encode()) for text in texts])
+
+
+class Permissive(Bytes):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([list(text.encode(errors="replace")) for text in texts])
+
+
+class Failing(Bytes):
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        raise RuntimeError("too odd")
+
+
+class WrongBack(Bytes):
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return ["" for _ in rows]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "difference"),
+    [
+        (Bytes(), ""),
+        (WrongOnce(), "'b'"),
+        (Permissive(), r"'\ud800', which is refused otherwise"),
+        (Failing(), "RuntimeError: too odd"),
+        (WrongBack(), "decoding"),
+    ],
+)
+def test_a_library_passes_only_without_any_difference(encoder: Bytes, difference: str) -> None:
+    verdict = judge(encoder, Bytes(), ["a", "b", "ü"])
+    assert verdict.difference == difference
+    assert verdict.passed is (difference == "")
+    assert verdict.seconds >= 0
+
+
+def test_texts_are_compared_until_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_CHUNK", 2)
+    assert judge(Bytes(), Bytes(), ["a", "b", "c"]).texts == 3
+    assert judge(WrongOnce(), Bytes(), ["a", "b", "c"]).texts == 2
+    assert judge(WrongOnce(), Bytes(), ["a", "c"]).passed
+
+
+def test_a_splice_that_differs_is_found() -> None:
+    splice = Splice(Boundaries(), NO_FRAME)
+    assert gate.splice_difference(splice, Bytes(), []) == ""
+    assert gate.splice_difference(splice, _Joining(), []) != ""
+
+
+class _Joining(Bytes):
+    """The number of spaces in a text is its first token."""
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        return flat([[text.count(" "), *text.encode()] for text in texts])
+
+
+def test_texts_are_the_same_everywhere_and_all_different() -> None:
+    drawn = texts.texts(5_000, ["<own>"])
+    assert drawn == texts.texts(5_000, ["<own>"])
+    assert len(set(drawn)) == 5_000
+    assert sum("<own>" in text for text in drawn) > 50
+    assert any(len(text) > 1_000 for text in drawn)
+    joined = "".join(drawn)
+    assert all(each in joined for each in ("\u200d", "\ufffd", "\u0301", "漢", "\r\n", " " * 33))
+    joined.encode()  # no surrogates: these are `UNREADABLE`
+    with pytest.raises(UnicodeEncodeError):
+        "".join(texts.UNREADABLE).encode()
+
+
+def test_speed_is_measured_on_ordinary_requests() -> None:
+    assert 0 < gate.us_per_text(Bytes()) < 1e5
+    assert lists(Bytes().rows(["a"])) == [[97]]

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import unicodedata
+from itertools import product
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from sglang_prefill_ext.texts import proof
+from sglang_prefill_ext.texts.boundary import MARKS, Boundaries
+from tests.unit.texts.made import DEEPSEEK, LLAMA_3, O200K, PROVEN, json_of, settings
+
+# One character of every class that the patterns know, and those that they name.
+_ALPHABET = " \t\n\raZé1字か゠\u0301'st.:!。/$_\u00a0\u200b"
+
+
+def of(pre_tokenizer: Any, **parts: Any) -> dict[str, Any]:
+    tokenizer = Tokenizer(models.BPE())
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    if "normalizer" in parts:
+        tokenizer.normalizer = parts["normalizer"]
+    tokenizer.add_tokens(parts.get("added", []))
+    return settings(tokenizer)
+
+
+@pytest.mark.parametrize("kind", PROVEN)
+def test_these_tokenizers_are_proven(kind: str) -> None:
+    assert proof.unproven(settings(Tokenizer.from_str(json_of(kind)))) == ""
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_no_alternative_matches_across_a_boundary(length: int) -> None:
+    """All strings over an alphabet with a character of every class, by the very regex engine."""
+    boundaries = Boundaries()
+    strings = list(map("".join, product(_ALPHABET, repeat=length)))
+    across = [each for each in strings if boundaries.inside(each)]
+    within = [each for each in strings if not boundaries.inside(each)]
+    assert len(across) > len(_ALPHABET)
+    for alternative in proof._WORDS | proof._OTHERS:
+        whole = normalizers.Replace(Regex(rf"\A(?:{alternative})\z"), "\x01")
+        assert [each for each in across if whole.normalize_str(each) == "\x01"] == []
+        if length == 2 and alternative not in ("'s", "'t", r"\p{N}", r"\s*[\r\n]"):
+            assert any(
+                whole.normalize_str(each) == "\x01"
+                for each in [*within, *_ALPHABET, "'re", "'ve", "'ll", "'m", "'d"]
+            )
+
+
+def test_alternatives_look_behind_nothing_and_ahead_only_behind_a_space() -> None:
+    for alternative in proof._WORDS | proof._OTHERS:
+        assert "(?<" not in alternative
+        assert r"\b" not in alternative
+        if "(?!" in alternative or "(?=" in alternative:
+            assert alternative == r"\s+(?!\S)"
+
+
+@pytest.mark.parametrize("mark", [*MARKS, " "])
+def test_unicode_normalisation_joins_a_boundary_with_nothing(mark: str) -> None:
+    """No character that a mark follows takes it in, and no character behind changes it."""
+    for point in range(0x110000):
+        char = chr(point)
+        if 0xD800 <= point <= 0xDFFF:
+            continue
+        assert unicodedata.normalize("NFC", mark + char).startswith(mark)
+        assert unicodedata.normalize("NFC", char + mark).endswith(mark)
+
+
+@pytest.mark.parametrize(
+    ("config", "doubt"),
+    [
+        (of(None), "no pre-tokenizer"),
+        (of(pre_tokenizers.ByteLevel(add_prefix_space=True)), "ByteLevel with add_prefix_space"),
+        (
+            of(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+            "no pre-tokenizer that parts all words",
+        ),
+        (of(pre_tokenizers.Split(Regex(r"\w+ \w+"), "isolated")), r"Split by \w+ \w+"),
+        (of(pre_tokenizers.Split(" ", "isolated")), "Split by a fixed string"),
+        (
+            of(pre_tokenizers.Split(Regex(LLAMA_3), "merged_with_next")),
+            "Split with behavior MergedWithNext",
+        ),
+        (of(pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")), "no pre-tokenizer that parts all"),
+        (of(pre_tokenizers.Metaspace(split=False)), "pre-tokenizer Metaspace without split"),
+        (of(pre_tokenizers.CharDelimiterSplit("x")), "pre-tokenizer CharDelimiterSplit"),
+        (of(pre_tokenizers.Whitespace(), normalizer=normalizers.NFKC()), "normalizer NFKC"),
+        (
+            of(pre_tokenizers.Whitespace(), added=["two words"]),
+            "added token 'two words': it contains a boundary",
+        ),
+        (
+            of(pre_tokenizers.Whitespace(), added=[AddedToken("word", single_word=True)]),
+            "added token 'word': it depends on its neighbours",
+        ),
+        (
+            of(
+                pre_tokenizers.BertPreTokenizer(),
+                normalizer=normalizers.BertNormalizer(),
+                added=["word"],
+            ),
+            "added token 'word': it is looked for in normalised text",
+        ),
+    ],
+)
+def test_a_component_without_a_proof_is_named(config: dict[str, Any], doubt: str) -> None:
+    assert proof.unproven(config).startswith(doubt)
+
+
+def test_dropout_is_no_function_of_the_text() -> None:
+    config = of(pre_tokenizers.Whitespace())
+    config["model"]["dropout"] = 0.1
+    assert proof.unproven(config) == "BPE with dropout"
+
+
+def test_boundaries_are_the_tokenizers_own() -> None:
+    assert proof.boundaries_of(of(pre_tokenizers.Metaspace())).marks == ""
+    assert proof.boundaries_of(of(pre_tokenizers.WhitespaceSplit())).marks == ""
+    greedy = of(pre_tokenizers.Whitespace(), added=[AddedToken("<end>", rstrip=True)])
+    assert proof.boundaries_of(greedy) == Boundaries(MARKS, frozenset(">"))
+
+
+def test_patterns_fall_into_their_alternatives() -> None:
+    assert proof.alternatives(r"(?i:'s|'t)|[a|\]|]+|\||b") == [
+        *(r"(?i:'s|'t)", r"[a|\]|]+", r"\|", "b")
+    ]
+    known = proof._WORDS | proof._OTHERS
+    for pattern in (LLAMA_3, O200K, *DEEPSEEK):
+        assert set(proof.alternatives(pattern)) <= known

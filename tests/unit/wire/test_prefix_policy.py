@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.config import PrefixCaching
+from sglang_prefill_ext.wire import prefix_policy
+from sglang_prefill_ext.wire.packed import Int32Array, int_array
+from sglang_prefill_ext.wire.prefix_policy import BLOCK_TOKENS, PrefixPolicy
+
+PAGES = st.sampled_from([1, 7, 16, 64])
+PREFIXES = st.builds(
+    lambda numbers, length: int_array((numbers * 80)[:length]),
+    st.lists(st.integers(0, 2), min_size=1, max_size=2),
+    st.integers(1, 80),
+)
+
+
+def tokens(length: int, first: int = 0) -> Int32Array:
+    return np.arange(first, first + length, dtype=np.int32)
+
+
+@given(st.sampled_from(PrefixCaching), PAGES, st.lists(PREFIXES, max_size=8))
+def test_only_whole_pages_of_the_prefix_are_committed(
+    caching: PrefixCaching, page: int, prefixes: list[Int32Array]
+) -> None:
+    policy = PrefixPolicy(caching, page)
+    for prefix in prefixes:
+        committed = policy.tokens_to_commit(prefix)
+        assert 0 <= committed <= len(prefix)
+        assert committed % page == 0
+
+
+@given(PAGES, st.lists(PREFIXES, max_size=8))
+def test_repeated_commits_the_blocks_that_came_before_the_last_as_short_as_it_is(
+    page: int, prefixes: list[Int32Array]
+) -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, page)
+    seen: set[tuple[int, ...]] = set()
+    for prefix in prefixes:
+        stops = [*range(BLOCK_TOKENS, len(prefix), BLOCK_TOKENS), len(prefix)]
+        blocks = [tuple(prefix[:stop].tolist()) for stop in stops if stop >= BLOCK_TOKENS]
+        known = max((len(block) for block in blocks if block in seen), default=0)
+        assert policy.tokens_to_commit(prefix) == known // page * page
+        seen.update(blocks)
+
+
+def test_what_came_with_another_adapter_did_not_come_before() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    asked = ["", "a", "b", "a", ""]
+    committed = [policy.tokens_to_commit(tokens(37), adapter) for adapter in asked]
+    assert committed == [0, 0, 0, 37, 37]
+
+
+@pytest.mark.parametrize(("page", "committed"), [(1, 37), (16, 32), (64, 0)])
+def test_never_and_always(page: int, committed: int) -> None:
+    for _ in range(2):
+        assert PrefixPolicy(PrefixCaching.NEVER, page).tokens_to_commit(tokens(37)) == 0
+        assert PrefixPolicy(PrefixCaching.ALWAYS, page).tokens_to_commit(tokens(37)) == committed
+
+
+@pytest.mark.parametrize(("caching", "committed"), [("never", 0), ("repeated", 32), ("always", 32)])
+def test_a_marked_prefix_need_not_come_twice(caching: str, committed: int) -> None:
+    policy = PrefixPolicy(PrefixCaching(caching), 16)
+    assert policy.tokens_to_commit(tokens(37), keep=True) == committed
+
+
+def test_a_marked_prefix_is_remembered_like_any_other() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    policy.tokens_to_commit(tokens(32), keep=True)
+    assert policy.tokens_to_commit(tokens(32)) == 32
+
+
+def test_a_block_counts_with_all_that_comes_before_it() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    assert policy.tokens_to_commit(tokens(48)) == 0
+    other_start = np.concatenate([tokens(16, first=900), tokens(32, first=16)])
+    assert policy.tokens_to_commit(other_start) == 0
+    other_end = np.concatenate([tokens(32), tokens(16, first=900)])
+    assert policy.tokens_to_commit(other_end) == 32
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 31])
+def test_every_token_of_a_block_counts(place: int) -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    policy.tokens_to_commit(tokens(32))
+    other = tokens(32)
+    other[place] = 900
+    assert policy.tokens_to_commit(other) == place // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_less_than_a_block_is_not_worth_keeping() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    assert [policy.tokens_to_commit(tokens(15)) for _ in range(2)] == [0, 0]
+
+
+def test_a_last_block_is_recognised_only_where_it_ends_alike() -> None:
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    lengths = [31, 33, 31, 30]
+    assert [policy.tokens_to_commit(tokens(length)) for length in lengths] == [0, 16, 31, 16]
+
+
+def test_the_longest_unseen_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_policy, "REMEMBERED_BLOCKS", 2)
+    policy = PrefixPolicy(PrefixCaching.REPEATED, 1)
+    old, kept, new = (tokens(16, first=first) for first in (0, 100, 200))
+    assert [policy.tokens_to_commit(each) for each in (kept, old, kept)] == [0, 0, 16]
+    assert policy.tokens_to_commit(new) == 0  # forgets `old`
+    assert policy.tokens_to_commit(kept) == 16
+    assert policy.tokens_to_commit(old) == 0
