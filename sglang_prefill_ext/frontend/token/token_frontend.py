@@ -42,6 +42,9 @@ class TokenFrontend:
     Args:
         prefixes: see `shared_beginnings`.
         watermarks: SGLang marks generated tokens, also of requests that do not ask for it.
+
+    Attributes:
+        answers: makes objects and texts of large answers.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class TokenFrontend:
         self._watermarks = watermarks
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._config = config
+        self.answers = Worker("prefill-only-answers")
         self._batches: BatchExchange[TokenCall] = BatchExchange(
             *(exchange, metrics, Worker("prefill-only-tokens")),
             most_retried=2 * most,
@@ -126,7 +130,7 @@ class TokenFrontend:
         kind, *others = set(map(ReadKind.of, calls))
         if others:
             raise StockPathTaken("unusual_input")
-        async with self._exchange.admitted(options):
+        async with self._exchange.admitted(options, request):
             return await self._ask(kind, calls, options, request)
 
     async def _ask(
