@@ -88,7 +88,6 @@ _FRONTEND = _sglang("""
     srt.entrypoints.http_server.serve_generate_request
     srt.entrypoints.openai.protocol.V1RerankReqInput
     srt.lora.lora_registry.LoRARegistry
-    srt.managers.embed_types.PositionalEmbeds
     srt.observability.metrics_collector.TokenizerMetricsCollector
     srt.observability.request_metrics_exporter.RequestMetricsExporterManager
     srt.parser.template_manager.TemplateManager
