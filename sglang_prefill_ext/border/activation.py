@@ -77,9 +77,20 @@ def config_of(server_args: Any) -> PrefillOnlyConfig | None:
 
 
 def _apply_or_exit(groups: tuple[Group, ...]) -> None:
+    if Group.SCHEDULER in groups and _is_on_our_platform():
+        groups = (*groups, Group.CPU)
     try:
         patches.apply(groups)
         STARTUP.mark("patches")
     except UnsupportedSGLangError as error:
         # SystemExit, because SGLang logs any other plugin error and serves unpatched.
         raise SystemExit(f"--enable-prefill-only cannot be honoured.\n{error}") from error
+
+
+def _is_on_our_platform() -> bool:
+    # Imported here: with the flag off nobody looks for a platform because of us.
+    from sglang.srt.platforms import current_platform
+
+    from sglang_prefill_ext.border.cpu.cpu_platform import CpuReferencePlatform
+
+    return isinstance(current_platform, CpuReferencePlatform)

@@ -100,9 +100,8 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         target=f"{_LORA}.lora_manager.LoRAManager.init_state",
         kind=Kind.AROUND,
         hook=_PAGEABLE_HOOK,
-        group=Group.SCHEDULER,
-        why="Where memory cannot be pinned, as without a CUDA device, a server with LoRA would not "
-        "start. Elsewhere the hook does nothing.",
+        group=Group.CPU,
+        why="Without a CUDA device no memory is pinned, and a server with LoRA would not start.",
         signature="(self, max_lora_rank=None, target_modules=None, lora_paths=None)",
         relies_on=("self.init_lora_modules", "self.update_lora_info"),
         fingerprints={"0.5.23": "ce3be55bab9dc433e2bfd554b8591def85bae58b9cb50ad48dc3a917159bfaba"},
@@ -114,7 +113,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         target=f"{_LORA}.backend.torch_backend.TorchNativeLoRABackend.prepare_lora_batch",
         kind=Kind.AROUND,
         hook=_PAGEABLE_HOOK,
-        group=Group.SCHEDULER,
+        group=Group.CPU,
         why="Likewise for every batch of such a server.",
         signature="(self, forward_batch, weight_indices, lora_ranks, scalings, use_cuda_graph, "
         "use_prefill_cuda_graph=False)",
@@ -128,9 +127,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         target=f"{_PROCESSOR}.LogitsProcessor._get_logits",
         kind=Kind.AROUND,
         hook="sglang_prefill_ext.border.cpu.soft_cap:capped_on_host",
-        group=Group.SCHEDULER,
+        group=Group.CPU,
         why="Without a GPU a model with a soft cap of its logits would answer nothing: the cap is "
-        "a Triton kernel. On a GPU the hook does nothing.",
+        "a Triton kernel.",
         signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
         "use_logits_buffer=True)",
         relies_on=("self.final_logit_softcapping",),

@@ -26,6 +26,7 @@ class Group(StrEnum):
     SCHEDULER = "scheduler"  # with the flag on: the scheduler of every rank
     DETOKENIZER = "detokenizer"  # with the flag on: every detokenizer
     DP_CONTROLLER = "dp_controller"  # with the flag on: the data-parallel controller
+    CPU = "cpu"  # with the scheduler's, on the CPU platform of this package
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.utils import is_pin_memory_available
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -23,7 +22,5 @@ class _Pageable(TorchFunctionMode):
 
 def without_pinning(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """AROUND `LoRAManager.init_state` and `TorchNativeLoRABackend.prepare_lora_batch`."""
-    if is_pin_memory_available():
-        return original(*args, **kwargs)
     with _Pageable():
         return original(*args, **kwargs)

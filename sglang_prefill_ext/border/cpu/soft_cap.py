@@ -14,7 +14,7 @@ def capped_on_host(
 ) -> Tensor:
     """AROUND `LogitsProcessor._get_logits`: the cap of Gemma 2 by torch instead of Triton."""
     cap: float | None = processor.final_logit_softcapping
-    if not cap or hidden.device.type != "cpu":
+    if not cap:
         return original(processor, hidden, *args, **kwargs)
     processor.final_logit_softcapping = None
     try:
