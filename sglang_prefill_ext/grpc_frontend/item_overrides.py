@@ -41,22 +41,11 @@ class ItemOverrides:
         return [part if len(part) else None for part in parts]
 
     def fields(self) -> dict[str, Any]:
-        """Arguments of SGLang's `score_request`, as arrays."""
+        """Fields of `ScoreCall`."""
         return {
             "embed_override_token_id": self.token_id,
             "query_embed_overrides": self.query,
             "item_embed_overrides": self.items,
-        }
-
-    def lists(self) -> dict[str, Any]:
-        """The same, as lists of numbers."""
-        items = self.items
-        return {
-            "embed_override_token_id": self.token_id,
-            "query_embed_overrides": None if self.query is None else self.query.tolist(),
-            "item_embed_overrides": None
-            if items is None
-            else [None if each is None else each.tolist() for each in items],
         }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from sglang_prefill_ext.frontend.options import (
     KEEP_PREFIX_HEADER,
@@ -50,47 +50,34 @@ class CallOptions:
         return headers
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreQuestion:
+class ScoreQuestion(NamedTuple):
     """A scoring request.
 
     Attributes:
-        query, items: texts, or token ids.
-        labels: one row for all items, or one row an item; no row without labels.
+        call: token ids are arrays.
+        overrides: embeddings of the call, which are not divided among its items before these are
+            counted.
     """
 
-    query: str | Int32Array
-    items: list[str] | FlatRows
-    labels: FlatRows
-    apply_softmax: bool = False
-    temperature: float = 1.0
-    item_first: bool = False
-    return_token_logprobs: bool = False
-    overrides: ItemOverrides | None = None
+    call: ScoreCall
+    overrides: ItemOverrides | None
 
-    def call(self) -> ScoreCall:
-        """The same as SGLang's `score_request` takes it."""
-        return ScoreCall(
-            **self._plain(), **(self.overrides.fields() if self.overrides is not None else {})
-        )
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of `StockScore`: no arrays."""
+    def whole(self) -> ScoreCall:
+        """The call with its embeddings."""
         overrides = self.overrides
-        return self._plain() | (overrides.lists() if overrides is not None else {})
+        return self.call if overrides is None else replace(self.call, **overrides.fields())
 
-    def _plain(self) -> dict[str, Any]:
-        labels = [row.tolist() for row in self.labels.rows()]
-        items = self.items
-        return {
-            "query": self.query if isinstance(self.query, str) else self.query.tolist(),
-            "items": items if isinstance(items, list) else [row.tolist() for row in items.rows()],
-            "label_token_ids": labels[0] if len(labels) == 1 else labels or None,
-            "apply_softmax": self.apply_softmax,
-            "temperature": self.temperature,
-            "item_first": self.item_first,
-            "return_token_logprobs": self.return_token_logprobs,
-        }
+
+def stock_arguments(call: ScoreCall) -> dict[str, Any]:
+    """Return the arguments of `StockScore`: no arrays."""
+    arguments = call.listed().arguments()
+    query, items = call.query_embed_overrides, call.item_embed_overrides
+    if query is not None:
+        arguments["query_embed_overrides"] = query.tolist()
+    if items is not None:
+        lists = [None if each is None else each.tolist() for each in items]
+        arguments["item_embed_overrides"] = lists
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def options_of(options: pb.Options, time_left_s: float | None) -> CallOptions:
@@ -117,16 +104,16 @@ def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
         raise wrong("items", "there are none. Send at least one text, or one row of token ids.")
     if request.WhichOneof("query") == ("query_ids" if isinstance(query, str) else "query_text"):
         raise wrong("query", "texts and token ids are mixed. Send query and items alike.")
-    return ScoreQuestion(
+    call = ScoreCall(
         query=query,
         items=items,
-        labels=_labels(request.labels),
+        label_token_ids=_labels(request.labels),
         apply_softmax=request.apply_softmax,
         temperature=request.temperature if request.HasField("temperature") else 1.0,
         item_first=request.item_first,
         return_token_logprobs=request.return_token_logprobs,
-        overrides=item_overrides(request, len(items)),
     )
+    return ScoreQuestion(call, item_overrides(request, len(items)))
 
 
 def without_items(first: pb.ScoreRequest) -> pb.ScoreRequest:

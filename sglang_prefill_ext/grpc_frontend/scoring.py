@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
-from sglang_prefill_ext.frontend.score.labels import num_labels
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.score.scores import flat_scores
-from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
-from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestion
+from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestion, stock_arguments
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.flat import FlatRows, flat_labels, pack_flat
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array, values_to_bytes
+from sglang_prefill_ext.wire.packed import PackedRows, int_array, values_to_bytes
 from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.sizes import PromptLengths, check_count, check_memory
 
 _DOUBLES = np.dtype("<f8")
 
@@ -32,8 +24,18 @@ class Scoring:
 
     def __init__(self, session: Session, metrics: FrontendMetrics) -> None:
         self._session = session
-        self._metrics = metrics
-        self._worker = Worker("prefill-only-pack")
+        self._frontend = ScoreFrontend(
+            session,
+            session.exchange,
+            session.facts.config,
+            metrics,
+            vocab_size=session.facts.vocab_size,
+            embeddings=session.facts.embeddings,
+            label_vocab_size=session.facts.label_vocab_size,
+            has_tokenizer=session.has_tokenizer,
+            truncates=True,  # if not, the engine refuses
+            prefixes=session.prefixes,
+        )
 
     async def score(self, question: ScoreQuestion, options: CallOptions) -> pb.ScoreResponse:
         """Serve a request.
@@ -41,35 +43,26 @@ class Scoring:
         Raises:
             PrefillExtError: it is wrong, or ended badly.
         """
+        call = question.call
         try:
-            with counted(self._metrics):
-                check_count(len(question.items), self._session.facts.config)
-                return await self._packed(question, options)
+            with counted(self._frontend.metrics):
+                self._frontend.check_limits(call)
+                call = question.whole()
+                return await self._packed(call, options)
         except StockPathTaken as stock:
-            return await self._by_engine(stock.call or question, options, stock.reason)
+            return await self._by_engine(stock.call or call, options, stock.reason)
 
-    async def _packed(self, question: ScoreQuestion, options: CallOptions) -> pb.ScoreResponse:
-        labels = self._require_eligible(question, options)
-        exchange, scheduling = self._session.exchange, options.scheduling
-        async with exchange.admitted(scheduling):
-            encoded = await self._encoded(question)
-            try:
-                rows = await self._pack(encoded, labels)
-                needs_vocabulary = question.return_token_logprobs or not question.apply_softmax
-                rows = replace(rows, normalised=needs_vocabulary)
-                longest = self._session.facts.config.max_forward_tokens
-                rows, scheduling = lone_prompt(rows, scheduling, self._session.prefixes, longest)
-                answer = await exchange.ask(rows, scheduling, None)
-            except StockPathTaken as taken:  # the engine need not encode texts again
-                raise StockPathTaken(taken.reason, encoded) from None
-        self._metrics.record_packed()
-        self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
-        return _response(question, rows, answer)
+    async def _packed(self, call: ScoreCall, options: CallOptions) -> pb.ScoreResponse:
+        if options.stock:
+            raise StockPathTaken("opted_out")
+        if not self._session.facts.is_generation:
+            raise StockPathTaken("not_generation")
+        return _response(call, *await self._frontend.ask(call, options.scheduling))
 
     async def _by_engine(
-        self, question: ScoreQuestion, options: CallOptions, reason: str
+        self, call: ScoreCall, options: CallOptions, reason: str
     ) -> pb.ScoreResponse:
-        answer = await self._session.stock_scores(question.arguments(), options.headers())
+        answer = await self._session.stock_scores(stock_arguments(call), options.headers())
         logprobs = answer.token_logprobs
         return pb.ScoreResponse(
             scores=np.array([x for row in answer.rows for x in row], _DOUBLES).tobytes(),
@@ -78,74 +71,17 @@ class Scoring:
             usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
         )
 
-    def _require_eligible(
-        self, question: ScoreQuestion, options: CallOptions
-    ) -> tuple[Int32Array, Int32Array]:
-        """Return ``(label_ids, label_lens)`` of `PackedRows`.
 
-        Raises:
-            StockPathTaken: the engine is to serve the call, in its own way.
-        """
-        if reason := self._declined(question, options):
-            raise StockPathTaken(reason)
-        known = self._session.facts.label_vocab_size
-        labels = flat_labels(question.labels, len(question.items), known)
-        if labels is None:
-            raise StockPathTaken("unusual_input")
-        return labels
-
-    def _declined(self, question: ScoreQuestion, options: CallOptions) -> str | None:
-        if options.stock:
-            return "opted_out"
-        if not self._session.facts.is_generation:
-            return "not_generation"
-        if isinstance(question.items, list) and not self._session.has_tokenizer:
-            return "no_tokenizer"
-        if question.overrides is not None and question.item_first:
-            return "unusual_input"
-        heat = question.temperature
-        if not (math.isfinite(heat) and heat > 0 and (question.apply_softmax or heat == 1.0)):
-            return "unusual_input"
-        return self._session.exchange.declined_reason
-
-    async def _encoded(self, question: ScoreQuestion) -> ScoreQuestion:
-        """Return a question of plain texts as one of ids; any other as it is."""
-        if not isinstance(question.query, str) or question.overrides is not None:
-            return question
-        encode = partial(self._session.encode_joined, item_first=question.item_first)
-        shared, rest = await self._worker.run(encode, question.query, question.items)
-        return replace(question, query=shared, items=rest)
-
-    async def _pack(
-        self, question: ScoreQuestion, labels: tuple[Int32Array, Int32Array]
-    ) -> PackedRows:
-        query, items, facts = question.query, question.items, self._session.facts
-        numbers = num_labels(labels, len(items))
-        if question.overrides is not None:
-            check_memory(facts.config, numbers=numbers)
-            known = (self._session.encode, facts.vocab_size, facts.embeddings, facts.config)
-            return await self._worker.run(pack_overridden, question.call(), labels, *known)
-        assert isinstance(items, FlatRows), "texts are encoded"
-        assert not isinstance(query, str), "query and items are alike"
-        lengths = PromptLengths.of(query, items)
-        if lengths.longest_prompt > facts.longest_prompt:
-            raise StockPathTaken("prompt_too_long")
-        tokens = lengths.packed(repeats_query=question.item_first)
-        check_memory(facts.config, tokens=tokens, numbers=numbers)
-        args = (query, items, question.item_first, labels, facts.vocab_size)
-        return await self._worker.run_if_large(tokens, pack_flat, *args)
-
-
-def _response(question: ScoreQuestion, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:
+def _response(call: ScoreCall, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:
     values = answer.row_values()
     scores = flat_scores(
-        values, rows, apply_softmax=question.apply_softmax, temperature=question.temperature
+        values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature
     )
     _, counts = rows.labels_of(0, rows.num_reads)
     return pb.ScoreResponse(
         scores=scores.astype(_DOUBLES).tobytes(),
         counts=counts.tobytes(),
-        token_logprobs=values_to_bytes(values) if question.return_token_logprobs else b"",
+        token_logprobs=values_to_bytes(values) if call.return_token_logprobs else b"",
         usage=pb.Usage(
             prompt_tokens=rows.num_prompt_tokens,
             computed_tokens=answer.tokens_computed,

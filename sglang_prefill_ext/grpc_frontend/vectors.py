@@ -79,7 +79,7 @@ class Vectors:
         adapter: str,
         reason: str,
     ) -> tuple[NDArray[np.float32], pb.Usage]:
-        plain = prompts if isinstance(prompts, list) else [row.tolist() for row in prompts.rows()]
+        plain = prompts.tolist() if isinstance(prompts, FlatRows) else prompts
         answer = await self._session.stock_vectors(
             plain, dimensions or None, adapter, options.headers()
         )

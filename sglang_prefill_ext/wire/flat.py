@@ -44,6 +44,10 @@ class FlatRows:
         """One array a row, without copying."""
         return np.split(self.values, self.starts()[1:]) if len(self) else []
 
+    def tolist(self) -> list[list[int]]:
+        """One list a row."""
+        return [row.tolist() for row in self.rows()]
+
 
 def flat_rows(values: bytes, counts: bytes, *, field: str) -> FlatRows:
     """Read rows from little-endian int32 bytes, without copying.

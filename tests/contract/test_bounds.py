@@ -43,8 +43,10 @@ EMBEDDINGS = EmbeddingKind(4, "float32")
 
 
 def frontend(**knobs: int) -> ScoreFrontend:
+    link = StubLink()
     return ScoreFrontend(
-        StubLink(),
+        link,
+        PackedExchange(link, max_row_tokens=9),
         PrefillOnlyConfig(**knobs),
         FrontendMetrics(),
         vocab_size=300,

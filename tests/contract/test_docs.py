@@ -206,7 +206,6 @@ def reasons_in_code() -> set[str]:
         "frontend/embed/embed_call",
         "frontend/token/token_call",
         "border/model/capability",
-        "grpc_frontend/scoring",
         "grpc_frontend/vectors",
     ):
         text = (PACKAGE / f"{name}.py").read_text()

@@ -205,8 +205,7 @@ def _rows_of(values: list[Any]) -> list[list[float]]:
 
 def _contents(rows: PackedRows) -> dict[str, Any]:
     prefix, suffixes = unpacked(rows)
-    items = [suffix.tolist() for suffix in suffixes.rows()]
-    return {"input_ids": {"query": prefix.tolist(), "items": items}}
+    return {"input_ids": {"query": prefix.tolist(), "items": suffixes.tolist()}}
 
 
 def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,11 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     with_tensors,
 )
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
+from sglang_prefill_ext.frontend.exchange import (
+    PackedExchange,
+    StockPathTaken,
+    headers_unless_opted_out,
+)
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
@@ -224,6 +228,7 @@ def _build_frontend(
         label_vocab_size = min(label_vocab_size, tokenizer.vocab_size)
     frontend = ScoreFrontend(
         link,
+        PackedExchange(link, max_row_tokens=config.max_forward_tokens),
         config,
         metrics,
         vocab_size=embedding_rows(manager),

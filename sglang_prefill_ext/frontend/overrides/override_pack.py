@@ -42,7 +42,7 @@ def pack_overridden(
             another width or type than the model's, or not finite in its dtype; or see
             `pack_setwise`.
     """
-    query, items = prompts_of(call)
+    query, items = prompts_of(call.listed())
     if isinstance(query, str):
         # SGLang joins the two as token ids here, not as texts.
         (query,), items = encode([query]), encode(items, continued=True)

@@ -67,7 +67,7 @@ def with_lists(body: bytes, config: PrefillOnlyConfig) -> bytes:
         return body
     ids, rows = arrays
     check_count(len(rows), config)
-    fields["items"] = [row.tolist() for row in rows.rows()]
+    fields["items"] = rows.tolist()
     if query is not None:
         fields["query"] = ids.tolist()
     return msgspec.json.encode(fields)

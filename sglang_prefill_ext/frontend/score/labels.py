@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_prefill_ext.wire.flat import FlatRows, flat_labels
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, int_array
 
 
@@ -15,6 +16,8 @@ def pack_labels(
     None means "let SGLang judge": its own validation then produces its own error, or
     accepts what we were too strict about.
     """
+    if isinstance(labels, FlatRows):
+        return flat_labels(labels, num_items, vocab_size)
     if not isinstance(labels, list) or not labels:
         return None
     if not isinstance(labels[0], list):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sglang_prefill_ext.wire.flat import FlatRows
@@ -18,8 +18,9 @@ _UNPACKED_ARGUMENTS = {
 class ScoreCall:
     """The arguments of `score_request`, with its defaults (same names, same meaning).
 
-    Token ids may be arrays, too: `query` an `Int32Array`, `items` `FlatRows`. SGLang's own path
-    does not take these.
+    Token ids may be arrays, too: `query` an `Int32Array`, `items` `FlatRows`, and so may be
+    `label_token_ids`: `FlatRows` of one row for all items, or one an item. SGLang's own path does
+    not take these; see `listed`.
     """
 
     query: Any = None
@@ -52,13 +53,21 @@ class ScoreCall:
 
     def contents(self) -> dict[str, Any]:
         """What its prompts are made of, as plain values: `text`, or `input_ids`."""
-        query, items = self.query, self.items
-        if isinstance(items, FlatRows):
-            items = [item.tolist() for item in items.rows()]
-            query = None if query is None else query.tolist()
+        call = self.listed()
+        query, items = call.query, call.items
         first = items[0] if isinstance(items, list) and items else items
         is_text = isinstance(first, str)
         return {"text" if is_text else "input_ids": {"query": query, "items": items}}
+
+    def listed(self) -> ScoreCall:
+        """Return the call with lists in the place of arrays of ids."""
+        query, items, labels = self.query, self.items, self.label_token_ids
+        if isinstance(items, FlatRows):
+            query, items = None if query is None else query.tolist(), items.tolist()
+        if isinstance(labels, FlatRows):
+            rows = labels.tolist()
+            labels = rows[0] if len(rows) == 1 else rows or None
+        return replace(self, query=query, items=items, label_token_ids=labels)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments by name."""
@@ -123,7 +132,7 @@ def _has_plain_overrides(call: ScoreCall) -> bool:
     items, stacked = call.item_embed_overrides, call.stacked_query_item_embed_overrides
     if type(call.embed_override_token_id) is not int or call.item_first:
         return False
-    if not isinstance(call.items, list):
+    if isinstance(call.items, str):
         return False
     if stacked is not None and (call.query_embed_overrides is not None or items is not None):
         return False
@@ -138,7 +147,7 @@ def _is_text(call: ScoreCall) -> bool:
         return False
     if isinstance(call.items, str):
         return True
-    return isinstance(call.items, list) and all(isinstance(item, str) for item in call.items)
+    return isinstance(call.items, list) and _are(str, call.items)
 
 
 def _is_token_ids(call: ScoreCall) -> bool:
@@ -146,4 +155,9 @@ def _is_token_ids(call: ScoreCall) -> bool:
         return True
     if call.query is not None and not isinstance(call.query, list):
         return False
-    return isinstance(call.items, list) and all(isinstance(item, list) for item in call.items)
+    return isinstance(call.items, list) and _are(list, call.items)
+
+
+def _are(kind: type, items: list[Any]) -> bool:
+    """Whether all items are of a kind; subclasses, which are rare, are looked at one by one."""
+    return set(map(type, items)) <= {kind} or all(isinstance(item, kind) for item in items)

@@ -78,6 +78,7 @@ class ScoreFrontend:
     def __init__(
         self,
         link: SchedulerLink,
+        exchange: PackedExchange,
         config: PrefillOnlyConfig,
         metrics: FrontendMetrics,
         *,
@@ -90,7 +91,7 @@ class ScoreFrontend:
     ) -> None:
         self.metrics = metrics
         self.config = config
-        self.exchange = PackedExchange(link, max_row_tokens=config.max_forward_tokens)
+        self.exchange = exchange
         self._link = link
         self._vocab_size = vocab_size
         self._embeddings = embeddings
@@ -102,7 +103,14 @@ class ScoreFrontend:
         self.answers = Worker("prefill-only-answers")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
-        """Serve a call with one packed request.
+        """Serve a call with one packed request; the errors are those of `ask`."""
+        rows, answer = await self.ask(call, options)
+        return await self.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
+
+    async def ask(
+        self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS
+    ) -> tuple[PackedRows, PackedResult]:
+        """Return the packed request of a call, and its answer.
 
         Raises:
             StockPathTaken: the call is not eligible; nothing was sent.
@@ -123,11 +131,11 @@ class ScoreFrontend:
                 rows, options = lone_prompt(rows, options, self.prefixes, longest)
                 answer = await self.exchange.ask(rows, options, call.request)
             except StockPathTaken as taken:
-                listed = None if encoded is call else _with_lists(encoded)
+                listed = None if encoded is call else encoded.listed()
                 raise StockPathTaken(taken.reason, listed) from None
         self.metrics.record_packed()
         self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
-        return await self.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
+        return rows, answer
 
     def check_limits(self, call: ScoreCall) -> None:
         """Refuse too many items, on either path.
@@ -215,12 +223,6 @@ class ScoreFrontend:
             prompts = self._link.encode(prompts)
         anchors = anchors_of(query, prompts, call.score_extraction_token_id)
         return pack_setwise(prompts, anchors, labels, self._vocab_size, self.config)
-
-
-def _with_lists(call: ScoreCall) -> ScoreCall:
-    """Return a call of arrays as SGLang's own path takes it."""
-    items = [item.tolist() for item in call.items.rows()]
-    return replace(call, query=call.query.tolist(), items=items)
 
 
 def _needs_vocabulary(call: ScoreCall) -> bool:

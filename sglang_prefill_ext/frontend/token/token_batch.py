@@ -102,36 +102,27 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
     elif min(starts) < prefix:
         prefix -= 1  # so that what follows a read of the prefix is the same in every row
     tokens, lens = flat_tokens(prompts, prefix)
-    token_ids = int_array(kind.token_ids)
-    sampling = Sampling.joined(call.sampling for call in calls)
-    if not kind.reads_prompt:
-        rows = PackedRows(
-            tokens,
-            prefix,
-            lens,
-            token_ids,
-            NO_INTS,
-            num_best=kind.num_best,
-            sampling=sampling,
-            adapter=kind.adapter,
-        )
-        return TokenGroup(members, starts, kind, rows, repeated)
-    prefix_reads = max(0, prefix - min(starts))
-    first_reads = np.maximum(starts, prefix)
-    successors = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
-    for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
-        successors += [prompt[first + 1 :], _NO_SUCCESSOR]
-    labels = _labels(np.concatenate(successors), token_ids)
+    labels, label_lens = int_array(kind.token_ids), NO_INTS
+    read_lens, prefix_reads = NO_INTS, 0
+    if kind.reads_prompt:
+        prefix_reads = max(0, prefix - min(starts))
+        first_reads = np.maximum(starts, prefix)
+        read_lens = (lens + prefix - first_reads).astype(np.int32)
+        successors = [prompts[0][prefix - prefix_reads + 1 : prefix + 1]]
+        for prompt, first in zip(prompts, first_reads.tolist(), strict=True):
+            successors += [prompt[first + 1 :], _NO_SUCCESSOR]
+        table = _labels(np.concatenate(successors), labels)
+        labels, label_lens = table.ravel(), np.full(len(table), kind.num_labels, dtype=np.int32)
     rows = PackedRows(
         tokens,
         prefix,
         lens,
-        label_ids=labels.ravel(),
-        label_lens=np.full(len(labels), kind.num_labels, dtype=np.int32),
-        read_lens=(lens + prefix - first_reads).astype(np.int32),
+        labels,
+        label_lens,
+        read_lens=read_lens,
         prefix_reads=prefix_reads,
         num_best=kind.num_best,
-        sampling=sampling,
+        sampling=Sampling.joined(call.sampling for call in calls),
         adapter=kind.adapter,
     )
     return TokenGroup(members, starts, kind, rows, repeated)

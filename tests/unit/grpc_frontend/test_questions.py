@@ -14,6 +14,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     options_of,
     prompts_of,
     score_question,
+    stock_arguments,
     without_items,
 )
 from sglang_prefill_ext.wire.flat import FlatRows
@@ -31,8 +32,10 @@ def test_ids_come_through_the_message_unchanged(
     sent.item_first = sent.apply_softmax = sent.return_token_logprobs = first
     sent.temperature = 0.5
     question = score_question(pb.ScoreRequest.FromString(sent.SerializeToString()))
-    arguments = question.arguments()
-    assert arguments.pop("label_token_ids") == (labels[0] if len(labels) == 1 else labels or None)
+    arguments = stock_arguments(question.whole())
+    known = labels[0] if len(labels) == 1 else labels or None
+    assert arguments.pop("label_token_ids", None) == known
+    assert arguments.pop("return_pooled_hidden_states") is False
     assert arguments == {
         "query": query,
         "items": items,
@@ -45,11 +48,12 @@ def test_ids_come_through_the_message_unchanged(
 
 def test_texts_and_what_is_left_out() -> None:
     question = score_question(text_request("q", "a", "漢"))
-    assert (question.query, question.items, question.temperature) == ("q", ["a", "漢"], 1.0)
-    assert question.arguments()["label_token_ids"] == [4]
-    alone = score_question(pb.ScoreRequest(item_ids=int32_rows([[1]])))
-    assert alone.arguments()["query"] == []
-    assert alone.arguments()["label_token_ids"] is None
+    call = question.whole()
+    assert (call.query, call.items, call.temperature) == ("q", ["a", "漢"], 1.0)
+    assert stock_arguments(call)["label_token_ids"] == [4]
+    alone = stock_arguments(score_question(pb.ScoreRequest(item_ids=int32_rows([[1]]))).whole())
+    assert alone["query"] == []
+    assert "label_token_ids" not in alone
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from tests.unit.attach.engines import StubEngine, facts
-from tests.unit.grpc_frontend.calls import id_request, int32_rows, served, text_request
+from tests.unit.grpc_frontend.calls import id_request, int32, int32_rows, served, text_request
 from tests.unit.waiting import until
 
 
@@ -81,6 +81,42 @@ async def test_labels_of_each_items_own(path: Path) -> None:
         response = await stub_of(channel).Score(request)
     assert scores(response) == [1.0, 0.5, 0.5]
     assert np.frombuffer(response.counts, "<i4").tolist() == [1, 2]
+
+
+async def test_embeddings_are_packed_in_the_places_of_their_tokens(path: Path) -> None:
+    engine = StubEngine()
+    halves = np.arange(16, dtype="<f2").tobytes()
+    about = {"token_id": 7, "dtype": "float16", "width": 8, "items": halves}
+    request = id_request([1, 2], [[7], [8, 7]])
+    request.embed_overrides.CopyFrom(pb.EmbedOverrides(**about, item_counts=int32([1, 1])))
+    async with served(engine, path) as (channel, _):
+        assert scores(await stub_of(channel).Score(request)) == [1.0] * 4
+        request.embed_overrides.item_counts = int32([0, 2])
+        engine.stock_outcome = StockAnswer("", [[0.25]], 2)
+        stock = await stub_of(channel).Score(request)
+        assert stock.usage.reason == "unusual_input"
+    ((_, rows),) = engine.link.sent
+    assert rows.tokens.tolist() == [1, 2, -1, 8, -2]
+    assert rows.overrides.tolist() == np.arange(16.0).reshape(2, 8).tolist()
+    (call,) = engine.stock_calls
+    assert isinstance(call, StockScore)
+    assert call.arguments["items"] == [[7], [8, 7]]
+    own = call.arguments["item_embed_overrides"]
+    assert own == [None, np.arange(16.0).reshape(2, 8).tolist()]
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+async def test_texts_without_embeddings_are_joined_whatever_the_placeholder(
+    path: Path, item_first: bool
+) -> None:
+    engine = StubEngine()
+    request = text_request("a", "b", "c")
+    request.item_first = item_first
+    request.embed_overrides.CopyFrom(pb.EmbedOverrides(token_id=7, dtype="float16", width=8))
+    async with served(engine, path) as (channel, _):
+        assert scores(await stub_of(channel).Score(request)) == [1.0] * 2
+    ((_, rows),) = engine.link.sent
+    assert rows.num_prompt_tokens == 2, "words that the tokenizer of the stub does not know"
 
 
 @pytest.mark.parametrize(

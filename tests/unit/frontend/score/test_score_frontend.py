@@ -23,7 +23,7 @@ from sglang_prefill_ext.errors import (
     TooManyItemsError,
 )
 from sglang_prefill_ext.frontend import client_wait as connection
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score import score_frontend
@@ -66,9 +66,11 @@ def _frontend(
     prefixes: PrefixPolicy | None = None,
     **knobs: int,
 ) -> ScoreFrontend:
+    config = PrefillOnlyConfig(**knobs)
     return ScoreFrontend(
         link,
-        PrefillOnlyConfig(**knobs),
+        PackedExchange(link, max_row_tokens=config.max_forward_tokens),
+        config,
         FrontendMetrics(),
         vocab_size=VOCAB,
         embeddings=EmbeddingKind(HIDDEN, "float32"),
@@ -81,6 +83,13 @@ def _frontend(
 
 def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: PackedResult) -> None:
     answer_at_once(link, frontend.exchange, lambda rows: answer)
+
+
+def _label_rows(labels: Any) -> FlatRows:
+    rows = labels if isinstance(labels[0], list) else [labels]
+    return FlatRows(
+        int_array([each for row in rows for each in row]), int_array(list(map(len, rows)))
+    )
 
 
 def _nothing_is_left(frontend: ScoreFrontend, link: StubLink) -> bool:
@@ -136,18 +145,36 @@ async def test_arrays_are_packed_as_lists_are(
     query, items = int_array([1, 2]), FlatRows(int_array([3, 4, 5]), int_array([1, 2]))
     _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     call = ScoreCall(CALL.query, CALL.items, labels, item_first=item_first)
-    scored = [
-        await frontend.score(each) for each in (call, replace(call, query=query, items=items))
-    ]
+    arrays = replace(call, query=query, items=items, label_token_ids=_label_rows(labels))
+    assert arrays.listed() == call
+    scored = [await frontend.score(each) for each in (call, arrays)]
     assert scored[0].scores == scored[1].scores
     assert scored[0].prompt_tokens == scored[1].prompt_tokens
     sent = [rows for _, rows in link.sent]
     assert sent[0].suffix_lens.tolist() == sent[1].suffix_lens.tolist()
     assert sent[0].tokens.tolist() == sent[1].tokens.tolist()
+    assert sent[0].label_ids.tolist() == sent[1].label_ids.tolist()
+    assert sent[0].label_lens.tolist() == sent[1].label_lens.tolist()
+
+
+async def test_embeddings_come_beside_arrays(frontend: ScoreFrontend, link: StubLink) -> None:
+    _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
+    call = replace(
+        CALL,
+        items=FlatRows(int_array([3, 4, 5]), int_array([1, 2])),
+        embed_override_token_id=5,
+        item_embed_overrides=[None, np.ones((1, HIDDEN), np.float16)],
+    )
+    await frontend.score(replace(call, query=int_array([1, 2])))
+    ((_, rows),) = link.sent
+    assert (rows.tokens.tolist(), rows.prefix_len) == ([1, 2, 3, 4, -1], 2)
+    assert rows.overrides.tolist() == [[1.0] * HIDDEN]
 
 
 async def test_arrays_that_cannot_be_packed_are_left_to_stock(frontend: ScoreFrontend) -> None:
     nothing = FlatRows(int_array([]), int_array([]))
+    with pytest.raises(StockPathTaken, match="unusual_input"):
+        await frontend.score(replace(CALL, label_token_ids=nothing))
     with pytest.raises(StockPathTaken, match="no_items"):
         await frontend.score(replace(CALL, query=int_array([]), items=nothing))
     frontend.check_limits(replace(CALL, items=nothing))
