@@ -145,7 +145,7 @@ async def test_every_end_releases_the_adapter_once(path: Path, end: str) -> None
         yield
 
     engine.link.admission = admission  # type: ignore[method-assign]
-    options = RequestOptions(deadline_ms=time.time() * 1e3 + 200 if end == "late" else None)
+    options = RequestOptions(deadline_ms=time.time() * 1e3 + 3000 if end == "late" else None)
     async with attached(engine, path) as (_, connection, _):
         asking = asyncio.ensure_future(ask(connection.session, options, rows))
         await until(lambda: engine.acquired and (engine.link.sent or end == "late"))
