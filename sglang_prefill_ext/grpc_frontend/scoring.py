@@ -23,6 +23,7 @@ from sglang_prefill_ext.wire.flat import FlatRows, flat_labels, pack_flat
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows, int_array, values_to_bytes
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.sizes import PromptLengths, check_count, check_memory
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _DOUBLES = np.dtype("<f8")
 
@@ -67,7 +68,7 @@ class Scoring:
         return _response(question, rows, answer)
 
     async def _by_engine(
-        self, question: ScoreQuestion, options: CallOptions, reason: str
+        self, question: ScoreQuestion, options: CallOptions, reason: StockReason
     ) -> pb.ScoreResponse:
         answer = await self._session.stock_scores(question.arguments(), options.headers())
         logprobs = answer.token_logprobs
@@ -91,21 +92,21 @@ class Scoring:
         known = self._session.facts.label_vocab_size
         labels = flat_labels(question.labels, len(question.items), known)
         if labels is None:
-            raise StockPathTaken("unusual_input")
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         return labels
 
-    def _declined(self, question: ScoreQuestion, options: CallOptions) -> str | None:
+    def _declined(self, question: ScoreQuestion, options: CallOptions) -> StockReason | None:
         if options.stock:
-            return "opted_out"
+            return StockReason.OPTED_OUT
         if not self._session.facts.is_generation:
-            return "not_generation"
+            return StockReason.NOT_GENERATION
         if isinstance(question.items, list) and not self._session.has_tokenizer:
-            return "no_tokenizer"
+            return StockReason.NO_TOKENIZER
         if question.overrides is not None and question.item_first:
-            return "unusual_input"
+            return StockReason.UNUSUAL_INPUT
         heat = question.temperature
         if not (math.isfinite(heat) and heat > 0 and (question.apply_softmax or heat == 1.0)):
-            return "unusual_input"
+            return StockReason.UNUSUAL_INPUT
         return self._session.exchange.declined_reason
 
     async def _encoded(self, question: ScoreQuestion) -> ScoreQuestion:
@@ -129,7 +130,7 @@ class Scoring:
         assert not isinstance(query, str), "query and items are alike"
         lengths = PromptLengths.of(query, items)
         if lengths.longest_prompt > facts.longest_prompt:
-            raise StockPathTaken("prompt_too_long")
+            raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
         tokens = lengths.packed(repeats_query=question.item_first)
         check_memory(facts.config, tokens=tokens, numbers=numbers)
         args = (query, items, question.item_first, labels, facts.vocab_size)
