@@ -101,7 +101,7 @@ class Session:
     # The `SchedulerLink`.
 
     @asynccontextmanager
-    async def admission(self) -> AsyncIterator[None]:
+    async def admission(self, _request: Any = None) -> AsyncIterator[None]:
         """Pass at once: the engine admits what reaches it."""
         yield
 

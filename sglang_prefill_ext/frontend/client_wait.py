@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from sglang_prefill_ext.errors import DeadlineExceededError, RequestAbortedError
@@ -23,28 +24,38 @@ async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
     """Wait for a future that nobody else waits for.
 
     Args:
-        request: of the client, with an `is_disconnected`; one without it, as None, cannot leave.
+        request: of the client, see `_watching`.
 
     Raises:
         RequestAbortedError: the client left first.
     """
-    is_disconnected = getattr(request, "is_disconnected", None)
-    if is_disconnected is None:
+
+    def give_up() -> None:
+        if not future.done():
+            future.set_exception(_gone())
+
+    with _watching(request, give_up):
         return await future
-    watches: list[asyncio.Task[None]] = []
-    loop = asyncio.get_running_loop()
 
-    def begin_to_look() -> None:
-        watches.append(loop.create_task(_watch(future, is_disconnected)))
 
-    # Most answers come before the first look, which then has cost a timer and no task.
-    timer = loop.call_later(_DISCONNECT_POLL_S, begin_to_look)
+@asynccontextmanager
+async def while_connected(request: Any) -> AsyncIterator[None]:
+    """End what is inside once its client has left.
+
+    Args:
+        request: of the client, see `_watching`.
+
+    Raises:
+        RequestAbortedError: it has.
+    """
     try:
-        return await future
-    finally:
-        timer.cancel()
-        for watch in watches:
-            watch.cancel()
+        async with asyncio.timeout(None) as inside:
+            with _watching(request, partial(inside.reschedule, 0.0)):
+                yield
+    except TimeoutError as error:
+        if not inside.expired():
+            raise
+        raise _gone() from error
 
 
 @asynccontextmanager
@@ -68,17 +79,47 @@ async def within(deadline_ms: float | None, when: str) -> AsyncIterator[None]:
         raise DeadlineExceededError(f"The deadline of the request passed {when}.") from error
 
 
+@contextmanager
+def _watching(request: Any, give_up: Callable[[], object]) -> Iterator[None]:
+    """Look now and then whether a client is still there, and `give_up` once it has left.
+
+    Args:
+        request: with an `is_disconnected`; one without it, as None, cannot leave.
+    """
+    is_disconnected = getattr(request, "is_disconnected", None)
+    if is_disconnected is None:
+        yield
+        return
+    watches: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+
+    def begin_to_look() -> None:
+        watches.append(loop.create_task(_watch(is_disconnected, give_up)))
+
+    # Most waits end before the first look, which then has cost a timer and no task.
+    timer = loop.call_later(_DISCONNECT_POLL_S, begin_to_look)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for watch in watches:
+            watch.cancel()
+
+
 async def _watch(
-    future: asyncio.Future[Any], is_disconnected: Callable[[], Awaitable[bool]]
+    is_disconnected: Callable[[], Awaitable[bool]], give_up: Callable[[], object]
 ) -> None:
-    """Give a future an error once the client has left."""
-    while not future.done():
+    while True:
         try:
             has_left = await is_disconnected()
         except Exception:
             logger.exception("A client cannot be watched any more; its request goes on")
             return
-        if has_left and not future.done():
-            left = RequestAbortedError("The client disconnected before the answer was ready.")
-            future.set_exception(left)
+        if has_left:
+            give_up()
+            return
         await asyncio.sleep(_DISCONNECT_POLL_S)
+
+
+def _gone() -> RequestAbortedError:
+    return RequestAbortedError("The client disconnected before the answer was ready.")

@@ -67,13 +67,19 @@ class PackedExchange:
         if future is not None and not future.done():
             future.set_result(answer)
 
-    def admitted(self, options: RequestOptions) -> AbstractAsyncContextManager[object]:
+    def admitted(
+        self, options: RequestOptions, request: Any = None
+    ) -> AbstractAsyncContextManager[object]:
         """Wait while the engine takes no requests; hold off weight updates while inside.
+
+        Args:
+            request: of the client, see `SchedulerLink.admission`.
 
         Raises:
             DeadlineExceededError: upon entry; the deadline of `options` passed first.
+            RequestAbortedError: upon entry; the client left first.
         """
-        admission = self._link.admission()
+        admission = self._link.admission(request)
         if options.deadline_ms is None:
             return admission
         return _entered_by(options.deadline_ms, admission)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.flat import FlatRows
@@ -14,8 +14,15 @@ from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 class SchedulerLink(Protocol):
     """What the packed path needs of the process it lives in."""
 
-    def admission(self) -> AbstractAsyncContextManager[object]:
-        """Wait while the engine is paused; hold off weight updates while inside."""
+    def admission(self, request: Any = None) -> AbstractAsyncContextManager[object]:
+        """Wait while the engine is paused; hold off weight updates while inside.
+
+        Args:
+            request: of the client, see `while_connected`.
+
+        Raises:
+            RequestAbortedError: upon entry; the client left during the pause.
+        """
         ...
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None: ...

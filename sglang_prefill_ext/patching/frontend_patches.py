@@ -25,6 +25,7 @@ _PROMPTS = (
     "0008-reject-out-of-vocabulary-ids.patch",
     "0028-refuse-numbers-that-end-the-scheduler.patch",
     "0029-refuse-readout-positions-that-end-the-scheduler.patch",
+    "0031-refuse-input-embeds-that-end-the-scheduler.patch",
 )
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
@@ -40,6 +41,7 @@ _HAS_PROMPTS = (
     f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
     f"{_TOKENIZER_MANAGER}._validate_logprob_numbers",
     f"{_TOKENIZER_MANAGER}._validate_readout_positions",
+    f"{_TOKENIZER_MANAGER}._validate_input_embeds",
 )
 
 FRONTEND_PATCHES: tuple[Patch, ...] = (
@@ -79,8 +81,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.BEFORE,
         hook=f"{_HOOKS}.frontend_hooks:validate_prompt",
         group=Group.FRONTEND,
-        why="One empty prompt, one id outside the vocabulary, or a wish for more tokens or "
-        "positions than there are ends the scheduler process.",
+        why="One empty prompt, one id outside the vocabulary, a wish for more tokens or positions "
+        "than there are, or a prompt of unfit embeddings ends the scheduler process.",
         signature="(self, obj, input_ids)",
         relies_on=("obj.input_embeds", "input_ids"),
         fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},

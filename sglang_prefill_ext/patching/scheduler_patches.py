@@ -9,12 +9,14 @@ _SCHEDULER_HOOKS = f"{_HOOKS}.scheduler_hooks"
 _MANAGERS = "sglang.srt.managers"
 _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
 
+_EMBEDS = ("0030-refuse-embeddings-that-end-the-scheduler.patch",)
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _OUT_OF_BAND = ("0004-out-of-band-work.patch",)
 _PULLED = ("0014-hooks-on-pulled-requests.patch",)
 _POLICY = ("0015-srpt-schedule-policy.patch",)
 
 # What these diffs add to SGLang: once a release has it, the hooks move there.
+_HAS_EMBEDS = (f"{_SCHEDULER}._refuse_unusable_embeds",)
 _HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
 _HAS_OUT_OF_BAND = (f"{_MANAGERS}.auxiliary_work.register_auxiliary_work",)
 _HAS_PULLED = (f"{_MANAGERS}.pulled_requests.register_pulled_requests_hook",)
@@ -28,18 +30,21 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         hook=f"{_SCHEDULER_HOOKS}:attach_runtime",
         group=Group.SCHEDULER,
         why="The scheduler would have no handler for packed requests; it would pause, change "
-        "weights and release memory while a packed forward runs.",
+        "weights and release memory while a packed forward runs. Embeddings would end it where "
+        "its model takes none.",
         signature="(self)",
         relies_on=(
             *("self._request_dispatcher", "TypeBasedDispatcher"),
             *"PauseGenerationReqInput BeginWeightUpdateReqInput EndWeightUpdateReqInput".split(),
             *"UpdateWeightFromDiskReqInput UpdateWeightsFromDistributedReqInput".split(),
             *"UpdateWeightsFromIPCReqInput UpdateWeightsFromTensorReqInput".split(),
-            "ReleaseMemoryOccupationReqInput",
+            *"ReleaseMemoryOccupationReqInput TokenizedGenerateReqInput".split(),
+            *"TokenizedEmbeddingReqInput BatchTokenizedGenerateReqInput".split(),
+            "BatchTokenizedEmbeddingReqInput",
         ),
         fingerprints={"0.5.23": "a79b2747a8c40a56921e2bb2ab097e0e4a819efa0b266d6c1c7258a8b1c366ad"},
-        diffs=_MESSAGES + _OUT_OF_BAND,
-        remove_when=_HAS_MESSAGES + _HAS_OUT_OF_BAND,
+        diffs=_MESSAGES + _OUT_OF_BAND + _EMBEDS,
+        remove_when=_HAS_MESSAGES + _HAS_OUT_OF_BAND + _HAS_EMBEDS,
     ),
     Patch(
         id="P11",

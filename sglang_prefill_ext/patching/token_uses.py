@@ -171,8 +171,16 @@ HEADER_USES = (
         id="U345",
         target="sglang.srt.environ.Envs",
         group=Group.FRONTEND,
-        used_by=("border.tokenizer_manager.direct_generate", "border.model.sampler"),
-        why="whether headers change a request's fields, and whether SGLang's sampler hides NaN",
-        members=("SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES", "SGLANG_SANITIZE_NAN_LOGITS"),
+        used_by=(
+            "border.tokenizer_manager.direct_generate",
+            "border.model.sampler",
+            "border.server_args.flags",
+        ),
+        why="whether headers change a request's fields, whether SGLang's sampler hides NaN, and "
+        "whether held slots are taken for a leak",
+        members=(
+            *("SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES", "SGLANG_SANITIZE_NAN_LOGITS"),
+            "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY",
+        ),
     ),
 )

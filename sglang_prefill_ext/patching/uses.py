@@ -10,7 +10,7 @@ from sglang_prefill_ext.patching.head_uses import HEAD_USES
 from sglang_prefill_ext.patching.lora_uses import LORA_USES
 from sglang_prefill_ext.patching.model_uses import MODEL_USES
 from sglang_prefill_ext.patching.order_uses import ORDER_USES
-from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES, PLACE_USES
+from sglang_prefill_ext.patching.override_uses import OVERRIDE_USES, PLACE_USES, REFUSAL_USES
 from sglang_prefill_ext.patching.prefix_uses import PREFIX_USES
 from sglang_prefill_ext.patching.probe_uses import PROBE_USES
 from sglang_prefill_ext.patching.record_uses import RECORD_USES
@@ -170,9 +170,13 @@ _FRONTEND_USES = (
         id="U64",
         target=f"{_IO}.AbortReq",
         group=Group.FRONTEND,
-        used_by=("border.tokenizer_manager.frontend_link", "border.scheduler.scheduler_hooks"),
-        why="ends the work of a client that left",
-        members=("rid", "abort_all"),
+        used_by=(
+            "border.tokenizer_manager.frontend_link",
+            "border.scheduler.scheduler_hooks",
+            "border.scheduler.stock_embeds",
+        ),
+        why="ends the work of a client that left, and a request that is refused",
+        members=("rid", "abort_all", "finished_reason"),
     ),
     Use(
         id="U65",
@@ -282,4 +286,5 @@ USES: tuple[Use, ...] = (
     *HEADER_USES,
     *RECORD_USES,
     *TEXT_USES,
+    *REFUSAL_USES,
 )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.integration.client import Client, Json, score_body
+from tests.integration.override_bodies import body_with
 from tests.integration.own_server import serving
 from tests.integration.parity import TOLERANCE
 from tests.integration.reference import Reference
@@ -54,6 +55,19 @@ def test_scores_are_those_of_hugging_face_with_a_prefix_fresh_or_cached(
             np.testing.assert_allclose(found, row, rtol=TOLERANCE, atol=TOLERANCE)
     assert cached[0] == 0
     assert cached[-1] > 64  # longer than the window
+
+
+@pytest.mark.patch("P10")
+def test_embeddings_that_sglangs_model_cannot_take_end_nothing(gemma: Client) -> None:
+    body = body_with(95, 20, [3, 4], 1, 1, hidden=128)
+    refused = gemma.post("/v1/score", body, stock=True)
+    assert refused.status_code == 400
+    assert "embed_overrides: 2 in the place of tokens" in refused.json()["message"]
+    assert "Gemma2ForCausalLM" in refused.json()["message"]
+    with gemma.counting() as moved:
+        gemma.score(body)
+        gemma.score(score_body(95, 20, [3, 4]), stock=True)
+    assert moved["frontend.requests.packed"] == moved["frontend.requests.stock"] == 1
 
 
 def test_sglang_here_leaves_out_the_cap(gemma: Client, exact: Reference) -> None:

@@ -86,6 +86,15 @@ def test_positions_that_end_a_plain_server(client: Client) -> None:
     assert len(client.generate([5, 6], 2)) == 2
 
 
+@pytest.mark.patch("P22")
+def test_embeddings_of_places_are_for_programs(client: Client) -> None:
+    own = {"positional_embed_overrides": {"embeds": [[0.5] * 64], "positions": [1]}}
+    response = client.post("/generate", {"input_ids": [5, 6]} | own | SAMPLING)
+    assert response.status_code == 400
+    assert "positional_embed_overrides" in message_of(response.json())
+    assert len(client.generate([5, 6], 2)) == 2
+
+
 @pytest.mark.parametrize("start", [-1, 0])
 def test_fewer_log_probs_than_none_are_none(client: Client, start: int) -> None:
     sampling = {"max_new_tokens": 1, "temperature": 0}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
-from tests.integration.client import Client, score_body
+from tests.integration.client import Client, Json, generate_body, score_body, wait_until
 from tests.integration.load import steady_load
 from tests.integration.parity import assert_same_answer, assert_same_answers
 from tests.integration.processes import held_back, in_flight
@@ -17,6 +20,14 @@ from tests.integration.processes import held_back, in_flight
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 BODIES = [score_body(seed, 60, [20] * 10) for seed in range(3)]
+
+
+def begun(client: Client, path: str, body: Json) -> HTTPConnection:
+    """A connection over which a request was sent."""
+    url = client.http.base_url
+    connection = HTTPConnection(url.host, url.port)
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    return connection
 
 
 @pytest.fixture
@@ -69,6 +80,34 @@ def test_a_retracting_pause_leaves_nothing_in_flight(
     update = client.post("/update_weights_from_disk", new_weights)
     assert update.json()["success"], update.text
     assert client.post("/continue_generation", {}).status_code == 200
+
+
+def test_clients_that_leave_in_a_pause_end_their_calls(
+    server: LocalServer, client: Client, pool: ThreadPoolExecutor
+) -> None:
+    wanted, token = client.score(BODIES[0]), generate_body([5, 6, 7], 1)
+    calls = [("/v1/score", BODIES[0]), ("/generate", token), ("/v1/score", BODIES[1])]
+    before = client.counters()
+
+    def aborted() -> int:
+        return client.counters()["frontend.requests.aborted"] - before["frontend.requests.aborted"]
+
+    with held_back(server, client, pool, BODIES[:1]) as replies:
+        assert client.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+    with ExitStack() as connections:
+        for path, body in calls:
+            connections.enter_context(closing(begun(client, path, body)))
+        for _ in range(20):  # the front end has read them by then, and waits
+            client.http.get("/model_info").raise_for_status()
+        assert aborted() == 0
+    wait_until(lambda: aborted() == len(calls))
+    assert not replies[0].done()
+    assert client.scheduler()["queue"]["requests"] == 1
+    assert client.post("/continue_generation", {}).status_code == 200
+    assert_same_answer(replies[0].result().json(), wanted)
+    client.wait_idle()
+    assert_same_answer(client.score(BODIES[0]), wanted)
+    assert aborted() == len(calls)
 
 
 def test_a_pause_that_aborts_ends_queued_requests(

@@ -40,6 +40,7 @@ COMBINATIONS: dict[str, list[str]] = {
     ],
     "--smg-grpc-mode": ["--smg-grpc-mode"],
     "SGLANG_RUST_SERVER": [],
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": [],
     "--tp-size": ["--tp-size", "2", "--prefill-only-cuda-graphs", "64"],
     "--tokenizer-worker-num": ["--prefill-only-attach", "x", "--tokenizer-worker-num", "2"],
     "--admin-api-key": ["--admin-api-key", "key", "--tokenizer-worker-num", "2"],
@@ -63,10 +64,10 @@ KNOBS = {
 def cases(model: Path, yaml: Path) -> dict[str, dict[str, Any]]:
     argv = ["--model-path", str(model), "--device", "cpu", "--max-total-tokens", "4096"]
     enabled = argv + ENABLE
-    rust = {"env": {"SGLANG_RUST_SERVER": "1"}}
+    variables = [name for name in COMBINATIONS if name.startswith("SGLANG_")]
     return {
         **{name: {"argv": enabled + flags} for name, flags in COMBINATIONS.items()},
-        "SGLANG_RUST_SERVER": {"argv": enabled, **rust},
+        **{name: {"argv": enabled, "env": {name: "1"}} for name in variables},
         **{
             f"two, {name}": {"argv": enabled + SCHEDULERS + more}
             for name, more in ONE_DEVICE.items()

@@ -69,6 +69,15 @@ def oracle(model_dir: Callable[[str], Path]) -> Callable[[list[int]], Any]:
     return log_probs
 
 
+@pytest.mark.patch("P22")
+def test_embeddings_that_sglang_takes_in_another_precision_end_nothing(generator: Serving) -> None:
+    body = {"input_embeds": [[0.5] * 64] * 3, "sampling_params": GREEDY}
+    response = generator.client.post("/generate", body)
+    assert response.status_code == 400
+    assert "input_embeds: SGLang takes them in bfloat16" in response.json()["error"]["message"]
+    assert len(generator.client.generate(PROMPT, 1)) == 1
+
+
 @pytest.mark.patch("P26")
 @pytest.mark.parametrize("sampling", [GREEDY, NOTHING], ids=["token", "nothing"])
 @pytest.mark.parametrize("start", [-1, 0, 1, 20, 39, 40])

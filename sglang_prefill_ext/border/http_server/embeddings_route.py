@@ -29,9 +29,11 @@ async def _answer(
         return None
     embedded, _ = await packed_vectors(manager, wanted.call, request, frontend)
     tokens = int(embedded.served.prompt_tokens.sum())
-    return answer_body(
+    write = partial(
+        answer_body,
         embedded.vectors,
         as_base64=wanted.as_base64,
         model=manager.model_path,
         usage=UsageInfo(prompt_tokens=tokens, total_tokens=tokens).model_dump(),
     )
+    return await frontend.answers.run_if_large(embedded.numbers, write)

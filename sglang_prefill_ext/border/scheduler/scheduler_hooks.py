@@ -25,6 +25,7 @@ from sglang_prefill_ext.border.messages import (
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.border.scheduler.runtime_setup import set_up_runtime
 from sglang_prefill_ext.border.scheduler.scheduler_status import status_of
+from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
 from sglang_prefill_ext.process.stages import STARTUP
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     mapping.update(handlers)
     for kind in _AFTER_FORWARDS:
         mapping[kind] = _after_forwards(work, mapping[kind])
+    refuse_embeddings(scheduler)
 
 
 def _after_forwards(work: PackedWork, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import resolving_view
+from sglang.srt.environ import Envs
 from sglang.srt.runtime_context import attn_dp_enabled_of
 from sglang.srt.server_args import ServerArgs
 
@@ -167,6 +168,11 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
         yield "--smg-grpc-mode (it has no tokenizer manager)"
     if os.environ.get("SGLANG_RUST_SERVER", "").lower() in ("1", "true", "yes", "on"):
         yield "SGLANG_RUST_SERVER (it has no tokenizer manager)"
+    if Envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get():
+        yield (
+            "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY (it takes the slots of a packed request's "
+            "prefix for a leak and ends the scheduler)"
+        )
 
 
 def _divided_tokens(args: Any) -> Any:

@@ -12,8 +12,8 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from sglang.srt.environ import Envs
 
@@ -38,7 +38,7 @@ from sglang_prefill_ext.frontend.token.generate_api import (
     logprob_fields,
     sampling_arguments,
 )
-from sglang_prefill_ext.frontend.token.token_answer import answer_of
+from sglang_prefill_ext.frontend.token.token_answer import answer_of, token_of
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.frontend.token.token_limits import TokenNumbers
@@ -58,28 +58,35 @@ class _Prompt:
     lora_id: None = None
 
 
+class _Ended(NamedTuple):
+    """A prompt that was read, why it ends, and the text that its token adds."""
+
+    call: TokenCall
+    read_out: ReadOut
+    reason: dict[str, Any]
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
-class _Ended:
-    """What the answers of one body have in common.
+class _Times:
+    """Of one body.
 
     Attributes:
-        tells_times: whether answers tell when what happened.
+        tells: whether answers tell when what happened.
     """
 
-    sampling: Any
-    stops: Collection[int]
     times: Any
-    tells_times: bool
+    tells: bool
 
-    def scheduler_times(self, read_out: ReadOut) -> dict[str, float]:
-        if not self.tells_times:
+    def of_scheduler(self, read_out: ReadOut) -> dict[str, float]:
+        if not self.tells:
             return {}
         times = scheduler_times(read_out, self.times.finished_time)
         told: dict[str, float] = times.convert_to_output_meta_info()
         return told
 
-    def frontend_times(self, new_tokens: int) -> dict[str, float]:
-        if not self.tells_times:
+    def of_frontend(self, new_tokens: int) -> dict[str, float]:
+        if not self.tells:
             return {}
         told: dict[str, float] = self.times.convert_to_output_meta_info(None, new_tokens)
         return told
@@ -110,20 +117,20 @@ class DirectGenerate:
             options = options_of(headers_unless_opted_out(request), now_ms=time.time() * 1e3)
             sampling, stops = self._sampling(body)
             keeping = self._records.keeping(request, len(body.prompts), dict)
-            with counted(self._frontend.metrics, request), keeping as record:
-                calls = await self._calls(body, sampling, stops, request)
-                record.times.set_api_server_dispatch_finish_time()
-                read_outs = await self._frontend.read_all(calls, options, request)
-                lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
-                record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
+            with counted(self._frontend.metrics, request):
+                with keeping as record:
+                    calls = await self._calls(body, sampling, stops, request)
+                    record.times.set_api_server_dispatch_finish_time()
+                    read_outs = await self._frontend.read_all(calls, options, request)
+                    lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
+                    record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
+                times, tells = record.times, self._manager.enable_metrics
+                read = list(map(partial(self._ended, sampling, stops), calls, read_outs))
+                write = partial(self._written, body, _Times(times, tells), read)
+                numbers = sum(call.num_values for call in calls)
+                return await self._frontend.answers.run_if_large(numbers, write)
         except (StockPathTaken, RequestError, UnicodeError):
             return None  # SGLang takes it from the start, and finds the same
-        ended = _Ended(sampling, stops, record.times, self._manager.enable_metrics)
-        answers = [
-            self._answer(body, ended, call, read_out)
-            for call, read_out in zip(calls, read_outs, strict=True)
-        ]
-        return answer_body(answers, is_single=body.is_single)
 
     def _wants_more(self) -> bool:
         """Whether this server shows or answers more of a prompt than there is here."""
@@ -176,24 +183,33 @@ class DirectGenerate:
             calls.append(self._frontend.plain_call_of(prompt, stops))
         return calls
 
-    def _answer(
-        self, body: GenerateBody, ended: _Ended, call: TokenCall, read_out: ReadOut
-    ) -> dict[str, Any]:
-        manager, ids, cached = self._manager, call.ids, read_out.cached_tokens
+    def _ended(
+        self, sampling: Any, stops: Collection[int], call: TokenCall, read_out: ReadOut
+    ) -> _Ended:
+        token = token_of(call, read_out.table)
+        return _Ended(call, read_out, *ending(self._manager, sampling, stops, call.ids, token))
+
+    def _written(self, body: GenerateBody, times: _Times, read: list[_Ended]) -> bytes:
+        """The body of the answer; may be called in any thread."""
+        answers = [self._answer(body, times, each) for each in read]
+        return answer_body(answers, is_single=body.is_single)
+
+    def _answer(self, body: GenerateBody, times: _Times, ended: _Ended) -> dict[str, Any]:
+        call, read_out, reason, text = ended
+        cached = read_out.cached_tokens
         answer = answer_of(call, read_out.table, vocab_size=self._vocab_size)
-        reason, text = ending(manager, ended.sampling, ended.stops, ids, answer.token)
         output_ids = [] if answer.token is None else [answer.token]
-        version = manager.config_value("weight_version")
+        version = self._manager.config_value("weight_version")
         logprobs = {}
         if body.wants_logprobs:
             logprobs = logprob_fields(answer, num_top=call.num_top, token_ids=call.token_ids)
         meta_info = {
             "id": uuid.uuid4().hex,
             "finish_reason": reason,
-            "prompt_tokens": len(ids),
+            "prompt_tokens": len(call.ids),
             "weight_version": version,
             "num_retractions": 0,
-            **ended.scheduler_times(read_out),
+            **times.of_scheduler(read_out),
             **logprobs,
             "reasoning_tokens": 0,
             "completion_tokens": len(output_ids),
@@ -201,8 +217,8 @@ class DirectGenerate:
             "weight_versions": [{"version": version, "start": 0, "end": len(output_ids)}],
             "cached_tokens_details": cached_details(cached),
             "dp_rank": None,
-            "e2e_latency": ended.times.get_e2e_latency(),
-            **ended.frontend_times(len(output_ids)),
+            "e2e_latency": times.times.get_e2e_latency(),
+            **times.of_frontend(len(output_ids)),
             "response_sent_to_client_ts": time.time(),
         }
         return {"text": text, "output_ids": output_ids, "meta_info": meta_info}

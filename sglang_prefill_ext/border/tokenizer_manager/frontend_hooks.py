@@ -38,6 +38,7 @@ from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     accept_bodies,
     call_of,
+    check_input_embeds,
     check_overrides,
     with_arrays,
     with_tensors,
@@ -152,22 +153,24 @@ async def _packed_scores(manager: Any, frontend: ScoreFrontend, call: ScoreCall)
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     """BEFORE `TokenizerManager._validate_one_request`: stop what kills the scheduler.
 
-    Prompts that come as embeddings, and those whose ids a multimodal processor makes, are left
-    alone. A turn of a session may be empty: what is scored is the session's history.
+    Prompts whose ids a multimodal processor makes are left alone. A turn of a session may be
+    empty: what is scored is the session's history.
 
     Raises:
         RequestError: the prompt is empty, an id lies outside the vocabulary, embeddings that
-            come with it are unlike the model's, or an encoder has no use for them, or no positions
-            for so many tokens; or the request is for tokens or positions that there are not.
+            come with it or in its place are unlike the model's, or an encoder has no use for
+            them, or no positions for so many tokens; or the request is for tokens or positions
+            that there are not.
     """
     if getattr(manager, _ATTRIBUTE, None) is None:
         return
     if isinstance(obj, GenerateReqInput):
         _numbers_of(obj).check(manager.model_config.vocab_size)
         _check_readout(manager.server_args, obj, input_ids)
-    if input_ids is None:
-        return
     if getattr(obj, "input_embeds", None) is not None:
+        check_input_embeds(obj.input_embeds, embedding_kind(manager))
+        return
+    if input_ids is None:
         return
     if manager.mm_processor is not None and obj.contains_mm_input():
         return

@@ -14,6 +14,7 @@ from sglang_prefill_ext.border.messages import PackedRowsReq, PackedStatusReq, P
 from sglang_prefill_ext.border.model.capability import encoder_traits
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.ask_processes import RollCall
+from sglang_prefill_ext.frontend.client_wait import while_connected
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
@@ -37,11 +38,13 @@ class TokenizerManagerLink:
         self._statuses: RollCall[dict[str, Any]] = RollCall()
 
     @asynccontextmanager
-    async def admission(self) -> AsyncIterator[None]:
+    async def admission(self, request: Any = None) -> AsyncIterator[None]:
         manager = self._manager
         manager.auto_create_handle_loop()
         async with manager.is_pause_cond:
-            await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
+            if manager.is_pause:
+                async with while_connected(request):
+                    await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
         # Held until the answer is there: a weight update takes the writer's side.
         async with manager.model_update_lock.reader_lock:
             yield

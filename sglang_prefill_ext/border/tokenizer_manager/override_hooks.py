@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from sglang.srt.managers.embed_types import PositionalEmbeds
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -72,6 +73,34 @@ def vector_arrays(call: EmbedCall) -> EmbedCall:
     return replace(call, positional=arrays, embeds=_each(call.embeds, torch.Tensor, _array))
 
 
+def check_input_embeds(embeds: Any, kind: EmbeddingKind) -> None:
+    """Refuse embeddings of a whole prompt on the stock path that would end the scheduler.
+
+    Args:
+        embeds: the `input_embeds` of one prompt.
+
+    Raises:
+        RequestError: SGLang hands them to the model in bfloat16, which computes in another dtype;
+            there are none, one has too many or few numbers, or one that is not finite.
+    """
+    if kind.dtype != "bfloat16":
+        raise wrong(
+            "input_embeds",
+            f"SGLang takes them in bfloat16 alone, and this model computes in {kind.dtype}; send "
+            "input_ids, or start the server with --dtype bfloat16.",
+        )
+    try:
+        matrix = np.asarray(embeds)
+    except ValueError:  # lists of different lengths
+        matrix = np.empty(0)
+    if not len(embeds) or matrix.dtype.kind not in "fiu" or matrix.ndim != 2:
+        raise wrong(
+            "input_embeds",
+            f"not one list of {kind.width} numbers for every token of a prompt; send these.",
+        )
+    checked_overrides("input_embeds", matrix.astype(float), kind)
+
+
 def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> None:
     """Refuse embeddings on the stock path that would end the scheduler, or make no sense to it.
 
@@ -83,6 +112,12 @@ def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> 
             model takes none.
     """
     positional = getattr(obj, "positional_embed_overrides", None)
+    if not isinstance(positional, PositionalEmbeds | None):
+        raise wrong(
+            "positional_embed_overrides",
+            f"{positional!r:.80} is no PositionalEmbeds, which only programs can make; leave it "
+            "out, or send embeddings to /v1/score.",
+        )
     embeds = positional.embeds if positional is not None else getattr(obj, "embed_overrides", None)
     if embeds is not None and encoder:
         raise wrong("embed_overrides", "an encoder takes none in the place of tokens; leave it out")

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import HTTPException
@@ -169,7 +170,8 @@ class _Work:
                     await self.manager._send_one_request(self.request)
             return
         vocab_size = self.manager.model_config.vocab_size
-        answer = answer_of(call, read_out.table, vocab_size=vocab_size)
+        read = partial(answer_of, call, read_out.table, vocab_size=vocab_size)
+        answer = await self.frontend.answers.run_if_large(call.num_values, read)
         await self._answer(finished(self.manager, self.request, answer, read_out))
 
     async def _answer(self, output: Any) -> None:

@@ -26,6 +26,7 @@ from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import place_of_vectors
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts, pack_read_places
+from sglang_prefill_ext.frontend.score.scores import table_rows
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, EmbeddingKind, OverrideArray
@@ -48,12 +49,14 @@ class Embedded:
         vectors: one a prompt; a list of them, where places were asked for; a number, where the
             model makes no more.
         served: what there was to compute.
+        numbers: of all vectors.
         states: the hidden state behind every vector, float32 ``[hidden]`` or ``[places, hidden]``;
             None where they were not asked for, or the model shows none.
     """
 
     vectors: list[Any]
     served: Served
+    numbers: int
     states: list[Float32Array] | None = None
 
 
@@ -83,6 +86,9 @@ class EmbedFrontend:
         prefixes: see `shared_beginnings`.
         reads_places: see `ineligible_embed_reason`.
         encoder: None where the model is none.
+
+    Attributes:
+        answers: makes objects and texts of large answers.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class EmbedFrontend:
         self._is_encoder = encoder is not None
         self.makes_numbers = encoder is not None and encoder.makes_numbers
         self._worker = Worker("prefill-only-embed")
+        self.answers = Worker("prefill-only-answers")
         self.encoder = PromptEncoder(
             *(link, config, metrics, self._worker),
             vocab_size=vocab_size,
@@ -177,8 +184,16 @@ class EmbedFrontend:
         if call.with_states and tables[0].shape[-1] > hidden_size:
             states = [table[..., -hidden_size:] for table in tables]
             tables = [table[..., :-hidden_size] for table in tables]
-        vectors = [table.item() if self.makes_numbers else table.tolist() for table in tables]
-        return Embedded(vectors, served_prompts(list(map(len, prompts)), read_outs), states)
+        numbers = sum(table.size for table in tables)
+        vectors = await self.answers.run_if_large(numbers, self._listed, tables)
+        served = served_prompts(list(map(len, prompts)), read_outs)
+        return Embedded(vectors, served, numbers, states)
+
+    def _listed(self, tables: list[Float32Array]) -> list[Any]:
+        """See `Embedded.vectors`."""
+        if self.makes_numbers:
+            return [table.item() for table in tables]
+        return [table.tolist() if table.ndim == 1 else table_rows(table) for table in tables]
 
     async def _vectors_at(
         self,
@@ -198,7 +213,7 @@ class EmbedFrontend:
         numbers = sum(map(len, places)) * self._embeddings.width
         check_memory(self._config, numbers=numbers, field="token_indices_to_pool")
         args = (prompts, places, width, overrides, adapter)
-        async with self._exchange.admitted(options):
+        async with self._exchange.admitted(options, request):
             rows = await self._worker.run(pack_read_places, *args)
             answer = await self._exchange.ask(rows, options, request)
         self.metrics.record_packed()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.json_parts import in_parts
 from sglang_prefill_ext.frontend.json_types import Int64
 
 
@@ -83,7 +84,9 @@ def answer_body(
         }
         for index, vector in enumerate(vectors)
     ]
-    return _ENCODER.encode({"data": data, "model": model, "object": "list", "usage": usage})
+    return _ENCODER.encode(
+        {"data": in_parts(data), "model": model, "object": "list", "usage": usage}
+    )
 
 
 def _base64(vector: list[float]) -> str:

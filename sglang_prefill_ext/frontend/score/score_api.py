@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.json_parts import in_parts
 from sglang_prefill_ext.frontend.json_types import Int64
 from sglang_prefill_ext.frontend.score.array_body import IdsForm, RowsForm, arrays_of
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
@@ -30,9 +31,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 _DECODER = msgspec.json.Decoder(_Body)
 _ENCODER = msgspec.json.Encoder()
-
-_AT_A_TIME = 16
-"""Rows, of up to as many numbers as the vocabulary is large."""
 
 
 def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
@@ -60,14 +58,6 @@ def read_request(body: bytes, request: Any) -> tuple[ScoreCall, str] | None:
     return call, read.model
 
 
-def _encoded(rows: list[Any]) -> Any:
-    """Many rows of numbers as JSON, made some at a time, so that other threads run between."""
-    if len(rows) <= _AT_A_TIME:
-        return rows
-    parts = (rows[start : start + _AT_A_TIME] for start in range(0, len(rows), _AT_A_TIME))
-    return msgspec.Raw(b"[%s]" % b",".join(_ENCODER.encode(part)[1:-1] for part in parts))
-
-
 def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
     """Write SGLang's `ScoringResponse`.
 
@@ -77,9 +67,9 @@ def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
     logprobs = scored.token_logprobs
     return _ENCODER.encode(
         {
-            "scores": _encoded(scored.scores),
+            "scores": in_parts(scored.scores),
             "pooled_hidden_states": None,
-            "token_logprobs": None if logprobs is None else _encoded(logprobs),
+            "token_logprobs": None if logprobs is None else in_parts(logprobs),
             "model": model,
             "usage": usage,
             "object": "scoring",

@@ -114,7 +114,7 @@ class ScoreFrontend:
             DeadlineExceededError: the deadline of `options` could not be met.
         """
         labels = self._require_eligible(call)
-        async with self.exchange.admitted(options):
+        async with self.exchange.admitted(options, call.request):
             run = partial(self._worker.run, request=call.request, deadline_ms=options.deadline_ms)
             encoded = await self._encoded(call, run)
             try:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from sglang_prefill_ext.frontend.json_parts import in_parts
 from sglang_prefill_ext.frontend.json_types import Int64
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer
 
@@ -87,6 +88,9 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 _DECODER = msgspec.json.Decoder(GenerateBody)
 _ENCODER = msgspec.json.Encoder()
 
+_TRIPLES_AT_A_TIME = 4096
+"""Of which each has one number."""
+
 
 def read_request(body: bytes) -> GenerateBody | None:
     """Read a body; None if SGLang is to read it."""
@@ -107,7 +111,7 @@ def sampling_arguments(key: bytes) -> dict[str, Any]:
 
 def answer_body(answers: list[dict[str, Any]], *, is_single: bool) -> bytes:
     """Write the answers; a list for a list of prompts."""
-    return _ENCODER.encode(answers[0] if is_single else answers)
+    return _ENCODER.encode(answers[0] if is_single else in_parts(answers))
 
 
 def logprob_fields(
@@ -115,14 +119,15 @@ def logprob_fields(
 ) -> dict[str, Any]:
     """The log-probs of a prompt as SGLang's `meta_info` has them: value, token id, no text.
 
+    Many are JSON already, see `in_parts`.
+
     Args:
         num_top, token_ids: see `TokenCall`.
     """
     output = _triples(answer.output_token_logprobs_val, answer.output_token_logprobs_idx)
-    fields = {
-        "input_token_logprobs": _triples(
-            answer.input_token_logprobs_val, answer.input_token_logprobs_idx
-        ),
+    of_prompt = _triples(answer.input_token_logprobs_val, answer.input_token_logprobs_idx)
+    fields: dict[str, Any] = {
+        "input_token_logprobs": in_parts(of_prompt, _TRIPLES_AT_A_TIME),
         "output_token_logprobs": output,
         "output_token_logprobs_length": len(output),
     }
@@ -131,9 +136,8 @@ def logprob_fields(
             values, ids = (
                 getattr(answer, f"{side}_{name}_logprobs_{part}") for part in ("val", "idx")
             )
-            fields[f"{side}_{name}_logprobs"] = [
-                _triples(*pair) if pair[0] else None for pair in zip(values, ids, strict=True)
-            ]
+            rows = [_triples(*pair) if pair[0] else None for pair in zip(values, ids, strict=True)]
+            fields[f"{side}_{name}_logprobs"] = in_parts(rows)
     return fields
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sglang_prefill_ext.frontend.score.scores import table_rows
 from sglang_prefill_ext.frontend.token.token_batch import ReadKind
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array
@@ -62,12 +63,12 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
         known = np.where(tokens < vocab_size - 1, tokens, 0)
         answer.input_token_logprobs_val = [None, *labels[:-1, 0].tolist()]
         answer.input_token_logprobs_idx = known.tolist()
-        answer.input_top_logprobs_val = [None, *top_values[:-1].tolist()]
-        answer.input_top_logprobs_idx = [None, *top_ids[:-1].tolist()]
-        answer.input_token_ids_logprobs_val = [None, *listed[:-1].tolist()]
+        answer.input_top_logprobs_val = [None, *table_rows(top_values[:-1])]
+        answer.input_top_logprobs_idx = [None, *table_rows(top_ids[:-1])]
+        answer.input_token_ids_logprobs_val = [None, *table_rows(listed[:-1])]
         answer.input_token_ids_logprobs_idx = [None, *[list(kind.token_ids)] * (len(table) - 1)]
+    answer.token = token_of(call, table)
     if call.generates:
-        answer.token = int(best[-1, 1])
         answer.output_token_logprobs_val = [float(best[-1, 0])]
         answer.output_token_logprobs_idx = [answer.token]
     answer.output_top_logprobs_val = top_values[-1:].tolist()
@@ -75,6 +76,11 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
     answer.output_token_ids_logprobs_val = listed[-1:].tolist()
     answer.output_token_ids_logprobs_idx = [list(kind.token_ids)]
     return answer
+
+
+def token_of(call: TokenCall, table: Float32Array) -> int | None:
+    """The token that a call generates, of its reads as for `answer_of`; None if it wants none."""
+    return int(table[-1, ReadKind.of(call).num_labels + 1]) if call.generates else None
 
 
 def first_text(

@@ -43,6 +43,9 @@ class TokenFrontend:
     Args:
         prefixes: see `shared_beginnings`.
         watermarks: SGLang marks generated tokens, also of requests that do not ask for it.
+
+    Attributes:
+        answers: makes objects and texts of large answers.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class TokenFrontend:
         self._watermarks = watermarks
         most, wait_s = config.gather_rows, config.gather_ms / 1e3
         self._config = config
+        self.answers = Worker("prefill-only-answers")
         self._batches: BatchExchange[TokenCall] = BatchExchange(
             *(exchange, metrics, Worker("prefill-only-tokens")),
             most_retried=2 * most,
@@ -127,7 +131,7 @@ class TokenFrontend:
         kind, *others = set(map(ReadKind.of, calls))
         if others:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-        async with self._exchange.admitted(options):
+        async with self._exchange.admitted(options, request):
             return await self._ask(kind, calls, options, request)
 
     async def _ask(

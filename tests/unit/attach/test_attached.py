@@ -138,7 +138,7 @@ async def test_every_end_releases_the_adapter_once(path: Path, end: str) -> None
     rows, paused = replace(ROWS, adapter="tuned"), asyncio.Event()
 
     @asynccontextmanager
-    async def admission() -> AsyncIterator[None]:
+    async def admission(_request: Any) -> AsyncIterator[None]:
         if end == "late":
             await paused.wait()
         engine.link.admitted += 1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -45,7 +46,7 @@ class StubLink:
         self.on_send: Callable[[str, PackedRows], None] = lambda rid, rows: None
 
     @asynccontextmanager
-    async def admission(self) -> AsyncIterator[None]:
+    async def admission(self, _request: Any = None) -> AsyncIterator[None]:
         self.admitted += 1
         try:
             yield
@@ -86,6 +87,42 @@ def answer_at_once(
         asyncio.get_running_loop().call_soon(exchange.deliver, rid, answer(rows))
 
     link.on_send = on_send
+
+
+async def answered_meanwhile(
+    call: Awaitable[Any],
+    others: Callable[[], Awaitable[Any]],
+    module: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Return what a call gives whose `module.name` ends only once others were answered.
+
+    So it fails where that function runs on the event loop: there nobody else is answered.
+    """
+    begun, go_on, function = asyncio.Event(), threading.Event(), getattr(module, name)
+    loop = asyncio.get_running_loop()
+
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        assert threading.current_thread() is not threading.main_thread(), "on the event loop"
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, waiting)
+    task = asyncio.ensure_future(call)
+    ready = asyncio.ensure_future(begun.wait())
+    await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    if task.done():
+        return await task
+    try:
+        monkeypatch.setattr(module, name, function)
+        await others()
+        assert not task.done()
+    finally:
+        go_on.set()
+    return await task
 
 
 class StubRequest:

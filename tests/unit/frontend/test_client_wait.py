@@ -6,7 +6,7 @@ import pytest
 
 from sglang_prefill_ext.errors import RequestAbortedError
 from sglang_prefill_ext.frontend import client_wait as connection
-from sglang_prefill_ext.frontend.client_wait import outcome_while_connected
+from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, while_connected
 from tests.unit.frontend.links import StubRequest
 from tests.unit.waiting import until
 
@@ -27,6 +27,32 @@ async def test_a_client_that_leaves_ends_the_wait() -> None:
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with pytest.raises(RequestAbortedError, match="disconnected"):
         await outcome_while_connected(future, StubRequest(patience=3))
+
+
+async def test_a_client_that_leaves_ends_what_is_inside() -> None:
+    async def wait() -> None:
+        async with while_connected(StubRequest(patience=3)):
+            await asyncio.Event().wait()
+
+    with pytest.raises(RequestAbortedError, match="disconnected"):
+        await wait()
+    current = asyncio.current_task()
+    assert current is not None
+    assert not current.cancelling()
+
+
+@pytest.mark.parametrize("request_", [None, object(), StubRequest(patience=1_000)])
+async def test_what_is_inside_may_fail_in_its_own_way(request_: object) -> None:
+    async def fail() -> None:
+        async with while_connected(request_):
+            await asyncio.sleep(0.01)
+            raise TimeoutError("its own")
+
+    tasks_before = asyncio.all_tasks()
+    with pytest.raises(TimeoutError, match="its own"):
+        await fail()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == tasks_before
 
 
 class Looked(StubRequest):

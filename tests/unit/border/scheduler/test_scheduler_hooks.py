@@ -67,7 +67,8 @@ class Scheduler:
         self._request_dispatcher = TypeBasedDispatcher(list(kinds.items()))
         self.server_args = self.tp_cpu_group = None
         self.metrics_collector_context = SimpleNamespace(current_scheduler_metrics_enabled=False)
-        runner = SimpleNamespace(decode_cuda_graph_captured=False)
+        model = SimpleNamespace(forward=lambda input_embeds: None, get_input_embeddings=None)
+        runner = SimpleNamespace(decode_cuda_graph_captured=False, model=model)
         self.tp_worker = SimpleNamespace(model_runner=runner)
         collect.setattr(scheduler_hooks, "_process_work", None)
         collect.setattr(scheduler_hooks, "config_of", lambda _args: CONFIG)

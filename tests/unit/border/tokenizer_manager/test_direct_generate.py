@@ -13,19 +13,23 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.generate_api import read_request
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.border.collectors import collector, samples
+from tests.unit.frontend.links import answered_meanwhile
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
     from sglang.srt.environ import envs
     from sglang.srt.sampling.sampling_params import SamplingParams
 
+    from sglang_prefill_ext.border.tokenizer_manager import direct_generate
     from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
     from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
 
@@ -47,6 +51,7 @@ class Frontend:
     def __init__(self) -> None:
         self.metrics = FrontendMetrics(None)
         self.declines = False
+        self.answers = Worker("test")
 
     def plain_call_of(self, request: Any, stop_tokens: Any) -> Any:
         return token_call_of(request, stop_tokens)
@@ -90,6 +95,27 @@ def answer(
     content = asyncio.run(direct.answer(read, request))
     assert asked.rid_to_state == {}
     return None if content is None else json.loads(content)
+
+
+async def test_a_large_answer_leaves_the_event_loop_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frontend, small = Frontend(), PLAIN | {"return_logprob": True}
+    large = small | {"input_ids": [[5], [6, 7, 8]]}
+    monkeypatch.setattr(worker, "_INLINE_TOKENS", 2)
+    asked = manager()
+    direct = DirectGenerate(asked, frontend, CallRecords(asked))  # type: ignore[arg-type]
+
+    async def ask(body: dict[str, Any]) -> Any:
+        read = read_request(json.dumps(body).encode())
+        assert read is not None
+        content = await direct.answer(read, SimpleNamespace(headers={}))
+        return json.loads(content or "null")
+
+    found = await answered_meanwhile(
+        ask(large), lambda: ask(small), direct_generate, "answer_of", monkeypatch
+    )
+    assert [each["output_ids"] for each in found] == [[TOKEN], [TOKEN]]
 
 
 def test_one_prompt_has_one_answer() -> None:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     accept_bodies,
     call_of,
+    check_input_embeds,
     check_overrides,
     vector_arrays,
     with_arrays,
@@ -30,6 +31,38 @@ from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
 ROW = [0.5, 1.5]
 KIND = EmbeddingKind(2, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("embeds", "said"),
+    [
+        ([], "not one list of 2 numbers"),
+        ([ROW, [0.5]], "not one list of 2 numbers"),
+        ([0.5, 0.5], "not one list of 2 numbers"),
+        ([["a", "b"]], "not one list of 2 numbers"),
+        ([[0.5, 0.5, 0.5]], "the shape is [1, 3]"),
+        ([ROW, [0.5, float("nan")]], "a number is NaN or beyond bfloat16"),
+        ([[0.5, 1e39]], "a number is NaN or beyond bfloat16"),
+    ],
+    ids=str,
+)
+def test_a_prompt_of_unfit_embeddings_is_refused(embeds: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=r"^input_embeds") as refused:
+        check_input_embeds(embeds, KIND)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("embeds", [[ROW], [ROW, ROW], [[1, 2]], np.ones((3, 2))], ids=str)
+def test_a_prompt_of_embeddings_is_taken_in_bfloat16_alone(embeds: Any) -> None:
+    check_input_embeds(embeds, KIND)
+    with pytest.raises(RequestError, match="computes in float16"):
+        check_input_embeds(embeds, EmbeddingKind(2, "float16"))
+
+
+def test_only_programs_can_place_embeddings() -> None:
+    placed = SimpleNamespace(positional_embed_overrides={"embeds": [ROW], "positions": [0]})
+    with pytest.raises(RequestError, match="no PositionalEmbeds"):
+        check_overrides(placed, KIND)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
+from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.token.token_requests import tokenized
@@ -69,6 +70,7 @@ class Frontend:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.metrics = FrontendMetrics(None)
+        self.answers = Worker("test")
         self.gate = asyncio.Event()
         self.gate.set()
         self._error = error

@@ -30,7 +30,7 @@ from sglang_prefill_ext.wire.packed import VECTOR_AND_STATE, WHOLE_VECTOR, Packe
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.embed.test_embed_call import request
-from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
+from tests.unit.frontend.links import StubLink, answer_at_once, answered_meanwhile, stub_answer
 
 VOCAB = 300
 IDS = EmbedCall([[1, 2, 3], [1, 2, 4, 5]], is_single=False, dimensions=None)
@@ -224,6 +224,17 @@ async def test_large_batches_are_packed_off_the_event_loop(
         assert [each.vectors for each in await setup.embed(*calls)] == [[[1.0]], [[2.0]]]
         assert len(setup.link.sent) == 1
     assert [thread is threading.current_thread() for thread in threads] == [False, True]
+
+
+async def test_large_answers_become_objects_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(lambda rows: stub_answer(values=[0.5] * 10 * rows.num_rows))
+    calls = [EmbedCall([[1], [2]], False, None), EmbedCall([[1], [2], [3]], False, None)]
+    monkeypatch.setattr(worker, "_INLINE_TOKENS", 20)
+    small, large = (setup.frontend.embed(call, PLAIN, None) for call in calls)
+    found = await answered_meanwhile(large, lambda: small, EmbedFrontend, "_listed", monkeypatch)
+    assert found.vectors == [[0.5] * 10] * 3
 
 
 async def test_vectors_of_too_many_tokens_are_refused() -> None:

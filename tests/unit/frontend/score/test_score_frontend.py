@@ -378,7 +378,7 @@ async def test_a_deadline_passes_before_the_engine_takes_requests_again(
     frontend: ScoreFrontend, link: StubLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager
-    async def paused() -> AsyncIterator[None]:
+    async def paused(_request: Any) -> AsyncIterator[None]:
         await asyncio.Event().wait()
         yield
 

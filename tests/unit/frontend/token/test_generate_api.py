@@ -186,6 +186,21 @@ def test_log_probs_are_written_as_sglang_does() -> None:
     }
 
 
+def test_many_log_probs_are_the_same_json() -> None:
+    for count in (16, 17, 33, 4096, 4097):
+        answer = TokenAnswer(
+            input_token_logprobs_val=[None, *[-0.5] * (count - 1)],
+            input_token_logprobs_idx=list(range(count)),
+            input_top_logprobs_val=[None, *[[-0.5]] * (count - 1)],
+            input_top_logprobs_idx=[None, *[[number] for number in range(1, count)]],
+        )
+        fields = logprob_fields(answer, num_top=1, token_ids=None)
+        written = json.loads(answer_body([fields], is_single=True))
+        wanted = [[-0.5 if number else None, number, None] for number in range(count)]
+        assert written["input_token_logprobs"] == wanted
+        assert written["input_top_logprobs"] == [None, *([each] for each in wanted[1:])]
+
+
 def test_a_list_of_prompts_has_a_list_of_answers() -> None:
     assert answer_body([{"text": "a"}], is_single=True) == b'{"text":"a"}'
     assert answer_body([{"text": "a"}], is_single=False) == b'[{"text":"a"}]'
