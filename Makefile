@@ -15,7 +15,7 @@ COMPILERS ?= 8
 JUDGES := .judges
 WHEELS ?= dist
 
-.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor wheel proto clean
+.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor wheel proto lock clean
 
 setup: $(STAMP)
 
@@ -73,6 +73,11 @@ doctor: setup
 # The Python code of the gRPC definition.
 proto: setup
 	$(BIN)/python -m sglang_prefill_ext.grpc_frontend.generate
+
+# What is used of SGLang, as our source and the installed release say, and the table in the docs.
+lock: setup
+	$(BIN)/python -m sglang_prefill_ext.patching.lock
+	$(BIN)/python -m sglang_prefill_ext.patching.docs > docs/patches.md
 
 clean:
 	rm -rf $(VENV) $(JUDGES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -41,7 +41,7 @@ from sglang_prefill_ext.attach.messages import (
     StockError,
 )
 from sglang_prefill_ext.errors import PackingError, PrefillExtError
-from sglang_prefill_ext.frontend.ask_processes import RollCall
+from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -101,7 +101,7 @@ class Broker:
         self._path = path
         self._flag = flag
         self._peers: dict[bytes, _Peer] = {}
-        self._gc_calls: RollCall[list[GcReport]] = RollCall()
+        self._gc_calls: Questions[list[GcReport]] = Questions()
 
     def peers(self) -> list[dict[str, Any]]:
         """The attached front ends, for the status page."""

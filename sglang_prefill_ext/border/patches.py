@@ -67,7 +67,7 @@ def apply(
     """
     pending = [p for p in patches if p.group in groups and p.id not in _applied and _wanted(p)]
     needing = {patch.group for patch in pending}
-    mismatches = guard.check_all(pending, [use for use in uses if use.group in needing])
+    mismatches = guard.check_all(pending, [use for use in uses if needing & {*use.groups}])
     if needing - {Group.FLAGS}:
         mismatches += guard.check_version(guard.installed_version())
     _refuse(mismatches)

@@ -122,7 +122,7 @@ class PackedExecutor:
         """Run the forward up to the copy of its values to the host.
 
         Args:
-            held, stores: see `Boarding`.
+            held, stores: see `PrefixedForward`.
 
         Raises:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.

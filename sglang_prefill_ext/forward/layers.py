@@ -51,7 +51,7 @@ class LayerAttention:
     written there.
 
     Args:
-        held, stores: see `Boarding`.
+        held, stores: see `PrefixedForward`.
         shortened: the layer, if any, that is asked for the ends of rows only.
         pool: of all slots.
     """

@@ -11,7 +11,7 @@ from sglang_prefill_ext.frontend.names import unique_name
 T = TypeVar("T")
 
 
-class RollCall(Generic[T]):
+class Questions(Generic[T]):
     """Collects the answers to questions that are asked under an id."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class RollCall(Generic[T]):
             send: sends the question under the id that it is given.
             answers: how many to wait for.
         """
-        rid = unique_name("roll-call-")
+        rid = unique_name("question-")
         replies: asyncio.Queue[T] = asyncio.Queue()
         self._open[rid] = replies
         found: list[T] = []

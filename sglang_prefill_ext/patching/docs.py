@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching.spec import Patch, Use
+from sglang_prefill_ext.patching.spec import Patch, Use, UseKind
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import USES
 
@@ -30,17 +31,19 @@ and `doctor` calls it drift.
 _USED = """\
 ## Used, not changed
 
-What the hooks call or read as it is. A function must have this signature, a class these members.
+What the hooks call, read or derive from as it is, generated from their source
+([how](../CONTRIBUTING.md#what-is-used-of-sglang)). A function or method must have the signature, a
+class the members, that `patching/uses.lock.json` has. A changed body is drift.
 
-| use | target | used by | for |
-|---|---|---|---|"""
+| target | of it | for |
+|---|---|---|"""
 
 
 def markdown(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> str:
     """The whole document, ending in a newline."""
     rows = [f"| [{p.id}](#{p.id.lower()}) | `{p.target}` | {p.kind} | {p.group} |" for p in patches]
     table = ["| patch | target | kind | group |", "|---|---|---|---|", *rows]
-    sections = [*map(_section, patches), _USED, *map(_use_row, uses), ""]
+    sections = [*map(_section, patches), _USED, *_use_rows(uses), ""]
     return "\n".join([_INTRODUCTION, *table, "", *sections])
 
 
@@ -59,10 +62,18 @@ def _section(patch: Patch) -> str:
     return "\n".join([f"## {patch.id}", "", patch.why, "", *lines, ""])
 
 
-def _use_row(use: Use) -> str:
-    members = ": " + ", ".join(f"`{name}`" for name in use.members) if use.members else ""
-    used_by = ", ".join(f"`{module}`" for module in use.used_by)
-    return f"| {use.id} | `{use.target}{use.signature}`{members} | {used_by} | {use.why} |"
+def _use_rows(uses: Sequence[Use]) -> Iterator[str]:
+    """A line for each function, and for each class with all that is used of it."""
+    methods: dict[str, list[str]] = defaultdict(list)
+    classes = {use.target for use in uses if use.kind is UseKind.CLASS}
+    for use in uses:
+        owner, _, name = use.target.rpartition(".")
+        if owner in classes:
+            methods[owner].append(f"{name}()")
+    for use in uses:
+        if use.target.rpartition(".")[0] not in classes:
+            names = ", ".join(f"`{name}`" for name in (*use.members, *methods[use.target]))
+            yield f"| `{use.target}{use.signature}` | {names} | {use.why} |"
 
 
 if __name__ == "__main__":

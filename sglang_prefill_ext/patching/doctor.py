@@ -14,17 +14,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching import guard
-from sglang_prefill_ext.patching.library_uses import LIBRARY_USES
+from sglang_prefill_ext.patching import guard, scan
 from sglang_prefill_ext.patching.spec import Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.uses import USES
+from sglang_prefill_ext.patching.uses import LIBRARY_USES, USES
 
 _DISTRIBUTIONS = ("sglang-prefill-ext", "sglang", "torch", "triton")
 _STYLES = {"ok": "green", "drift": "yellow", "mismatch": "bold red"}
@@ -38,10 +38,16 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One patch or use, and how the installed SGLang differs from what it expects."""
+    """One patch or use, and how the installed SGLang differs from what it expects.
+
+    Attributes:
+        used_by: our modules that use a use; of a class that hooks get without an import, those
+            that read what it lacks.
+    """
 
     checked: Patch | Use
     mismatches: tuple[Mismatch, ...]
+    used_by: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:
@@ -51,12 +57,10 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         checked = self.checked
-        what: dict[str, Any] = {"id": checked.id, "target": checked.target, "group": checked.group}
+        what: dict[str, Any] = {"target": checked.target, "status": self.status}
         if isinstance(checked, Patch):
-            what["kind"] = checked.kind
-        else:
-            what["used_by"] = checked.used_by
-        return {**what, "status": self.status}
+            return {"id": checked.id, "group": checked.group, "kind": checked.kind, **what}
+        return {**what, "groups": checked.groups, "used_by": self.used_by}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +117,25 @@ def diagnose(
         # What SGLang's modules say while they are imported is not part of the report.
         warnings.simplefilter("ignore")
         patched = tuple(Entry(patch, tuple(guard.check(patch))) for patch in patches)
-        used = tuple(Entry(use, tuple(guard.check_use(use))) for use in uses)
+        used = tuple(_entry(use, guard.check_use(use) or guard.check_body(use)) for use in uses)
         found = [(use, guard.check_library(use)) for use in libraries]
     return Report(
         versions={"python": platform.python_version(), **versions},
         version_mismatches=tuple(guard.check_version(versions["sglang"])),
         patches=patched,
         uses=used,
-        libraries=tuple(Entry(use, tuple(wrong)) for use, wrong in found if wrong is not None),
+        libraries=tuple(_entry(use, wrong) for use, wrong in found if wrong is not None),
     )
+
+
+def _entry(use: Use, mismatches: Sequence[Mismatch]) -> Entry:
+    names = [name for mismatch in mismatches for name in mismatch.names]
+    return Entry(use, tuple(mismatches), scan.users(_our_modules(), use.target, names))
+
+
+@cache
+def _our_modules() -> scan.Modules:
+    return scan.read_package()
 
 
 def render(report: Report, console: Console, *, everything: bool = False) -> None:
@@ -161,9 +175,12 @@ def _table(title: str, detail: str, entries: Sequence[Entry]) -> Table:
     table = Table(title, "status", detail, "group", Column("target", overflow="fold"))
     for entry in entries:
         checked, style = entry.checked, _STYLES[entry.status]
-        what = checked.kind if isinstance(checked, Patch) else "\n".join(checked.used_by)
+        if isinstance(checked, Patch):
+            what, groups = str(checked.kind), [checked.group]
+        else:
+            what, groups = "\n".join(entry.used_by), [*checked.groups]
         status = f"[{style}]{entry.status}[/]"
-        table.add_row(checked.id, status, what, checked.group, checked.target)
+        table.add_row(checked.id, status, what, "\n".join(groups), checked.target)
     return table
 
 

@@ -3,7 +3,8 @@
 Two tiers. A hook beside its target (BEFORE, AFTER, AROUND, ATTRIBUTE) needs the target's
 signature and the names it relies on; a changed body is reported, not refused. A hook in place
 of its target (REPLACE) also needs a body that was verified, because it stands for that body.
-What hooks use as it is needs its signature, or the members that they read.
+What hooks use as it is needs its signature, or the members that they read; a changed body is
+reported where one looks for it, not at every start.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching.source import (
+    find,
     fingerprint,
     missing_members,
     names_in,
@@ -26,7 +28,7 @@ from sglang_prefill_ext.patching.source import (
     source_of,
     underlying,
 )
-from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Patch, Use
+from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Patch, Use, UseKind
 
 OTHER_RELEASE = (
     f'install a supported release (pip install "sglang{SUPPORTED_SGLANG}") '
@@ -35,6 +37,7 @@ OTHER_RELEASE = (
 _REINSTALL = "reinstall sglang-prefill-ext; its own code cannot be loaded"
 _LIBRARY = "leave --prefill-only-attention at auto, fused or merge, which need no library"
 _LOOK = "nothing to do now; compare the two bodies before adding the fingerprint to the table"
+_LOOK_AND_LOCK = "nothing to do now; compare the two bodies before renewing the lock of uses"
 
 
 def installed_version(distribution: str = "sglang") -> str | None:
@@ -74,6 +77,20 @@ def check_use(use: Use) -> list[Mismatch]:
         At most one difference; it is blocking.
     """
     return list(_check_use(use))
+
+
+def check_body(use: Use) -> list[Mismatch]:
+    """Compare the body of a function that fits otherwise; reading it takes about a millisecond.
+
+    Returns:
+        At most one difference, not blocking.
+    """
+    found = fingerprint(source_of(find(use.target))) if use.body else ""
+    if found.startswith(use.body):
+        return []
+    expected = f"{use.body[:12]} (locked)"
+    changed = _differs(use, Aspect.BODY, expected, found[:12], _LOOK_AND_LOCK)
+    return [replace(changed, blocking=False)]
 
 
 def check_library(use: Use) -> list[Mismatch] | None:
@@ -161,22 +178,21 @@ def _body_differs(patch: Patch, found: str) -> Mismatch:
 
 
 def _check_use(use: Use) -> Iterator[Mismatch]:
-    owner, _, name = use.target.rpartition(".")
     try:
-        found = underlying(inspect.getattr_static(pkgutil.resolve_name(owner), name))
+        found = find(use.target)
     except Exception as error:
         yield _differs(use, Aspect.TARGET, f"{use.target} can be imported", _told(error))
         return
-    if use.members and isinstance(found, type):
+    if use.kind is UseKind.CLASS and isinstance(found, type):
         if missing := missing_members(found, use.members):
             lacks = "lacks " + ", ".join(missing)
-            yield _differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
-    elif use.signature and inspect.isfunction(found):
+            differs = _differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
+            yield replace(differs, names=tuple(missing))
+    elif use.kind is UseKind.FUNCTION and inspect.isfunction(found):
         if (signature := signature_text(found)) != use.signature:
             yield _differs(use, Aspect.SIGNATURE, use.signature, signature)
-    else:
-        expected = "a class" if use.members else "a function"
-        yield _differs(use, Aspect.TARGET, expected, type(found).__name__)
+    elif use.kind is not UseKind.VALUE:
+        yield _differs(use, Aspect.TARGET, f"a {use.kind}", type(found).__name__)
 
 
 def _check_hook(patch: Patch) -> Iterator[Mismatch]:

@@ -6,10 +6,12 @@ import ast
 import hashlib
 import inspect
 import io
+import pkgutil
 import textwrap
 import tokenize
 from collections.abc import Callable, Iterable
-from types import CodeType
+from functools import lru_cache
+from types import CodeType, ModuleType
 from typing import Any
 
 
@@ -21,6 +23,19 @@ def underlying(raw: object) -> object:
     """
     value = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
     return inspect.unwrap(value) if inspect.isfunction(value) else value
+
+
+def find(target: str) -> object:
+    """Import what a dotted name stands for, and look below descriptors and wrappers.
+
+    Raises:
+        Exception: whatever the import raises; `AttributeError` if there is no such thing.
+    """
+    owner_name, _, name = target.rpartition(".")
+    owner = pkgutil.resolve_name(owner_name)
+    if isinstance(owner, ModuleType):
+        return underlying(pkgutil.resolve_name(target))
+    return underlying(inspect.getattr_static(owner, name))  # unbound
 
 
 def signature_text(function: Callable[..., Any]) -> str:
@@ -56,6 +71,22 @@ def missing_members(owner: type, names: Iterable[str]) -> list[str]:
     return missing
 
 
+def own_bases(owner: type) -> list[type]:
+    """The class and those of its bases that come from the same distribution."""
+    root = owner.__module__.partition(".")[0]
+    return [base for base in owner.__mro__ if base.__module__.partition(".")[0] == root]
+
+
+def members_of(owner: type) -> set[str]:
+    """All names that are not missing, as far as they are its own distribution's."""
+    found: set[str] = set()
+    for base in own_bases(owner):
+        methods = filter(inspect.isfunction, map(underlying, vars(base).values()))
+        found |= {*vars(base), *inspect.get_annotations(base)}
+        found.update(*map(_assigned_by, methods))
+    return {name for name in found if not name.startswith("__") or name == "__init__"}
+
+
 def _assigns(owner: type, name: str) -> bool:
     """Whether a method assigns the name to ``self``.
 
@@ -64,7 +95,7 @@ def _assigns(owner: type, name: str) -> bool:
     """
     methods = (underlying(raw) for raw in vars(owner).values())
     return any(
-        name in _assigned_to_self(source_of(method))
+        name in _assigned_by(method)
         for method in methods
         if inspect.isfunction(method) and name in _mentioned(method.__code__)
     )
@@ -75,10 +106,11 @@ def _mentioned(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _assigned_to_self(source: str) -> set[str]:
+@lru_cache(maxsize=64)  # one class after another is looked at, many names of each
+def _assigned_by(method: Callable[..., Any]) -> set[str]:
     return {
         node.attr
-        for node in ast.walk(_parsed(source))
+        for node in ast.walk(_parsed(source_of(method)))
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Name)

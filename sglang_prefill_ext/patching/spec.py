@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Kind(StrEnum):
@@ -80,28 +81,38 @@ class Patch:
         return self.target.rpartition(".")[2]
 
 
+class UseKind(StrEnum):
+    """What a use is; anything but a class or a function only has to exist."""
+
+    CLASS = "class"
+    FUNCTION = "function"
+    VALUE = "value"
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A function or class of SGLang that hooks use as it is.
+    """A function, class or value of SGLang that hooks use as it is.
 
     Attributes:
-        id: short name for reports, e.g. ``"U11"``.
         target: ``"package.module.function"``, ``"package.module.Class.method"`` or
             ``"package.module.Class"``; methods may be inherited.
-        group: the patches whose hooks need it.
-        used_by: our modules, without the package's name, e.g. ``"border.model.decoder_model"``.
-        why: what it is used for, in a few words.
-        signature: of a function or method, as in `Patch`; empty for a class.
+        groups: the patches whose hooks need it; of none where only `doctor` has to know.
+        why: what it is used for, where its name does not say it.
+        signature: of a function or method, as in `Patch`.
+        body: the beginning of its `source.fingerprint`; empty where any will do.
         members: of a class: names that it or a base defines, declares, or assigns to ``self``
-            in any method; empty for a function.
+            in any method.
     """
 
-    id: str
+    id: ClassVar[str] = "used"
+    """What reports call it by, as a patch by its number."""
+
     target: str
-    group: Group
-    used_by: tuple[str, ...]
-    why: str
+    kind: UseKind
+    groups: tuple[Group, ...] = ()
+    why: str = ""
     signature: str = ""
+    body: str = ""
     members: tuple[str, ...] = ()
 
 
@@ -125,8 +136,9 @@ class Mismatch:
 
     Attributes:
         id: `Patch.id` or `Use.id`; ``"all"`` for the version.
-        blocking: False for a changed body under a hook that does not replace it. The hook is
-            still valid as far as can be told, but nobody has verified that release.
+        blocking: False for a changed body of what is not replaced. The hook is still valid as far
+            as can be told, but nobody has verified that release.
+        names: the members that a class lacks.
     """
 
     id: str
@@ -136,6 +148,7 @@ class Mismatch:
     found: str
     remedy: str
     blocking: bool = True
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (

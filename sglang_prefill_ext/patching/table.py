@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
 from sglang_prefill_ext.patching.frontend_patches import FRONTEND_PATCHES
-from sglang_prefill_ext.patching.gc_patches import GC_PATCHES
-from sglang_prefill_ext.patching.lora_patches import LORA_PATCHES
-from sglang_prefill_ext.patching.model_patches import MODEL_PATCHES
-from sglang_prefill_ext.patching.replica_patches import REPLICA_PATCHES
+from sglang_prefill_ext.patching.process_patches import PROCESS_PATCHES
 from sglang_prefill_ext.patching.scheduler_patches import SCHEDULER_PATCHES
 from sglang_prefill_ext.patching.spec import Patch
 from sglang_prefill_ext.patching.text_patches import TEXT_PATCHES
@@ -16,9 +13,6 @@ PATCHES: tuple[Patch, ...] = (
     *FLAG_PATCHES,
     *SCHEDULER_PATCHES,
     *FRONTEND_PATCHES,
-    *GC_PATCHES,
-    *REPLICA_PATCHES,
-    *LORA_PATCHES,
-    *MODEL_PATCHES,
+    *PROCESS_PATCHES,
     *TEXT_PATCHES,
 )

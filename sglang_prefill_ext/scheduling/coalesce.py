@@ -23,7 +23,7 @@ def choose_jobs(
     smaller ones from behind let in, nothing would bound how long a large one waits. A forward has
     one adapter, so jobs with another one than the first are passed over; they keep their places.
 
-    A job of ``m`` tokens with ``n`` others before it, aboard or passed over, makes each of them
+    A job of ``m`` tokens with ``n`` others before it, chosen or passed over, makes each of them
     wait for its tokens, ``n * m`` in all. It spares a launch to itself and to all that wait behind
     it. It joins unless the former is more, so forwards stay short under light load and grow with
     the queue. In an eager forward beside graphs tokens are free up to what its launches cost.

@@ -12,11 +12,11 @@ import numpy as np
 
 from sglang_prefill_ext.scheduling.coalesce import choose_jobs
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.launched_forward import Executor, Flight, Passenger
+from sglang_prefill_ext.scheduling.launched_forward import Executor, LaunchedForward, LaunchedJob
 from sglang_prefill_ext.scheduling.planner import Share
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding, NoRoomError
+from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
 from sglang_prefill_ext.scheduling.split import cacheable_prefix, split_request
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.status import Status
@@ -52,7 +52,7 @@ class Forwards:
         after_failure: AfterFailure,
     ) -> None:
         self.queue = policy.new_queue()
-        self.in_flight: deque[Flight] = deque()
+        self.in_flight: deque[LaunchedForward] = deque()
         self._executor = executor
         self._policy = policy
         self._cache = cache
@@ -69,7 +69,7 @@ class Forwards:
     @property
     def flying(self) -> list[Job]:
         """Jobs of the forwards in flight."""
-        return [job for flight in self.in_flight for job in flight.jobs]
+        return [job for launched in self.in_flight for job in launched.jobs]
 
     def launch_next(self, join_tokens: int) -> bool:
         """Launch the next forward; False if nothing waits. A failure is dealt with here.
@@ -87,26 +87,26 @@ class Forwards:
         start_s = time.monotonic()
         for job in jobs:
             job.start_s = job.start_s or start_s
-        boarding = None
+        prefixed = None
         try:
-            boarding = Boarding(jobs, self._cache)
-            plan = boarding.plan
-            completion = self._executor.launch(plan, boarding.held, boarding.stores)
+            prefixed = PrefixedForward(jobs, self._cache)
+            plan = prefixed.plan
+            completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
         except NoRoomError as error:
             self._cope_without_room(error.job)
             return True
         except Exception as error:
-            if boarding is not None:
-                boarding.rollback()
+            if prefixed is not None:
+                prefixed.rollback()
             self._fail(jobs, error, shared=len(jobs) > 1)
             return True
-        passengers = []
+        launched_jobs = []
         for job, share in zip(jobs, plan.shares, strict=True):
-            passengers.append(Passenger(job, job.attempt, share))
-            job.tokens_cached += boarding.cached(job)
+            launched_jobs.append(LaunchedJob(job, job.attempt, share))
+            job.tokens_cached += prefixed.cached(job)
             self._advance(job, share)
-        self.in_flight.append(Flight(passengers, completion, start_s, boarding))
-        self._stats.record_forward(plan.num_tokens, plan.num_rows, boarding.num_cached)
+        self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
+        self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
         return True
 
     def collect(self, leave: int) -> bool:
@@ -150,9 +150,9 @@ class Forwards:
         held, job.held = job.held, None
         if held is None:
             return
-        using = [flight for flight in self.in_flight if job in flight.jobs]
+        using = [launched for launched in self.in_flight if job in launched.jobs]
         if using:
-            using[-1].boarding.ends_here.append(held)
+            using[-1].prefixed.ends_here.append(held)
         elif computed:
             held.commit()
         else:
@@ -219,10 +219,10 @@ class Forwards:
         Waiting costs the overlap of the two forwards, which is about what a launch costs.
         """
         return any(
-            flight.boarding.is_storing(job.piece.prefix_key)
+            launched.prefixed.is_storing(job.piece.prefix_key)
             for job in jobs
             if len(job.piece.prefix_ids) > self._policy.launch_tokens
-            for flight in self.in_flight
+            for launched in self.in_flight
         )
 
     def _advance(self, job: Job, share: Share) -> None:
@@ -233,40 +233,40 @@ class Forwards:
         if not job.launched:
             self.queue.push(job)
 
-    def _collect(self, flight: Flight) -> None:
-        shared = len(flight.passengers) > 1
+    def _collect(self, launched: LaunchedForward) -> None:
+        shared = len(launched.launched_jobs) > 1
         try:
-            values = flight.completion.wait()
+            values = launched.completion.wait()
             spoilt = bool(np.isnan(values).any())
             if spoilt:
-                flight.boarding.rollback()
+                launched.prefixed.rollback()
             else:
-                flight.boarding.commit()
+                launched.prefixed.commit()
         except Exception as error:
-            flight.boarding.rollback()
-            jobs = [rider.job for rider in flight.passengers if rider.aboard]
+            launched.prefixed.rollback()
+            jobs = [each.job for each in launched.launched_jobs if each.waits]
             self._fail(jobs, error, shared=shared)
             return
         now = time.monotonic()
         self._stats.record_pace(
-            flight.boarding.plan.num_tokens, now - max(flight.launch_s, self._collect_s)
+            launched.prefixed.plan.num_tokens, now - max(launched.launch_s, self._collect_s)
         )
         self._collect_s = now
         completed, not_finite = [], []
-        for rider in flight.passengers:
-            if not rider.aboard:
+        for each in launched.launched_jobs:
+            if not each.waits:
                 continue
-            own = values[rider.share.values]
+            own = values[each.share.values]
             # NaN of a lone request's own embeddings is its answer: there are models of which
             # SGLang's own path takes none, where its scheduler would end.
-            is_final = not shared and len(rider.job.rows.overrides) > 0
+            is_final = not shared and len(each.job.rows.overrides) > 0
             if spoilt and not is_final and np.isnan(own).any():
-                not_finite.append(rider.job)
+                not_finite.append(each.job)
                 continue
-            rider.job.values.append(own)
-            if rider.job.completed:
-                self._keep(rider.job)
-                completed.append(rider.job)
+            each.job.values.append(own)
+            if each.job.completed:
+                self._keep(each.job)
+                completed.append(each.job)
         self._end(completed, Status.OK, "")
         if not_finite:
             logger.warning("A packed forward gave NaN to %s", [job.rid for job in not_finite])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, Share
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.wire.packed import Float32Array
 
 
@@ -42,13 +42,13 @@ class Executor(Protocol):
         """Launch a forward.
 
         Args:
-            held, stores: see `Boarding`.
+            held, stores: see `PrefixedForward`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Passenger:
+class LaunchedJob:
     """A job's part in a launched forward."""
 
     job: Job
@@ -56,20 +56,20 @@ class Passenger:
     share: Share
 
     @property
-    def aboard(self) -> bool:
+    def waits(self) -> bool:
         """Whether the job still waits for this forward."""
         return not self.job.ended and self.job.attempt == self.attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class LaunchedForward:
     """A launched forward that was not collected yet; `launch_s` is monotonic time."""
 
-    passengers: list[Passenger]
+    launched_jobs: list[LaunchedJob]
     completion: Completion
     launch_s: float
-    boarding: Boarding
+    prefixed: PrefixedForward
 
     @property
     def jobs(self) -> list[Job]:
-        return [rider.job for rider in self.passengers]
+        return [each.job for each in self.launched_jobs]

@@ -20,7 +20,7 @@ Proof: once ``mark + w * r`` tokens are processed, which one forward can oversho
 order and stop at the first that does not fit. All that can still run before are the jobs that wait
 at that moment, ``L`` tokens at most, this job's among them. A forward passes over jobs with another
 adapter than its first one's and so may take some from behind this job, but only once all before it
-with that adapter are aboard: one forward an adapter, ``B`` tokens each. First come, first served
+with that adapter are chosen: one forward an adapter, ``B`` tokens each. First come, first served
 waits up to ``L``, so `w` times its own length is the price that a long job pays at most.
 
 Failed forwards are not counted; their jobs are computed again, each once.

@@ -21,11 +21,11 @@ class NoRoomError(Exception):
         self.job = job
 
 
-class Boarding:
+class PrefixedForward:
     """The plan of a forward for some jobs, and its transactions with the prefix cache.
 
     Pieces with an equal prefix share a transaction, as they share a group; it ends with the
-    forward, so every boarding ends by `commit` or by `rollback`. A divided job has one of its own,
+    forward, so every one ends by `commit` or by `rollback`. A divided job has one of its own,
     `Job.held`, which ends with the job.
 
     Args:
@@ -73,7 +73,7 @@ class Boarding:
                 self.stores[share.group] = transaction.slots[span.held : stop]
 
     def cached(self, job: Job) -> int:
-        """Tokens of a job's prefix that the cache has for the piece on board."""
+        """Tokens of a job's prefix that the cache has for the piece in this forward."""
         transaction = self._of(job)
         return transaction.cached if transaction and not job.next_piece else 0
 

@@ -18,12 +18,12 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.launched_forward import Executor
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 
 
-class Scene(NamedTuple):
+class Shape(NamedTuple):
     """A request with rows of one token that takes two forwards: its prefix is fresh, then held. One
     that fits a forward takes one.
 
@@ -38,21 +38,21 @@ class Scene(NamedTuple):
     forward: int
 
 
-SMALL = Scene(prefix=64, tokens=256, forward=128)
+SMALL = Shape(prefix=64, tokens=256, forward=128)
 """Each kind of read-out has its own launch: 64 rows are few for it, and 128 are many."""
 
-LONE = Scene(prefix=1, tokens=2, forward=2)
+LONE = Shape(prefix=1, tokens=2, forward=2)
 """One row, after which layers see one token: what models have compiled by torch, such as Cohere's
 norms, has a form of its own for that."""
 
-LARGE = Scene(prefix=2048, tokens=16_384, forward=8192)
+LARGE = Shape(prefix=2048, tokens=16_384, forward=8192)
 """AUTO merges both forwards, and also those of half the size where a forward may have no more."""
 
-LONG = Scene(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, forward=DIVIDED_PREFIX_TOKENS)
+LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, forward=DIVIDED_PREFIX_TOKENS)
 """Its last forward reads few rows behind a prefix so long that its keys are divided."""
 
 
-class Rehearsed(Executor, Protocol):
+class CompilingExecutor(Executor, Protocol):
     """What is asked of an executor besides."""
 
     @property
@@ -71,7 +71,7 @@ class Rehearsed(Executor, Protocol):
         ...
 
 
-def rehearse(executor: Rehearsed, budget: ForwardBudget, slots: PrefixCache) -> None:
+def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     """Run forwards of every kind that requests within the budget can ask for.
 
     Torch compiles nothing, and prompts that share no prefix have one kind of forward, which has run
@@ -85,34 +85,36 @@ def rehearse(executor: Rehearsed, budget: ForwardBudget, slots: PrefixCache) -> 
     """
     if executor.attention is AttentionWay.TORCH or not executor.causal:
         return
-    scenes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
+    shapes = [LONE, SMALL, LARGE] if executor.attention is AttentionWay.AUTO else [LONE, SMALL]
     if executor.longest_prompt is None or executor.longest_prompt > LONG.prefix:
-        scenes.append(LONG)
-    for scene in scenes:
-        limit = replace(budget, max_tokens=min(scene.forward, budget.max_tokens))
-        rows = _request(scene, executor, slots.capacity)
-        job = Job("rehearsal", rows, distinct=rows, pieces=split_request(rows, limit), large=True)
+        shapes.append(LONG)
+    for shape in shapes:
+        limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
+        rows = _request(shape, executor, slots.capacity)
+        job = Job(
+            "compile-ahead", rows, distinct=rows, pieces=split_request(rows, limit), large=True
+        )
         try:
             while not job.launched:
-                boarding = Boarding([job], slots)
+                prefixed = PrefixedForward([job], slots)
                 try:
-                    executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
+                    executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait()
                 finally:
-                    boarding.rollback()  # nothing is worth keeping
+                    prefixed.rollback()  # nothing is worth keeping
                 job.next_piece += 1
         finally:
             if job.held is not None:
                 job.held.rollback()
 
 
-def _request(scene: Scene, executor: Rehearsed, room: int) -> PackedRows:
-    prefix = min(scene.prefix, room)
+def _request(shape: Shape, executor: CompilingExecutor, room: int) -> PackedRows:
+    prefix = min(shape.prefix, room)
     if executor.longest_prompt is not None:
         prefix = min(prefix, executor.longest_prompt - 1)
     return PackedRows(
-        np.zeros(scene.tokens, np.int32),
+        np.zeros(shape.tokens, np.int32),
         prefix,
-        int_array([1] * (scene.tokens - prefix)),
+        int_array([1] * (shape.tokens - prefix)),
         int_array([] if executor.vector_width else [0]),
         NO_INTS,
         vector_width=executor.vector_width,

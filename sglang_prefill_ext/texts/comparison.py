@@ -19,7 +19,7 @@ _CHUNK = 512
 _DECODED = 4
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Comparison(msgspec.Struct, frozen=True):
     """Whether a library may encode for a tokenizer.
 
     Attributes:
@@ -37,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True):
         return not self.difference
 
 
-def judge(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Verdict:
+def compare(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Comparison:
     """Compare a library with Hugging Face's: ids of all texts, and what ids of some mean."""
     start, compared = time.perf_counter(), 0
     difference = ""
@@ -49,7 +49,7 @@ def judge(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Verdict
         difference = _chunk_difference(encoder, chunk, reference.rows(chunk), decoding)
         compared += len(chunk)
     difference = difference or _readable_difference(encoder, reference)
-    return Verdict(difference, compared, round(time.perf_counter() - start, 3))
+    return Comparison(difference, compared, round(time.perf_counter() - start, 3))
 
 
 def splice_difference(splice: Splice, encoder: Encoder, added: Sequence[str]) -> str:

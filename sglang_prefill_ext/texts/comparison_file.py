@@ -15,22 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from sglang_prefill_ext.texts.comparison import Verdict
+from sglang_prefill_ext.texts.comparison import Comparison
 from sglang_prefill_ext.texts.comparison_process import LONGEST_S, wait_a_little
 
 logger = logging.getLogger(__name__)
 
-_DECODER = msgspec.json.Decoder(Verdict)
+_DECODER = msgspec.json.Decoder(Comparison)
 
 
 def cache_directory() -> Path:
-    """Where this user's verdicts are: below ``$XDG_CACHE_HOME``, or ``~/.cache``."""
+    """Where this user's comparisons are: below ``$XDG_CACHE_HOME``, or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "sglang-prefill-ext" / "tokenizers"
 
 
 def key_of(json: str, *versions: str) -> str:
-    """Name what a verdict is about: the tokenizer, and the versions of all that took part."""
+    """Name what a comparison is about: the tokenizer, and the versions of all that took part."""
     digest = hashlib.sha256(json.encode())
     for each in versions:
         digest.update(f"\0{each}".encode())
@@ -51,14 +51,14 @@ def processor() -> str:
     return "\n".join([platform.machine(), platform.processor(), *known])
 
 
-def remembered(directory: Path, key: str, judge: Callable[[], Verdict]) -> Verdict:
-    """Return the verdict on disk, else judge and leave it there.
+def remembered(directory: Path, key: str, compare: Callable[[], Comparison]) -> Comparison:
+    """Return the comparison on disk, else compare and leave it there.
 
-    Of several processes one judges, and the others wait for it. Without a usable directory each
-    judges for itself.
+    Of several processes one compares, and the others wait for it. Without a usable directory each
+    compares for itself.
 
     Raises:
-        Exception: whatever `judge` raises.
+        Exception: whatever `compare` raises.
     """
     file = directory / f"{key}.json"
     with ExitStack() as held:
@@ -68,19 +68,19 @@ def remembered(directory: Path, key: str, judge: Callable[[], Verdict]) -> Verdi
             known = _read(file)
         except OSError as error:
             _log_useless(directory, error)
-            return judge()
+            return compare()
         if known is not None:
             return known
-        verdict = judge()
+        comparison = compare()
         try:
-            _write(file, verdict)
+            _write(file, comparison)
         except OSError as error:
             _log_useless(directory, error)
-        return verdict
+        return comparison
 
 
 def _make_private(directory: Path) -> None:
-    """Have a directory that nobody else writes to: who plants a verdict has texts encoded wrongly.
+    """Have a directory that nobody else writes to: who plants one has texts encoded wrongly.
 
     Raises:
         OSError: it cannot be made, or is another user's.
@@ -99,7 +99,7 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold a lock.
 
     Raises:
-        TimeoutError: another process has held it for longer than a verdict can take.
+        TimeoutError: another process has held it for longer than a comparison can take.
         SystemExit: this process is about to end.
     """
     latest_s = time.monotonic() + LONGEST_S
@@ -115,7 +115,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _read(file: Path) -> Verdict | None:
+def _read(file: Path) -> Comparison | None:
     try:
         with open(file, "rb", opener=_no_link) as opened:
             return _DECODER.decode(opened.read())
@@ -123,10 +123,10 @@ def _read(file: Path) -> Verdict | None:
         return None
 
 
-def _write(file: Path, verdict: Verdict) -> None:
+def _write(file: Path, comparison: Comparison) -> None:
     partly = file.with_suffix(".part")
     with open(partly, "wb", opener=_no_link) as opened:
-        opened.write(msgspec.json.encode(verdict))
+        opened.write(msgspec.json.encode(comparison))
     partly.replace(file)  # whole, or not at all
 
 

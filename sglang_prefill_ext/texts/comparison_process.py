@@ -20,24 +20,24 @@ from sglang_prefill_ext.config import TokenizerChoice
 from sglang_prefill_ext.process.children import module_command
 from sglang_prefill_ext.texts import libraries
 from sglang_prefill_ext.texts import sample_texts as texts
-from sglang_prefill_ext.texts.comparison import Verdict, judge
+from sglang_prefill_ext.texts.comparison import Comparison, compare
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 
 _LOOK_S = 0.2
 """How often each of the two processes looks whether the other is still wanted."""
 
 LONGEST_S = 600.0
-"""For a verdict, which takes seconds; a library may hang."""
+"""For a comparison, which takes seconds; a library may hang."""
 
 _NICENESS = 10
 """Of the child: where cores are few, requests come first."""
 
 
-class NotJudgedError(Exception):
-    """The child has ended without a verdict."""
+class NotComparedError(Exception):
+    """The child has ended without a comparison."""
 
 
-def judge_here(library: TokenizerChoice, json: str, count: int) -> Verdict:
+def compare_here(library: TokenizerChoice, json: str, count: int) -> Comparison:
     """Compare a library with Hugging Face's.
 
     Args:
@@ -47,16 +47,16 @@ def judge_here(library: TokenizerChoice, json: str, count: int) -> Verdict:
     try:
         encoder = libraries.load(library, json)
     except Exception as error:  # whatever a library raises of what it does not know
-        return Verdict(f"not loaded: {type(error).__name__}: {error}")
+        return Comparison(f"not loaded: {type(error).__name__}: {error}")
     added = [token["content"] for token in json_format.loads(json).get("added_tokens", ())]
-    return judge(encoder, TokenizerCopy(json), texts.texts(count, added))
+    return compare(encoder, TokenizerCopy(json), texts.texts(count, added))
 
 
-def judge_in_child(library: TokenizerChoice, json: str, count: int) -> Verdict:
+def compare_in_child(library: TokenizerChoice, json: str, count: int) -> Comparison:
     """Do the same in another process, which does not outlive this one.
 
     Raises:
-        NotJudgedError: it could not be started, was killed, or has crashed.
+        NotComparedError: it could not be started, was killed, or has crashed.
         SystemExit: this process is about to end.
     """
     command = module_command(__name__, library, str(count), str(os.getpid()))
@@ -66,13 +66,13 @@ def judge_in_child(library: TokenizerChoice, json: str, count: int) -> Verdict:
         try:
             child = subprocess.Popen(command, stdin=question, stdout=subprocess.PIPE)
         except OSError as error:
-            raise NotJudgedError(str(error)) from error
+            raise NotComparedError(str(error)) from error
         with child:
             answer = _answer_of(child)
     try:
-        return msgspec.json.decode(answer, type=Verdict)
+        return msgspec.json.decode(answer, type=Comparison)
     except msgspec.DecodeError as error:
-        raise NotJudgedError(f"its process ended with status {child.returncode}") from error
+        raise NotComparedError(f"its process ended with status {child.returncode}") from error
 
 
 def _answer_of(child: subprocess.Popen[bytes]) -> bytes:
@@ -81,11 +81,11 @@ def _answer_of(child: subprocess.Popen[bytes]) -> bytes:
     try:
         while child.poll() is None:
             if time.monotonic() > latest_s:
-                raise NotJudgedError(f"it took longer than {LONGEST_S:g} s")
+                raise NotComparedError(f"it took longer than {LONGEST_S:g} s")
             wait_a_little()
     finally:
         child.kill()  # without effect on one that has ended
-    return child.stdout.read()  # a verdict fits into the pipe
+    return child.stdout.read()  # a comparison fits into the pipe
 
 
 def wait_a_little() -> None:
@@ -100,12 +100,14 @@ def wait_a_little() -> None:
 
 
 def main() -> None:
-    """Read a tokenizer from standard input and write the verdict to standard output."""
+    """Read a tokenizer from standard input and write the comparison to standard output."""
     library, count, parent = sys.argv[1:]
     os.nice(_NICENESS)
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-    verdict = judge_here(TokenizerChoice(library), sys.stdin.buffer.read().decode(), int(count))
-    sys.stdout.buffer.write(msgspec.json.encode(verdict))
+    comparison = compare_here(
+        TokenizerChoice(library), sys.stdin.buffer.read().decode(), int(count)
+    )
+    sys.stdout.buffer.write(msgspec.json.encode(comparison))
 
 
 def _end_with(parent: int) -> None:

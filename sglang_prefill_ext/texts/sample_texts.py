@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 EDITION = 1
-"""Counts up with every change of what is generated; verdicts of another edition are not used."""
+"""Counts up with every change of what is generated; comparisons of another edition are not used."""
 
 _WORDS = (
     "the The THE of and retrieval tokenisation naïve café Zürich señor straße œuvre "

@@ -57,7 +57,7 @@ class TextEncoder:
     Args:
         plain: the way that all others must equal.
         json: of the tokenizer; empty where it is none of Hugging Face's fast ones.
-        directory: of remembered verdicts on libraries.
+        directory: of remembered comparisons on libraries.
         copy: whose way is the plain one, if it is a copy already; another one would take the same
             time and memory again. `tokenizers` lets threads share it: nothing changes it any more.
     """
@@ -150,12 +150,12 @@ class TextEncoder:
     def status(self) -> dict[str, Any]:
         """What encodes and why, for the status page."""
         encoder, choice = self._encoder, self._choice
-        verdicts = {} if choice is None else choice.verdicts
+        comparisons = {} if choice is None else choice.comparisons
         return {
             "encoder": "plain" if encoder is None else encoder.name,
             "why_plain": self._why_plain,
             "ready": self.wait_until_ready(0),
-            "libraries": {name: msgspec.structs.asdict(each) for name, each in verdicts.items()},
+            "libraries": {name: msgspec.structs.asdict(each) for name, each in comparisons.items()},
             "us_per_text": {} if choice is None else choice.speeds,
             "splice": self._splice is not None,
             "why_no_splice": self._why_no_splice,

@@ -16,6 +16,7 @@ import pkgutil
 import sys
 import warnings
 from typing import Any
+from unittest import mock
 
 warnings.simplefilter("ignore")
 
@@ -24,7 +25,7 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 
 from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.errors import UnsupportedSGLangError  # noqa: E402
-from sglang_prefill_ext.patching import doctor  # noqa: E402
+from sglang_prefill_ext.patching import doctor, lock, scan  # noqa: E402
 from sglang_prefill_ext.patching.source import underlying  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch  # noqa: E402
 from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
@@ -50,6 +51,11 @@ def other_body(self: Any, for_health_check: bool = False, ignore_waiting: bool =
 def other_head(head: Any) -> Any:
     """In place of `should_apply_lm_head_quant_method`, which is used and not changed."""
     return head
+
+
+def other_score(p_yes: Any, p_no: Any) -> Any:
+    """In place of `_qwen3_rerank_score`, which is used; only its body is another."""
+    return p_yes, p_no
 
 
 class OtherLock:
@@ -136,14 +142,15 @@ def refused() -> dict[str, Any]:
 
 
 def on_changed_uses() -> dict[str, Any]:
-    logits = importlib.import_module("sglang.srt.layers.logits_processor")
-    locks = importlib.import_module("sglang.srt.utils.aio_rwlock")
-    stock = logits.should_apply_lm_head_quant_method, locks.RWLock
-    logits.should_apply_lm_head_quant_method, locks.RWLock = other_head, OtherLock
-    try:
+    changes = {
+        "sglang.srt.layers.logits_processor.should_apply_lm_head_quant_method": other_head,
+        "sglang.srt.utils.aio_rwlock.RWLock": OtherLock,
+        "sglang.srt.entrypoints.openai.serving_rerank._qwen3_rerank_score": other_score,
+    }
+    with contextlib.ExitStack() as stack:
+        for target, change in changes.items():
+            stack.enter_context(mock.patch(target, change))
         return {**refused(), "json": run_doctor(json_output=True)}
-    finally:
-        logits.should_apply_lm_head_quant_method, locks.RWLock = stock
 
 
 def on_a_changed_sglang() -> dict[str, Any]:
@@ -162,6 +169,7 @@ def main() -> None:
     report = {
         "flags": with_flags_only(),
         "stock": run_doctor(json_output=True),
+        "lock": lock.dump(lock.build(scan.read_package())),
         "everything": with_everything(),
         "changed_uses": on_changed_uses(),
         "changed": on_a_changed_sglang(),

@@ -30,7 +30,7 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.model import Attend, ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.startup.compile_ahead import rehearse
+from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
@@ -123,35 +123,35 @@ def requests(draw: st.DrawFn) -> PackedRows:
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=str)
-def rehearsed(request: pytest.FixtureRequest) -> Any:
-    """A server's executor that has been through its rehearsal, and the forms that it launched."""
+def compiled(request: pytest.FixtureRequest) -> Any:
+    """A server's executor that has compiled ahead, and the forms that it launched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, whole_prefix)
         patch.setattr("sglang_prefill_ext.forward.executor.multiprocessors", lambda _device: 132)
         forms = Forms(patch)
         executor = PackedExecutor(Projections(), readout_bytes=1 << 20, attention=request.param)
-        rehearse(executor, BUDGET, MemoryCache(keeps=False))
+        compile_ahead(executor, BUDGET, MemoryCache(keeps=False))
         yield executor, forms
 
 
 @given(rows=requests(), max_tokens=st.integers(300, BUDGET.max_tokens))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_no_request_launches_a_form_that_was_not_rehearsed(
-    rehearsed: tuple[PackedExecutor, Forms], rows: PackedRows, max_tokens: int
+def test_no_request_launches_a_form_that_was_not_compiled(
+    compiled: tuple[PackedExecutor, Forms], rows: PackedRows, max_tokens: int
 ) -> None:
-    executor, forms = rehearsed
+    executor, forms = compiled
     before = set(forms.seen)
     run(executor, rows, ForwardBudget(max_tokens))
     assert forms.seen - before == set()
 
 
-def test_divided_keys_are_among_the_forms(rehearsed: tuple[PackedExecutor, Forms]) -> None:
-    _, forms = rehearsed
+def test_divided_keys_are_among_the_forms(compiled: tuple[PackedExecutor, Forms]) -> None:
+    _, forms = compiled
     assert any(form.startswith("merge_parts_kernel") for form in forms.seen)
 
 
-def test_a_new_form_is_noticed(rehearsed: tuple[PackedExecutor, Forms]) -> None:
-    executor, forms = rehearsed
+def test_a_new_form_is_noticed(compiled: tuple[PackedExecutor, Forms]) -> None:
+    executor, forms = compiled
     before = set(forms.seen)
     rows = PackedRows(np.zeros(9, np.int32), 4, int_array([5]), int_array([0]), NO_INTS)
     one_more = AttentionVariant(window=3)

@@ -1,122 +1,92 @@
-"""What hooks use of SGLang as it is: complete, not stale, and checked on the installed one."""
+"""What hooks use of SGLang as it is: the lock is what our source and the installed one say."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.patching.library_uses import LIBRARY_USES
-from sglang_prefill_ext.patching.spec import Use
+from sglang_prefill_ext.patching import lock, scan
+from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE, WHY
+from sglang_prefill_ext.patching.spec import Group, Use, UseKind
 from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.uses import USES
+from sglang_prefill_ext.patching.uses import LIBRARY_USES, USES
 
 PACKAGE = Path(__file__).parents[2] / "sglang_prefill_ext"
-READERS = {
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text())
-    for package in ("border", "frontend", "shared_device")
-    for path in PACKAGE.rglob(f"{package}/**/*.py")
-}
-"""The border, and those who are handed SGLang's objects without importing them."""
+MODULES = scan.read_package()
+BORDER = {name: names for name, names in MODULES.items() if scan.is_border(name)}
+IMPORTED = {target for names in BORDER.values() for target in names.imports}
+CLASSES = {use.target: use for use in USES if use.kind is UseKind.CLASS}
+STALE = """\
+The lock of what is used of SGLang is not what our source and the installed SGLang make of it.
+Look at what has changed, and renew it, and the docs with it, by
 
-UNCHECKED = {
-    "sglang.srt.entrypoints.openai.protocol.ScoringRequest": "the body of a route, read at start",
-    "sglang.srt.plugins.hook_registry.HookType": "an unknown value fails while hooks are applied",
-    "sglang.srt.layers.radix_attention.AttentionType": "read at start, which fails without it",
-    "sglang.srt.model_executor.forward_batch_info.ForwardMode": "read at start",
-    "sglang.srt.platforms": "a module, read when the CPU platform is chosen",
-    "sglang.srt.platforms.cpu.CpuDeviceMixin": "a base of the CPU platform, which no hook needs",
-    "sglang.srt.platforms.interface.SRTPlatform": "a base of the CPU platform",
-    "sglang.srt.platforms.interface.PlatformCapabilities": "made when the CPU platform is chosen",
-    "sglang.srt.platforms.interface.PlatformEnum": "read when the CPU platform is chosen",
-}
-"""What the border imports and no table has, and why that is enough."""
+    make lock
 
-REACHED_AS = {
-    "forward": "model",
-    "Sampler.forward": "sampler",
-    "score_and_pool": "token_indices_to_pool",
-    "num_dp_ranks_of": "num_dp_ranks",
-}
-"""Functions that SGLang calls for us, and the name by which we reach them."""
-
-each_use = pytest.mark.parametrize("use", USES, ids=lambda use: use.id)
+"""
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names that a module imports from SGLang."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sglang":
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (a.name for a in node.names if a.name.split(".")[0] == "sglang")
+# Our own code
 
 
-def _identifiers(tree: ast.Module) -> set[str]:
-    """Every name that a module reads, calls, defines, or passes as a keyword or a string."""
-    fields = ("id", "attr", "arg", "name", "value")
-    return {str(getattr(node, field, "")) for node in ast.walk(tree) for field in fields}
+def test_there_is_a_border() -> None:
+    """Else its package has another name than `scan.BORDER`, and nothing would be locked."""
+    assert len(BORDER) > 10
+    importing = {m for m, n in MODULES.items() if any(scan.is_of(i, ["sglang"]) for i in n.imports)}
+    assert importing <= BORDER.keys()
 
 
-# The table itself
-
-
-def test_ids_and_targets_are_unique_and_ids_are_ordered() -> None:
-    numbers = [int(use.id.removeprefix("U")) for use in USES]
-    assert numbers == sorted(set(numbers))
-    assert len({use.target for use in USES}) == len(USES)
-
-
-@each_use
-def test_an_entry_is_a_function_or_a_class(use: Use) -> None:
-    assert bool(use.signature) != bool(use.members)
-    assert len(set(use.members)) == len(use.members)
-    assert use.why
+def test_every_import_of_the_border_is_locked() -> None:
+    """Also without the installed SGLang."""
+    locked = {use.target for use in USES}
+    modules = {target.rpartition(".")[0] for target in locked}
+    guarded = {target for target in IMPORTED if scan.is_of(target, scan.GUARDED)}
+    assert guarded - locked - modules == set(), STALE
 
 
 def test_nothing_is_both_changed_and_used() -> None:
     assert {patch.target for patch in PATCHES} & {use.target for use in USES} == set()
 
 
-# Our own code
+# What is kept by hand
 
 
-def test_every_import_from_sglang_is_checked() -> None:
-    functions = {use.target.rpartition(".")[0] for use in USES if use.signature}
-    checked = {use.target for use in USES} | functions | {patch.owner for patch in PATCHES}
-    imported = {name for tree in READERS.values() for name in _imports(tree)}
-    assert imported - checked - UNCHECKED.keys() == set()
-    assert UNCHECKED.keys() - imported == set()
-    assert UNCHECKED.keys() & {use.target for use in USES} == set()
+@pytest.mark.parametrize("group", HANDED, ids=str)
+def test_what_is_handed_cannot_be_seen_in_the_source(group: Group) -> None:
+    patches = [patch for patch in PATCHES if patch.group == group and not patch.only_if_imported]
+    seen = {patch.owner for patch in patches}
+    for hook in {patch.hook.partition(":")[0] for patch in patches}:
+        seen.update(*(BORDER[m].imports for m in scan.reached(MODULES, hook) & BORDER.keys()))
+    assert set(HANDED[group]) & seen == set()
 
 
-@each_use
-def test_what_is_checked_is_used(use: Use) -> None:
-    assert set(use.used_by) <= READERS.keys()
-    names = {module: _identifiers(READERS[module]) for module in use.used_by}
-    method = ".".join(use.target.split(".")[-2:])
-    function = method.partition(".")[2]
-    wanted = set(use.members) or {REACHED_AS.get(method, REACHED_AS.get(function, function))}
-    assert wanted - set().union(*names.values()) == set()
-    assert [module for module, found in names.items() if not wanted & found] == []
+def test_of_every_class_that_is_handed_something_is_used() -> None:
+    owners = {use.target.rpartition(".")[0] for use in USES}
+    handed = {target for given in HANDED.values() for target in given}
+    assert [t for t in handed & CLASSES.keys() if not CLASSES[t].members and t not in owners] == []
 
 
-@pytest.mark.parametrize("use", LIBRARY_USES, ids=lambda use: use.id)
-def test_what_is_called_of_a_library_is_checked_and_has_what_is_passed(use: Use) -> None:
-    path = PACKAGE.joinpath(*use.used_by[0].split(".")).with_suffix(".py")
-    module, _, function = use.target.rpartition(".")
-    tree = ast.parse(path.read_text())
-    imported = {
-        f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == module
-        for alias in node.names
-    }
-    assert imported == {use.target}
+def test_what_is_kept_by_hand_is_in_the_lock() -> None:
+    locked = {use.target for use in USES}
+    assert {target for given in HANDED.values() for target in given} - locked == set()
+    assert READ_ELSEWHERE - CLASSES.keys() == set()
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_a_reason_is_for_one_use(name: str) -> None:
+    (use,) = (use for use in (*USES, *LIBRARY_USES) if use.target.endswith(f".{name}"))
+    assert use.why == WHY[name]
+
+
+@pytest.mark.parametrize("use", LIBRARY_USES, ids=lambda use: use.target)
+def test_what_is_called_of_a_library_has_what_is_passed(use: Use) -> None:
+    (module,) = scan.users(MODULES, use.target)
+    tree = ast.parse(PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text())
+    function = use.target.rpartition(".")[2]
     (call,) = (
         node
         for node in ast.walk(tree)
@@ -129,16 +99,23 @@ def test_what_is_called_of_a_library_is_checked_and_has_what_is_passed(use: Use)
 # The installed SGLang
 
 
+def test_the_lock_is_up_to_date(probe: dict[str, Any]) -> None:
+    written, made = lock.PATH.read_text().splitlines(), probe["lock"].splitlines()
+    diff = unified_diff(written, made, "locked", "used", n=0, lineterm="")
+    assert written == made, STALE + "\n".join(diff)
+
+
 def test_every_use_fits(probe: dict[str, Any]) -> None:
     report = json.loads(probe["stock"]["output"])
-    assert {use["id"]: use["status"] for use in report["uses"]} == {use.id: "ok" for use in USES}
+    found = {use["target"]: use["status"] for use in report["uses"]}
+    assert found == {use.target: "ok" for use in USES}
 
 
 def test_every_library_that_can_be_imported_fits(probe: dict[str, Any]) -> None:
     """FlashInfer can, without a GPU; sglang-kernel cannot."""
     report = json.loads(probe["stock"]["output"])
-    found = {use["id"]: use["status"] for use in report["libraries"]}
-    assert found["U331"] == "ok"
+    found = {use["target"]: use["status"] for use in report["libraries"]}
+    assert found["flashinfer.single_prefill_with_kv_cache"] == "ok"
     assert set(found.values()) == {"ok"}
 
 
@@ -157,10 +134,19 @@ def test_a_changed_use_is_refused_and_nothing_is_changed(probe: dict[str, Any]) 
     assert seen["changed"] == []
 
 
-def test_doctor_reports_a_changed_use(probe: dict[str, Any]) -> None:
+def test_doctor_reports_a_changed_use_and_who_uses_it(probe: dict[str, Any]) -> None:
     doctor = probe["changed_uses"]["json"]
     report = json.loads(doctor["output"])
-    wrong = {use["target"] for use in report["uses"] if use["status"] == "mismatch"}
-    names = {target.rpartition(".")[2] for target in wrong}
-    assert names == {"should_apply_lm_head_quant_method", "RWLock"}
+    changed = {use["target"].rpartition(".")[2]: use for use in report["uses"]}
+    changed = {name: use for name, use in changed.items() if use["status"] != "ok"}
+    assert {name: use["status"] for name, use in changed.items()} == {
+        "should_apply_lm_head_quant_method": "mismatch",
+        "RWLock": "mismatch",
+        "_qwen3_rerank_score": "drift",
+    }
+    assert all(use["used_by"] for use in changed.values())
+    (body,) = (each for each in report["mismatches"] if each["aspect"] == "body")
+    assert body["target"].endswith("_qwen3_rerank_score")
+    assert not body["blocking"]
+    assert "renewing the lock" in body["remedy"]
     assert (doctor["status"], report["ok"]) == (1, False)

@@ -57,7 +57,7 @@ from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.frontend.score.labels import pack_labels  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding  # noqa: E402
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows, int_array  # noqa: E402
@@ -132,8 +132,8 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
     job = Job("job", rows, distinct=rows, pieces=pieces, large=len(pieces) > 1)
     values: list[float] = []
     while not job.launched:
-        boarding = Boarding([job], slots)
-        values += executor.launch(boarding.plan, boarding.held, boarding.stores).wait().tolist()
+        prefixed = PrefixedForward([job], slots)
+        values += executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait().tolist()
         job.next_piece += 1
     if job.held is not None:
         job.held.rollback()

@@ -59,7 +59,7 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy  # noqa: E402
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding  # noqa: E402
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows  # noqa: E402
@@ -440,7 +440,7 @@ def protected_after_a_begin_that_raises() -> int:
     job = Job("job", rows_of(prefix.tolist(), [1]))
     job.pieces = split_request(job.rows, POLICY.budget)
     try:
-        Boarding([job], memory.cache)
+        PrefixedForward([job], memory.cache)
     except MemoryError:
         return int(memory.tree.protected_size())
     raise AssertionError("begin did not raise")

@@ -78,18 +78,19 @@ def test_loads_count_packed_work(client: Client) -> None:
         answer = client.http.get("/v1/loads", params={"include": "core"}).json()
         return [load for load in answer["loads"] if load["num_waiting_reqs"]]
 
-    seen: list[Json] = []
-
-    def shows_up() -> bool:
-        seen[:] = waiting()
-        return bool(seen)
-
-    bodies = [score_body(seed, **LONG) for seed in range(4)]
+    bodies = [score_body(seed, **LONG) for seed in range(24)]
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = list(map(pool.submit, [client.score] * len(bodies), bodies))
-        wait_until(shows_up)
+        wait_until(lambda: queued(client) >= 4)
+        # What waits stays in a pause.
+        assert client.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+        try:
+            seen = waiting()
+        finally:
+            assert client.post("/continue_generation", {}).status_code == 200
         for answer in answers:
             answer.result()
+    assert seen
     assert all(load["num_total_tokens"] > 1000 for load in seen)
     assert not waiting()
 

@@ -34,7 +34,7 @@ from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.shared_device.board import Board
 from sglang_prefill_ext.startup.answer_check import Attempt, Verdict, attempts
-from sglang_prefill_ext.startup.compile_ahead import rehearse
+from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def _tried(
         measured = replace(measured, budget=room.set_aside(measured.budget))
     slots = PrivateSlots(room)
     logger.info("Prefill-only serving: measured %s", measured)
-    rehearse(executor, measured.budget, slots)
+    compile_ahead(executor, measured.budget, slots)
     STARTUP.mark("rehearsal")
     verdict = None
     if config.known_answers is KnownAnswers.ON:

@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_prefill_ext.border.messages import PackedRowsReq, PackedStatusReq, PackedStatusResult
 from sglang_prefill_ext.border.model.capability import encoder_traits
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.ask_processes import RollCall
+from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.frontend.client_wait import while_connected
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -35,7 +35,7 @@ class TokenizerManagerLink:
         fast = getattr(manager.tokenizer, "is_fast", False)
         self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
         self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
-        self._statuses: RollCall[dict[str, Any]] = RollCall()
+        self._statuses: Questions[dict[str, Any]] = Questions()
 
     @asynccontextmanager
     async def admission(self, request: Any = None) -> AsyncIterator[None]:

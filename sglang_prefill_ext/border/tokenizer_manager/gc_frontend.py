@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_serving
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.border.gc_control import act, collector_of
 from sglang_prefill_ext.border.messages import GcReq
-from sglang_prefill_ext.frontend.ask_processes import RollCall
+from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.process.collector import (
     FROZEN_THRESHOLDS,
@@ -53,7 +53,7 @@ class FrontendGc:
         self._frontend = frontend
         self._broker = broker
         self._collector = collector_of("tokenizer")
-        self._rounds: RollCall[list[GcReport]] = RollCall()
+        self._rounds: Questions[list[GcReport]] = Questions()
         self._watch: asyncio.Task[None] | None = None
         setattr(manager, _ATTRIBUTE, self)
 

@@ -68,7 +68,7 @@ class PackedGraphs:
         A replay that fails is the last one: this forward and all later ones run eagerly.
 
         Args:
-            held, stores: see `Boarding`.
+            held, stores: see `PrefixedForward`.
 
         Returns:
             What `Model.prepare` makes of the rows' ends; None: the forward is to be run eagerly.

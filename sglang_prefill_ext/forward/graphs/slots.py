@@ -38,7 +38,7 @@ class GraphSlots:
         """Make the next replay that of a forward; no launch where nothing is held or stored.
 
         Args:
-            held, stores: see `Boarding`.
+            held, stores: see `PrefixedForward`.
         """
         found = [each for each in held if each is not None]
         write_page_table([torch.cat(found)] if len(found) > 1 else found, self.page_table)

@@ -8,6 +8,7 @@ import math
 import signal
 import stat
 import sys
+import threading
 import time
 import weakref
 from collections.abc import AsyncIterator
@@ -475,6 +476,10 @@ async def test_nothing_is_told_where_others_could_be_listening(path: Path) -> No
             assert await connection.wait_attached(10)
 
 
+def preparing() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "prefill-only-tokenizer"]
+
+
 async def test_a_session_that_has_ended_is_freed_though_it_was_frozen(path: Path) -> None:
     class Freezing(StubCollector):
         def perform(self, action: GcAction, rid: str, **others: Any) -> GcReport:
@@ -494,6 +499,7 @@ async def test_a_session_that_has_ended_is_freed_though_it_was_frozen(path: Path
                     assert await connection.wait_attached(10)
                     sessions.append(weakref.ref(connection.session))
                 await until(lambda: connection._session is None)
+                await until(lambda: not preparing())  # this thread has what it prepares for
         assert sessions[0]() is None
     finally:
         gc.unfreeze()

@@ -19,7 +19,7 @@ from sglang_prefill_ext.forward.graphs.counts import GraphUse
 from sglang_prefill_ext.forward.model import Attend, ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.whole_rows import whole_rows
@@ -103,10 +103,10 @@ def test_requests_in_company_get_the_values_that_they_get_alone(
     jobs = [job_of(each, budget) for each in requests]
     while open_ones := [job for job in jobs if not job.launched]:
         chosen = data.draw(st.lists(st.sampled_from(open_ones), min_size=1, unique=True))
-        boarding = Boarding(chosen, cache)
-        computed = executor.launch(boarding.plan, boarding.held, boarding.stores).wait()
-        boarding.commit()
-        for job, share in zip(chosen, boarding.plan.shares, strict=True):
+        prefixed = PrefixedForward(chosen, cache)
+        computed = executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait()
+        prefixed.commit()
+        for job, share in zip(chosen, prefixed.plan.shares, strict=True):
             job.values.append(computed[share.values])
             job.next_piece += 1
             if job.launched and job.held is not None:

@@ -14,7 +14,7 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.forward.layers import LayerAttention
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from tests.unit.scheduling.caches import MemoryCache, MemoryPool
 from tests.unit.scheduling.jobs import job_of, job_of_rows, request
 
@@ -51,10 +51,10 @@ def values_of(tokens: np.ndarray, layer: int) -> Tensor:
     return torch.from_numpy(tokens + 100.0 * layer)[:, None, None]
 
 
-def attend(boarding: Boarding, pool: MemoryPool) -> NotedAttention:
-    noted, tokens = NotedAttention(), boarding.plan.token_ids
-    held, stores = boarding.held, boarding.stores
-    attention = LayerAttention(boarding.plan, noted, held, stores, LAST_LAYER, pool)
+def attend(prefixed: PrefixedForward, pool: MemoryPool) -> NotedAttention:
+    noted, tokens = NotedAttention(), prefixed.plan.token_ids
+    held, stores = prefixed.held, prefixed.stores
+    attention = LayerAttention(prefixed.plan, noted, held, stores, LAST_LAYER, pool)
     noted.bind((), attention.page_table(torch.device("cpu")))
     for layer in range(LAST_LAYER + 1):
         k = values_of(tokens, layer)
@@ -67,11 +67,11 @@ def test_cached_tokens_are_read_where_they_lie_and_fresh_ones_stored(
 ) -> None:
     cache, pool = MemoryCache(), MemoryPool()
     for prefixes in ([[1, 2], [8]], [[5], [1, 2, 3, 4], [8]]):
-        boarding = Boarding([job_of(request(prefix)) for prefix in prefixes], cache)
+        prefixed = PrefixedForward([job_of(request(prefix)) for prefix in prefixes], cache)
         with monkeypatch.context() as patch:
             patch.setattr(torch, "cat", None)
-            noted = attend(boarding, pool)
-        boarding.commit()
+            noted = attend(prefixed, pool)
+        prefixed.commit()
     assert noted.calls == [("forward", [1, 2, 8]), ("read", [101, 102, 108])]
     for layer in range(LAST_LAYER + 1):
         k, v = pool.buffers(layer)
@@ -83,13 +83,13 @@ def test_cached_tokens_are_read_where_they_lie_and_fresh_ones_stored(
 
 def test_each_forward_of_a_divided_job_reads_what_those_before_have_left() -> None:
     cache, pool = MemoryCache(), MemoryPool()
-    attend(first := Boarding([job_of(request([1, 2]))], cache), pool)
+    attend(first := PrefixedForward([job_of(request([1, 2]))], cache), pool)
     first.commit()
     rows = request([1, 2, 3, 4, 5, 6], *[[9, 9]] * 3).pack()
     divided = job_of_rows(rows, ForwardBudget(3), cached=2)
     seen = []
     while not divided.launched:
-        seen += [calls[1] for calls in attend(Boarding([divided], cache), pool).calls]
+        seen += [calls[1] for calls in attend(PrefixedForward([divided], cache), pool).calls]
         divided.next_piece += 1
     whole = [1, 2, 3, 4, 5, 6]
     fresh = [piece.prefix_ids.tolist() for piece in divided.pieces]

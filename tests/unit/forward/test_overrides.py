@@ -14,7 +14,7 @@ from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.admission import load_of
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.distinct import distinct_rows
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -40,11 +40,11 @@ def _values(model: TinyModel, requests: Sequence[PackedRows], budget: int) -> li
         kept, places = distinct_rows(rows)
         jobs.append(job_of_rows(kept, ForwardBudget(budget), value_places=places))
     while waiting := [job for job in jobs if not job.launched]:
-        boarding = Boarding(waiting, cache)
-        completion = executor.launch(boarding.plan, boarding.held, boarding.stores)
+        prefixed = PrefixedForward(waiting, cache)
+        completion = executor.launch(prefixed.plan, prefixed.held, prefixed.stores)
         values = completion.wait()
-        boarding.commit()
-        for job, share in zip(waiting, boarding.plan.shares, strict=True):
+        prefixed.commit()
+        for job, share in zip(waiting, prefixed.plan.shares, strict=True):
             job.values.append(values[share.values])
             job.next_piece += 1
             if job.launched and job.held is not None:

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from sglang_prefill_ext.frontend.ask_processes import RollCall, Turns
+from sglang_prefill_ext.frontend.ask_processes import Questions, Turns
 
 
 async def test_answers_are_collected_until_all_are_there() -> None:
-    calls: RollCall[int] = RollCall()
+    calls: Questions[int] = Questions()
 
     def send(rid: str) -> None:
         calls.deliver(rid, 1)
@@ -19,7 +19,7 @@ async def test_answers_are_collected_until_all_are_there() -> None:
 
 
 async def test_two_questions_do_not_mix() -> None:
-    calls: RollCall[str] = RollCall()
+    calls: Questions[str] = Questions()
     asked: list[str] = []
     both = asyncio.gather(calls.ask(asked.append, 1, 60), calls.ask(asked.append, 1, 60))
     await asyncio.sleep(0)
@@ -29,7 +29,7 @@ async def test_two_questions_do_not_mix() -> None:
 
 
 async def test_the_silent_are_left_out_and_what_comes_late_is_dropped() -> None:
-    calls: RollCall[int] = RollCall()
+    calls: Questions[int] = Questions()
     asked: list[str] = []
 
     def send(rid: str) -> None:
@@ -42,7 +42,7 @@ async def test_the_silent_are_left_out_and_what_comes_late_is_dropped() -> None:
 
 
 async def test_nobody_to_ask() -> None:
-    calls: RollCall[int] = RollCall()
+    calls: Questions[int] = Questions()
     assert await calls.ask(lambda _: None, 0, 60) == []
 
 

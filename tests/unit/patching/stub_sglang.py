@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from sglang_prefill_ext.patching.source import fingerprint, source_of
-from sglang_prefill_ext.patching.spec import Group, Kind, Patch, Use
+from sglang_prefill_ext.patching.spec import Group, Kind, Patch, Use, UseKind
 
 MODULE = "sglang.managers"
 OWNER = f"{MODULE}.Scheduler"
@@ -55,6 +55,9 @@ class Scheduler(Base):
 
 def wait(timeout_s, *, quietly=False):
     return timeout_s, quietly
+
+
+LIMIT = 4
 '''
 
 
@@ -109,10 +112,9 @@ def step_patch(**changes: Any) -> Patch:
 def scheduler_use(**changes: Any) -> Use:
     """A use that fits the stub's `Scheduler`, except for `changes`."""
     fields: dict[str, Any] = {
-        "id": "T51",
         "target": OWNER,
-        "group": Group.SCHEDULER,
-        "used_by": ("border.tests",),
+        "kind": UseKind.CLASS,
+        "groups": (Group.SCHEDULER,),
         "why": "a test",
         "members": ("step", "queue"),
     }
@@ -121,8 +123,12 @@ def scheduler_use(**changes: Any) -> Use:
 
 def wait_use(**changes: Any) -> Use:
     """A use that fits the stub's function `wait`, except for `changes`."""
-    signature = "(timeout_s, *, quietly=False)"
-    fields = {"id": "T52", "target": f"{MODULE}.wait", "members": (), "signature": signature}
+    fields: dict[str, Any] = {
+        "target": f"{MODULE}.wait",
+        "kind": UseKind.FUNCTION,
+        "members": (),
+        "signature": "(timeout_s, *, quietly=False)",
+    }
     return scheduler_use(**(fields | changes))
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from sglang_prefill_ext.patching.docs import markdown
-from tests.unit.patching.stub_sglang import HOOKS, scheduler_use, step_patch, wait_use
+from tests.unit.patching.stub_sglang import HOOKS, OWNER, scheduler_use, step_patch, wait_use
 
 
 def test_every_fact_of_a_patch_is_written_down() -> None:
@@ -40,10 +40,10 @@ def test_the_overview_has_a_line_for_each_patch() -> None:
     assert text.endswith("\n")
 
 
-def test_every_use_has_a_line() -> None:
-    text = markdown([], [scheduler_use(), wait_use(used_by=("border.a", "border.b"))])
+def test_every_class_and_every_function_that_is_used_has_a_line() -> None:
+    method = wait_use(target=f"{OWNER}.idle", signature="(self)")
+    text = markdown([], [scheduler_use(), method, wait_use()])
     assert text.splitlines()[-2:] == [
-        "| T51 | `sglang.managers.Scheduler`: `step`, `queue` | `border.tests` | a test |",
-        "| T52 | `sglang.managers.wait(timeout_s, *, quietly=False)` | `border.a`, `border.b` "
-        "| a test |",
+        "| `sglang.managers.Scheduler` | `step`, `queue`, `idle()` | a test |",
+        "| `sglang.managers.wait(timeout_s, *, quietly=False)` |  | a test |",
     ]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,10 +10,17 @@ import pytest
 from rich.console import Console
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching import doctor, guard
+from sglang_prefill_ext.patching import doctor, guard, scan
 from sglang_prefill_ext.patching.doctor import Status
 from sglang_prefill_ext.patching.spec import Patch, Use
-from tests.unit.patching.stub_sglang import OWNER, known_body, scheduler_use, step_patch, wait_use
+from tests.unit.patching.stub_sglang import (
+    MODULE,
+    OWNER,
+    known_body,
+    scheduler_use,
+    step_patch,
+    wait_use,
+)
 
 DRIFTED = step_patch(id="T2", fingerprints={"0.5.22": "0" * 64})
 WRONG = step_patch(id="T3", signature="(self)")
@@ -74,31 +80,50 @@ def test_uses_are_shown_beside_the_patches(upstream: ModuleType) -> None:
     report = diagnose([], [scheduler_use(), wait_use(signature="()")])
     assert [entry.status for entry in report.uses] == [Status.OK, Status.MISMATCH]
     assert not report.ok
-    for word in ("used, not changed", "T51", "border.tests", "T52", "would refuse to start"):
+    for word in ("used, not changed", OWNER, f"{MODULE}.wait", "would refuse to start"):
         assert word in text_of(report, width=120, everything=True)
     assert str(report.mismatches[0]) in text_of(report)
 
 
+def test_a_used_function_with_another_body_has_drifted(upstream: ModuleType) -> None:
+    report = diagnose([], [wait_use(body="0" * 16)])
+    (entry,) = report.uses
+    assert entry.status is Status.DRIFT
+    assert report.ok
+    text = text_of(report)
+    assert f"used {MODULE}.wait: body differs" in text
+    assert "remedy:   nothing to do now; compare the two bodies before renewing the lock" in text
+
+
+def test_who_uses_what_differs_is_told(
+    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = scan.Names(touched={"waiting"})
+    imports = scan.Names(imports={f"{MODULE}.wait"})
+    modules = {f"{scan.BORDER}.reads": read, f"{scan.PACKAGE}.imports": imports}
+    monkeypatch.setattr(doctor, "_our_modules", lambda: modules)
+    report = diagnose([], [scheduler_use(members=("queue", "waiting")), wait_use()])
+    border = scan.BORDER.partition(".")[2]
+    assert [entry.used_by for entry in report.uses] == [(f"{border}.reads",), ("imports",)]
+
+
 def test_what_fits_is_counted_and_listed_on_demand_only(upstream: ModuleType) -> None:
-    report = diagnose([step_patch(id="T7"), WRONG], [scheduler_use()])
+    report = diagnose([step_patch(id="T7"), WRONG], [wait_use()])
     brief = text_of(report, width=120)
     assert "patch: 1 ok, 1 mismatch\n" in brief
     assert "used, not changed: 1 ok\n" in brief
     assert "attention library: none can be imported here\n" in brief
     assert "T3" in brief
     assert "T7" not in brief
-    assert "T51" not in brief
-    assert "T7" in text_of(report, width=120, everything=True)
+    assert wait_use().target not in brief
+    for word in ("T7", wait_use().target):
+        assert word in text_of(report, width=120, everything=True)
 
 
 def test_a_library_that_differs_is_shown_and_stops_no_server(upstream: ModuleType) -> None:
-    missing = replace(wait_use(), id="T53", target="no_such_library.attend")
-    fits, differs = wait_use(), replace(wait_use(signature="()"), id="T54")
-    report = diagnose([], [], [fits, differs, missing])
-    assert [(e.checked.id, e.status) for e in report.libraries] == [
-        (fits.id, Status.OK),
-        ("T54", Status.DRIFT),
-    ]
+    missing = wait_use(target="no_such_library.attend")
+    report = diagnose([], [], [wait_use(), wait_use(signature="()"), missing])
+    assert [entry.status for entry in report.libraries] == [Status.OK, Status.DRIFT]
     assert report.ok
     (mismatch,) = report.mismatches
     assert "leave --prefill-only-attention at auto" in mismatch.remedy
@@ -123,8 +148,8 @@ def test_json_says_the_same(upstream: ModuleType) -> None:
     assert report["versions"]["sglang"] == "0.5.23"
     (patch,) = report["patches"]
     assert (patch["id"], patch["kind"], patch["status"]) == ("T3", "around", "mismatch")
-    used = {"id": "T51", "target": OWNER, "group": "scheduler", "used_by": ["border.tests"]}
-    assert report["uses"] == [used | {"status": "ok"}]
+    used = {"target": OWNER, "groups": ["scheduler"], "used_by": [], "status": "ok"}
+    assert report["uses"] == [used]
     (mismatch,) = report["mismatches"]
     assert mismatch["id"] == "T3"
     assert mismatch["aspect"] == "signature"

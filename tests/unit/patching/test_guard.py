@@ -8,7 +8,8 @@ import pytest
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import guard
-from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Use
+from sglang_prefill_ext.patching.source import fingerprint
+from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Use, UseKind
 from tests.unit.patching.stub_sglang import (
     HOOKS,
     MODULE,
@@ -19,6 +20,10 @@ from tests.unit.patching.stub_sglang import (
     step_patch,
     wait_use,
 )
+
+WAIT_BODY = fingerprint("def wait(timeout_s, *, quietly=False):\n    return timeout_s, quietly\n")[
+    :16
+]
 
 
 def only(mismatches: list[Mismatch], aspect: Aspect) -> Mismatch:
@@ -131,8 +136,9 @@ def test_a_target_wrapped_by_someone_else_is_still_read(
         wait_use(target=f"{OWNER}.create", signature="(cls, name)"),
         wait_use(target=f"{OWNER}.parse", signature="(text)"),
         wait_use(target=f"{OWNER}.inherited", signature="(self)"),
+        wait_use(target=f"{MODULE}.LIMIT", kind=UseKind.VALUE),
     ],
-    ids=["class", "function", "class-method", "static-method", "inherited-method"],
+    ids=["class", "function", "class-method", "static-method", "inherited-method", "value"],
 )
 def test_a_use_that_fits_has_no_mismatch(upstream: ModuleType, use: Use) -> None:
     assert guard.check_use(use) == []
@@ -141,7 +147,8 @@ def test_a_use_that_fits_has_no_mismatch(upstream: ModuleType, use: Use) -> None
 def test_a_missing_member_is_named(upstream: ModuleType) -> None:
     use = scheduler_use(members=("queue", "waiting", "step", "sleeping"))
     mismatch = only(guard.check_use(use), Aspect.MEMBERS)
-    assert (mismatch.id, mismatch.target) == ("T51", OWNER)
+    assert (mismatch.id, mismatch.target) == ("used", OWNER)
+    assert mismatch.names == ("waiting", "sleeping")
     assert mismatch.expected == "queue, waiting, step, sleeping"
     assert mismatch.found == "lacks waiting, sleeping"
     assert mismatch.blocking
@@ -154,15 +161,36 @@ def test_a_changed_signature_of_a_use_names_both(upstream: ModuleType) -> None:
     assert mismatch.blocking
 
 
+def test_a_changed_body_of_a_use_is_found_and_refuses_nothing(
+    load_upstream: Callable[[str], ModuleType],
+) -> None:
+    use = wait_use(body=WAIT_BODY)
+    load_upstream(UPSTREAM.replace("return timeout_s, quietly", "return quietly, timeout_s"))
+    mismatch = only(guard.check_body(use), Aspect.BODY)
+    assert mismatch.target == f"{MODULE}.wait"
+    assert WAIT_BODY[:12] in mismatch.expected
+    assert mismatch.found not in mismatch.expected
+    assert not mismatch.blocking
+    assert guard.check_use(use) == []
+
+
+@pytest.mark.parametrize("use", [wait_use(body=WAIT_BODY), wait_use(), scheduler_use()])
+def test_a_body_that_is_as_locked_or_not_locked_is_no_change(
+    upstream: ModuleType, use: Use
+) -> None:
+    assert guard.check_body(use) == []
+
+
 @pytest.mark.parametrize(
     ("use", "found"),
     [
         (wait_use(target="sglang.nowhere.wait"), "AttributeError"),
+        (wait_use(target=f"{MODULE}.MOST", kind=UseKind.VALUE), "MOST"),
         (wait_use(target=f"{MODULE}.leap"), "leap"),
         (wait_use(target=OWNER), "type"),
         (scheduler_use(target=f"{MODULE}.wait"), "function"),
     ],
-    ids=["no-module", "no-attribute", "no-function", "no-class"],
+    ids=["no-module", "no-value", "no-attribute", "no-function", "no-class"],
 )
 def test_a_use_whose_target_is_gone(upstream: ModuleType, use: Use, found: str) -> None:
     mismatch = only(guard.check_use(use), Aspect.TARGET)

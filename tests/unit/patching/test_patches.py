@@ -173,8 +173,8 @@ def test_what_hooks_use_is_checked_before_anything_is_changed(upstream: ModuleTy
     wrong = [scheduler_use(members=("nothing",)), wait_use(signature="()")]
     with pytest.raises(UnsupportedSGLangError) as caught:
         apply(SCHEDULER, ALL, wrong)
-    assert f"T51 {OWNER}: members differs" in str(caught.value)
-    assert f"T52 {MODULE}.wait: signature differs" in str(caught.value)
+    assert f"used {OWNER}: members differs" in str(caught.value)
+    assert f"used {MODULE}.wait: signature differs" in str(caught.value)
     assert stock(upstream) == before
 
 
@@ -184,7 +184,7 @@ def test_uses_that_fit_are_no_hindrance(upstream: ModuleType) -> None:
 
 
 def test_only_the_uses_of_the_groups_being_applied_are_checked(upstream: ModuleType) -> None:
-    elsewhere = scheduler_use(target="sglang.absent.Class", group=Group.FRONTEND)
+    elsewhere = scheduler_use(target="sglang.absent.Class", groups=(Group.FRONTEND,))
     apply(SCHEDULER, [step_patch()], [elsewhere])
     assert "sglang.absent" not in sys.modules
     assert upstream.Scheduler().step("b") == "around stock b"

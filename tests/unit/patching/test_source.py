@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import argparse
+import asyncio
+import collections
 import functools
 from typing import Any
 
@@ -8,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.patching.source import (
+    find,
     fingerprint,
+    members_of,
     missing_members,
     names_in,
     signature_text,
@@ -89,6 +94,35 @@ class Child(Base):
 )
 def test_a_member_may_be_defined_declared_or_assigned(name: str) -> None:
     assert missing_members(Child, [name]) == []
+
+
+def test_all_members_are_those_that_are_not_missing() -> None:
+    found = members_of(Child)
+    assert {"slot", "declared", "in_base", "fill", "constant", "first", "second"} <= found
+    assert {"never_assigned", "foreign", "__module__"} & found == set()
+    assert missing_members(Child, found) == []
+
+
+def test_bases_of_other_distributions_have_no_members_of_interest() -> None:
+    class CodedError(RuntimeError):
+        code = 1
+
+    assert members_of(CodedError) == {"code"}
+
+
+def test_what_is_found_is_the_function_below_its_descriptor() -> None:
+    assert find("collections.OrderedDict") is collections.OrderedDict
+    assert find("asyncio.iscoroutine") is asyncio.iscoroutine
+    assert (
+        find("argparse.ArgumentParser.add_argument")
+        is vars(argparse._ActionsContainer)["add_argument"]
+    )
+
+
+@pytest.mark.parametrize("target", ["nowhere.function", "collections.missing"])
+def test_what_does_not_exist_is_not_found(target: str) -> None:
+    with pytest.raises((AttributeError, ImportError)):
+        find(target)
 
 
 def test_members_that_are_only_read_or_belong_to_others_are_missing() -> None:

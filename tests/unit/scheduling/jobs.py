@@ -13,7 +13,7 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding
+from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 from tests.unit.wire.strategies import PlainRequest
@@ -54,9 +54,9 @@ def run_alone(executor: Any, job: Job, cache: PrefixCache) -> list[float]:
     """Compute a job, one forward after the other; its values in the order of its pieces."""
     values: list[float] = []
     while not job.launched:
-        boarding = Boarding([job], cache)
-        values += executor.launch(boarding.plan, boarding.held, boarding.stores).wait().tolist()
-        boarding.commit()
+        prefixed = PrefixedForward([job], cache)
+        values += executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait().tolist()
+        prefixed.commit()
         job.next_piece += 1
     if job.held is not None:
         job.held.commit()

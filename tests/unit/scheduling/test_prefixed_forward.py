@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.scheduling import prefixed_forward as boarding_module
+from sglang_prefill_ext.scheduling import prefixed_forward as prefixed_forward
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.prefixed_forward import Boarding, NoRoomError
+from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of, job_of_rows, request
 
@@ -35,63 +35,63 @@ def as_lists(slots: list[Any]) -> list[list[int] | None]:
 def test_equal_prefixes_share_a_transaction() -> None:
     cache = MemoryCache()
     jobs = [job_of(request(prefix)) for prefix in (LONG, OTHER, LONG)]
-    boarding = Boarding(jobs, cache)
+    prefixed = PrefixedForward(jobs, cache)
     assert cache.outcomes == ["", ""]
-    assert as_lists(boarding.stores) == [each.slots.tolist() for each in cache.begun]
-    assert boarding.held == [None, None]
-    assert boarding.num_cached == 0
+    assert as_lists(prefixed.stores) == [each.slots.tolist() for each in cache.begun]
+    assert prefixed.held == [None, None]
+    assert prefixed.num_cached == 0
 
 
 def test_each_adapter_has_its_own_prefixes() -> None:
     cache = MemoryCache()
-    boarding = Boarding([job_of(replace(request(LONG), adapter="a"))], cache)
-    assert (boarding.plan.adapter, cache.adapters) == ("a", ["a"])
+    prefixed = PrefixedForward([job_of(replace(request(LONG), adapter="a"))], cache)
+    assert (prefixed.plan.adapter, cache.adapters) == ("a", ["a"])
     with pytest.raises(ValueError, match="unpack"):
-        Boarding([job_of(replace(request(LONG), adapter=each)) for each in "ab"], cache)
+        PrefixedForward([job_of(replace(request(LONG), adapter=each)) for each in "ab"], cache)
     assert cache.outcomes == ["", "rollback", "rollback"]
 
 
 def test_what_is_cached_is_held_and_the_rest_stored() -> None:
     cache = warm(SHORT, OTHER)
     jobs = [job_of(request(prefix)) for prefix in (LONG, OTHER, [5])]
-    boarding = Boarding(jobs, cache)
+    prefixed = PrefixedForward(jobs, cache)
     longer, whole, new = cache.begun
     assert longer.slots[:2].tolist() == cache.committed[tuple(SHORT)].tolist()
-    assert as_lists(boarding.held) == [longer.slots[:2].tolist(), whole.slots.tolist(), None]
-    assert as_lists(boarding.stores) == [longer.slots[2:].tolist(), None, new.slots.tolist()]
-    assert [(group.held, group.fresh) for group in boarding.plan.layout.groups] == [
+    assert as_lists(prefixed.held) == [longer.slots[:2].tolist(), whole.slots.tolist(), None]
+    assert as_lists(prefixed.stores) == [longer.slots[2:].tolist(), None, new.slots.tolist()]
+    assert [(group.held, group.fresh) for group in prefixed.plan.layout.groups] == [
         (2, 2),
         (3, 0),
         (0, 1),
     ]
-    assert boarding.plan.token_ids.tolist() == [3, 4, 9, 9, 5, 9]
-    assert boarding.num_cached == 5
-    assert [boarding.cached(job) for job in jobs] == [2, 3, 0]
-    storing = [boarding.is_storing(job.piece.prefix_key) for job in jobs]
+    assert prefixed.plan.token_ids.tolist() == [3, 4, 9, 9, 5, 9]
+    assert prefixed.num_cached == 5
+    assert [prefixed.cached(job) for job in jobs] == [2, 3, 0]
+    storing = [prefixed.is_storing(job.piece.prefix_key) for job in jobs]
     assert storing == [True, False, True]
-    assert not boarding.is_storing(None)
+    assert not prefixed.is_storing(None)
 
 
 def test_one_marked_request_is_enough_to_keep_a_prefix() -> None:
     cache = MemoryCache()
     jobs = [job_of(request(OTHER)), job_of(request(LONG)), job_of(request(LONG), keep_prefix=True)]
-    Boarding(jobs, cache)
+    PrefixedForward(jobs, cache)
     assert cache.keep_asked == [False, True]
 
 
 def test_a_cache_that_only_reads_stores_nothing() -> None:
     cache = warm(SHORT)
     cache.keeps = False
-    boarding = Boarding([job_of(request(LONG))], cache)
-    assert as_lists(boarding.held) == [cache.committed[tuple(SHORT)].tolist()]
-    assert boarding.stores == [None]
+    prefixed = PrefixedForward([job_of(request(LONG))], cache)
+    assert as_lists(prefixed.held) == [cache.committed[tuple(SHORT)].tolist()]
+    assert prefixed.stores == [None]
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 def test_all_transactions_end_together(outcome: str) -> None:
     cache = MemoryCache()
-    boarding = Boarding([job_of(request(prefix)) for prefix in (LONG, OTHER, LONG)], cache)
-    getattr(boarding, outcome)()
+    prefixed = PrefixedForward([job_of(request(prefix)) for prefix in (LONG, OTHER, LONG)], cache)
+    getattr(prefixed, outcome)()
     assert cache.outcomes == [outcome, outcome]
     assert set(cache.committed) == ({tuple(LONG), tuple(OTHER)} if outcome == "commit" else set())
 
@@ -99,7 +99,7 @@ def test_all_transactions_end_together(outcome: str) -> None:
 def test_where_one_cannot_begin_the_others_are_rolled_back() -> None:
     cache = MemoryCache(failing_begins=frozenset([3]))
     with pytest.raises(MemoryError):
-        Boarding([job_of(request(prefix)) for prefix in (LONG, OTHER, [5])], cache)
+        PrefixedForward([job_of(request(prefix)) for prefix in (LONG, OTHER, [5])], cache)
     assert cache.outcomes == ["rollback", "rollback"]
 
 
@@ -107,18 +107,18 @@ def test_a_forward_that_cannot_be_planned_is_rolled_back(monkeypatch: pytest.Mon
     def fail(pieces: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(boarding_module, "plan_forward", fail)
+    monkeypatch.setattr(prefixed_forward, "plan_forward", fail)
     cache = MemoryCache()
     with pytest.raises(MemoryError):
-        Boarding([job_of(request(LONG))], cache)
+        PrefixedForward([job_of(request(LONG))], cache)
     assert cache.outcomes == ["rollback"]
 
 
 def test_rows_without_a_prefix_leave_the_cache_alone() -> None:
     cache = warm(SHORT)
-    boarding = Boarding([job_of(request())], cache)
-    assert boarding.held == boarding.stores == [None]
-    assert boarding.num_cached == 0
+    prefixed = PrefixedForward([job_of(request())], cache)
+    assert prefixed.held == prefixed.stores == [None]
+    assert prefixed.num_cached == 0
     assert cache.begun == []
 
 
@@ -133,18 +133,18 @@ def test_a_divided_job_has_one_transaction_of_its_own(cached: int) -> None:
     stored = []
     while not divided.launched:
         span = divided.piece.span
-        boarding = Boarding([divided], cache)
+        prefixed = PrefixedForward([divided], cache)
         (transaction,) = cache.begun
         assert divided.held is transaction
         assert transaction.whole
         slots = transaction.slots.tolist()
         assert len(slots) == len(LONG)
-        assert as_lists(boarding.held) == [slots[: span.held] or None]
-        stored += (as_lists(boarding.stores)[0]) or []
-        assert boarding.num_cached == boarding.cached(divided)
-        assert boarding.num_cached == (0 if divided.next_piece else cached)
-        assert not boarding.is_storing(divided.piece.prefix_key)
-        boarding.commit()
+        assert as_lists(prefixed.held) == [slots[: span.held] or None]
+        stored += (as_lists(prefixed.stores)[0]) or []
+        assert prefixed.num_cached == prefixed.cached(divided)
+        assert prefixed.num_cached == (0 if divided.next_piece else cached)
+        assert not prefixed.is_storing(divided.piece.prefix_key)
+        prefixed.commit()
         assert cache.outcomes == [""]
         divided.next_piece += 1
     assert stored == slots[cached:]
@@ -153,17 +153,17 @@ def test_a_divided_job_has_one_transaction_of_its_own(cached: int) -> None:
 def test_a_large_job_of_which_enough_is_cached_is_like_a_small_one() -> None:
     cache, large = warm(LONG), divided_job(cached=4)
     assert not large.divided
-    boarding = Boarding([large], cache)
+    prefixed = PrefixedForward([large], cache)
     assert large.held is None
-    assert [(group.held, group.fresh) for group in boarding.plan.layout.groups] == [(4, 0)]
-    boarding.commit()
+    assert [(group.held, group.fresh) for group in prefixed.plan.layout.groups] == [(4, 0)]
+    prefixed.commit()
     assert cache.outcomes == ["commit"]
 
 
 def test_where_there_is_no_room_for_a_prefix_nothing_is_begun() -> None:
     cache, divided = MemoryCache(capacity=5), divided_job()
     with pytest.raises(NoRoomError) as failure:
-        Boarding([job_of(request(SHORT)), divided], cache)
+        PrefixedForward([job_of(request(SHORT)), divided], cache)
     assert failure.value.job is divided
     assert divided.held is not None
     divided.held.rollback()
@@ -177,22 +177,22 @@ def test_a_prefix_with_embeddings_is_held_and_not_cached() -> None:
     tokens[1] = -1
     overridden = replace(rows, tokens=tokens, overrides=np.zeros((1, 4), np.float32))
     divided = job_of_rows(overridden, ForwardBudget(3))
-    Boarding([divided], cache).commit()
+    PrefixedForward([divided], cache).commit()
     (transaction,) = cache.begun
     assert (transaction.cached, len(transaction.slots), cache.keep_asked) == (0, 4, [])
 
 
 def test_what_others_have_given_up_ends_with_the_forward_that_uses_it() -> None:
     cache, divided = MemoryCache(), divided_job()
-    boarding = Boarding([divided], cache)
+    prefixed = PrefixedForward([divided], cache)
     assert divided.held is not None
-    boarding.ends_here.append(divided.held)
-    boarding.commit()
+    prefixed.ends_here.append(divided.held)
+    prefixed.commit()
     assert cache.outcomes == ["rollback"]
 
 
 def test_without_a_cache_the_plan_is_the_whole_forward() -> None:
-    boarding = Boarding([job_of(request(LONG))], None)
-    assert boarding.plan.token_ids.tolist() == [*LONG, 9]
-    assert (boarding.held, boarding.stores, boarding.num_cached) == ([None], [None], 0)
-    boarding.commit()
+    prefixed = PrefixedForward([job_of(request(LONG))], None)
+    assert prefixed.plan.token_ids.tolist() == [*LONG, 9]
+    assert (prefixed.held, prefixed.stores, prefixed.num_cached) == ([None], [None], 0)
+    prefixed.commit()

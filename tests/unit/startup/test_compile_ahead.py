@@ -1,4 +1,4 @@
-"""Every kind of forward that requests can ask for is among those that are rehearsed."""
+"""Every kind of forward that requests can ask for is among those that are compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS, plan_ti
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
-from sglang_prefill_ext.startup.compile_ahead import LARGE, LONE, LONG, rehearse
+from sglang_prefill_ext.startup.compile_ahead import LARGE, LONE, LONG, compile_ahead
 from tests.unit.attention.strategies import layout
 from tests.unit.scheduling.caches import SLOTS, MemoryCache
 from tests.unit.scheduling.jobs import IdleExecutor
@@ -42,7 +42,7 @@ def kind_of(forward: ForwardLayout, asked: AttentionWay) -> Kind:
     return kernel_way(asked, forward), any(group.held for group in forward.groups)
 
 
-def rehearsed(
+def compiled(
     budget: ForwardBudget,
     attention: AttentionWay = AttentionWay.AUTO,
     longest_prompt: int | None = None,
@@ -50,7 +50,7 @@ def rehearsed(
 ) -> list[ForwardLayout]:
     stage = Stage(attention, longest_prompt)
     slots = MemoryCache(keeps=False, capacity=room)
-    rehearse(stage, budget, slots)
+    compile_ahead(stage, budget, slots)
     slots.check_idle()
     assert all(budget.fits(plan.num_tokens, plan.num_reads) for plan in stage.plans)
     return [plan.layout for plan in stage.plans]
@@ -77,13 +77,13 @@ def test_the_kind_of_any_forward_was_tried(
     forward = layout((held, max(0, fresh), *[row_tokens] * rows))
     kinds = {
         kind_of(each, AttentionWay.AUTO)
-        for each in rehearsed(ForwardBudget(max_tokens), longest_prompt=longest_prompt)
+        for each in compiled(ForwardBudget(max_tokens), longest_prompt=longest_prompt)
     }
     assert kind_of(forward, AttentionWay.AUTO) in kinds
 
 
 def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
-    lone, small, held_small, large, held_large, *_ = rehearsed(ForwardBudget(16_384))
+    lone, small, held_small, large, held_large, *_ = compiled(ForwardBudget(16_384))
     assert (lone.num_tokens, lone.num_rows) == (2, 1)
     assert [small.num_rows, held_small.num_rows] == [64, 128]
     for fresh, held in ((small, held_small), (large, held_large)):
@@ -93,7 +93,7 @@ def test_few_and_many_rows_are_read_with_and_without_a_held_prefix() -> None:
 
 @pytest.mark.parametrize("asked", [AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3])
 def test_a_way_that_does_not_depend_on_the_size_needs_no_large_forward(asked: AttentionWay) -> None:
-    forwards = rehearsed(ForwardBudget(16_384), asked)
+    forwards = compiled(ForwardBudget(16_384), asked)
     assert [kind_of(each, asked) for each in forwards] == [
         (asked, False),
         *2 * [(asked, False), (asked, True)],
@@ -102,7 +102,7 @@ def test_a_way_that_does_not_depend_on_the_size_needs_no_large_forward(asked: At
 
 @pytest.mark.parametrize("max_tokens", [1000, 16_384])
 def test_few_rows_on_a_long_prefix_come_last(max_tokens: int) -> None:
-    *_, last = rehearsed(ForwardBudget(max_tokens))
+    *_, last = compiled(ForwardBudget(max_tokens))
     assert last.groups[0].prefix_len == DIVIDED_PREFIX_TOKENS
     # At least where the last layer reads the ends of rows; it is one kernel for all layers.
     plan = plan_tiles(last, block_tokens=32, queries=last.row_ends, programs=264, key_heads=8)
@@ -111,20 +111,20 @@ def test_few_rows_on_a_long_prefix_come_last(max_tokens: int) -> None:
 
 def test_memory_bounds_the_forwards() -> None:
     budget = ForwardBudget(16_384, max_bytes=10_000, bytes_per_token=10, bytes_per_row=20)
-    tokens = sum(each.num_tokens for each in rehearsed(budget))
+    tokens = sum(each.num_tokens for each in compiled(budget))
     assert tokens == LONE.tokens + 256 + LARGE.tokens + LONG.tokens
 
 
 def test_prompts_are_no_longer_than_they_can_be() -> None:
-    forwards = rehearsed(ForwardBudget(16_384), longest_prompt=100)
+    forwards = compiled(ForwardBudget(16_384), longest_prompt=100)
     assert max(int(each.positions().max()) for each in forwards) == 99
 
 
 def test_a_prefix_is_no_longer_than_there_is_room() -> None:
-    assert max(each.groups[0].held for each in rehearsed(ForwardBudget(16_384), room=40)) == 40
+    assert max(each.groups[0].held for each in compiled(ForwardBudget(16_384), room=40)) == 40
 
 
-def test_a_rehearsal_that_fails_leaves_nothing_behind() -> None:
+def test_compiling_that_fails_leaves_nothing_behind() -> None:
     slots, stage = MemoryCache(), Stage(AttentionWay.FUSED)
 
     def fail(plan: ForwardPlan) -> None:
@@ -132,23 +132,23 @@ def test_a_rehearsal_that_fails_leaves_nothing_behind() -> None:
 
     stage._on_launch = fail
     with pytest.raises(RuntimeError):
-        rehearse(stage, ForwardBudget(1000), slots)
+        compile_ahead(stage, ForwardBudget(1000), slots)
     slots.check_idle()
 
 
 def test_vectors_are_read_where_the_model_makes_them() -> None:
     stage = Stage(AttentionWay.FUSED)
     stage.vector_width = 3
-    rehearse(stage, ForwardBudget(1000), MemoryCache())
+    compile_ahead(stage, ForwardBudget(1000), MemoryCache())
     assert {length for plan in stage.plans for length in plan.label_lens.tolist()} == {3}
 
 
 def test_nothing_is_compiled_without_kernels() -> None:
-    assert rehearsed(ForwardBudget(1000), AttentionWay.TORCH) == []
+    assert compiled(ForwardBudget(1000), AttentionWay.TORCH) == []
 
 
 def test_prompts_without_a_prefix_have_one_kind() -> None:
     stage = Stage(AttentionWay.AUTO)
     stage.causal = False
-    rehearse(stage, ForwardBudget(1000), MemoryCache())
+    compile_ahead(stage, ForwardBudget(1000), MemoryCache())
     assert stage.plans == []

@@ -12,8 +12,8 @@ from sglang_prefill_ext.config import TokenizerChoice
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.texts import choice, libraries
 from sglang_prefill_ext.texts.choice import Choice
-from sglang_prefill_ext.texts.comparison import Verdict
-from sglang_prefill_ext.texts.comparison_process import NotJudgedError, judge_here
+from sglang_prefill_ext.texts.comparison import Comparison
+from sglang_prefill_ext.texts.comparison_process import NotComparedError, compare_here
 from sglang_prefill_ext.texts.encoder import lists
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 from sglang_prefill_ext.texts.libraries import FastokensEncoder
@@ -25,7 +25,7 @@ TEXTS = 3_000
 
 def chosen(kind: str, directory: Path, wanted: TokenizerChoice = TokenizerChoice.AUTO) -> Choice:
     source = json_of(kind)
-    return Choice(wanted, source, TokenizerCopy(source), directory, TEXTS, judge_here)
+    return Choice(wanted, source, TokenizerCopy(source), directory, TEXTS, compare_here)
 
 
 @pytest.mark.parametrize("kind", PROVEN)
@@ -34,7 +34,7 @@ def test_only_what_equals_hugging_face_is_ever_chosen(kind: str, tmp_path: Path)
     wanted = TokenizerCopy(json_of(kind)).encode(texts, continued=True)
     for wish in TokenizerChoice:
         made = chosen(kind, tmp_path, wish)
-        passed = {name for name, verdict in made.verdicts.items() if verdict.passed}
+        passed = {name for name, comparison in made.comparisons.items() if comparison.passed}
         assert made.best.name in {"huggingface", *passed}
         assert made.speeds.keys() == {"huggingface", *passed}
         assert lists(made.best.rows(texts)) == wanted
@@ -49,15 +49,15 @@ def test_the_faster_one_is_chosen_of_those_whose_memory_has_a_bound(
     ):
         monkeypatch.setattr(choice, "us_per_text", lambda encoder, us=us: us[encoder.name])
         made = chosen("gpt2", tmp_path)
-        assert (made.verdicts.keys(), made.best.name) == ({"fastokens"}, best)
+        assert (made.comparisons.keys(), made.best.name) == ({"fastokens"}, best)
 
 
 def test_both_libraries_equal_hugging_face_on_byte_level_tokenizers(tmp_path: Path) -> None:
     for kind in ("gpt2", "llama3", "qwen"):
         for library in libraries.LIBRARIES:
-            (verdict,) = chosen(kind, tmp_path, library).verdicts.values()
-            assert (kind, library, verdict.difference) == (kind, library, "")
-            assert verdict.texts == TEXTS
+            (comparison,) = chosen(kind, tmp_path, library).comparisons.values()
+            assert (kind, library, comparison.difference) == (kind, library, "")
+            assert comparison.texts == TEXTS
 
 
 def test_a_library_that_was_asked_for_is_used_however_fast(
@@ -68,8 +68,8 @@ def test_a_library_that_was_asked_for_is_used_however_fast(
     for wanted in libraries.LIBRARIES:
         made = chosen("gpt2", tmp_path, wanted)
         assert made.best.name == wanted
-        assert made.verdicts.keys() == {str(wanted)}
-    assert chosen("gpt2", tmp_path, TokenizerChoice.HUGGINGFACE).verdicts == {}
+        assert made.comparisons.keys() == {str(wanted)}
+    assert chosen("gpt2", tmp_path, TokenizerChoice.HUGGINGFACE).comparisons == {}
 
 
 class _Wrong(FastokensEncoder):
@@ -84,23 +84,23 @@ def test_a_library_that_differs_is_not_used(
     monkeypatch.setattr(libraries, "FastokensEncoder", _Wrong)
     made = chosen("gpt2", tmp_path, TokenizerChoice.FASTOKENS)
     assert made.best.name == "huggingface"
-    assert made.verdicts["fastokens"].difference
+    assert made.comparisons["fastokens"].difference
     assert "fastokens is not used" in caplog.text
 
 
 def test_a_library_without_a_verdict_is_not_used_and_judged_at_the_next_start(
     tmp_path: Path,
 ) -> None:
-    def crash(library: TokenizerChoice, json: str, count: int) -> Verdict:
-        raise NotJudgedError("killed")
+    def crash(library: TokenizerChoice, json: str, count: int) -> Comparison:
+        raise NotComparedError("killed")
 
     args = (TokenizerChoice.FASTOKENS, json_of("gpt2"), TokenizerCopy(json_of("gpt2")), tmp_path)
     made = Choice(*args, TEXTS, crash)
-    assert (made.best.name, made.verdicts["fastokens"].difference) == (
+    assert (made.best.name, made.comparisons["fastokens"].difference) == (
         "huggingface",
-        "not judged: killed",
+        "not compared: killed",
     )
-    assert Choice(*args, TEXTS, judge_here).best.name == "fastokens"
+    assert Choice(*args, TEXTS, compare_here).best.name == "fastokens"
 
 
 def test_a_library_that_is_missing_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

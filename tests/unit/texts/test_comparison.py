@@ -7,7 +7,7 @@ import pytest
 from sglang_prefill_ext.texts import comparison as gate
 from sglang_prefill_ext.texts import sample_texts as texts
 from sglang_prefill_ext.texts.boundary import Boundaries
-from sglang_prefill_ext.texts.comparison import judge
+from sglang_prefill_ext.texts.comparison import compare
 from sglang_prefill_ext.texts.encoder import flat, lists
 from sglang_prefill_ext.texts.frame import NO_FRAME
 from sglang_prefill_ext.texts.splice import Splice
@@ -57,17 +57,17 @@ class WrongBack(Bytes):
     ],
 )
 def test_a_library_passes_only_without_any_difference(encoder: Bytes, difference: str) -> None:
-    verdict = judge(encoder, Bytes(), ["a", "b", "ü"])
-    assert verdict.difference == difference
-    assert verdict.passed is (difference == "")
-    assert verdict.seconds >= 0
+    comparison = compare(encoder, Bytes(), ["a", "b", "ü"])
+    assert comparison.difference == difference
+    assert comparison.passed is (difference == "")
+    assert comparison.seconds >= 0
 
 
 def test_texts_are_compared_until_one_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "_CHUNK", 2)
-    assert judge(Bytes(), Bytes(), ["a", "b", "c"]).texts == 3
-    assert judge(WrongOnce(), Bytes(), ["a", "b", "c"]).texts == 2
-    assert judge(WrongOnce(), Bytes(), ["a", "c"]).passed
+    assert compare(Bytes(), Bytes(), ["a", "b", "c"]).texts == 3
+    assert compare(WrongOnce(), Bytes(), ["a", "b", "c"]).texts == 2
+    assert compare(WrongOnce(), Bytes(), ["a", "c"]).passed
 
 
 def test_a_splice_that_differs_is_found() -> None:

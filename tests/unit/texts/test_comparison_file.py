@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.texts import comparison_file as verdicts
-from sglang_prefill_ext.texts.comparison import Verdict
+from sglang_prefill_ext.texts import comparison_file as comparisons
+from sglang_prefill_ext.texts.comparison import Comparison
 from sglang_prefill_ext.texts.comparison_file import (
     cache_directory,
     key_of,
@@ -31,51 +31,51 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def forbidden() -> Verdict:
-    raise AssertionError("there is a verdict")
+def forbidden() -> Comparison:
+    raise AssertionError("there is a comparison")
 
 
 def test_a_verdict_is_made_once(tmp_path: Path) -> None:
-    verdict = Verdict("'a'", 3, 0.5)
-    assert remembered(tmp_path / "new", "k", lambda: verdict) == verdict
-    assert remembered(tmp_path / "new", "k", forbidden) == verdict
-    assert remembered(tmp_path / "new", "other", lambda: Verdict("")).passed
+    comparison = Comparison("'a'", 3, 0.5)
+    assert remembered(tmp_path / "new", "k", lambda: comparison) == comparison
+    assert remembered(tmp_path / "new", "k", forbidden) == comparison
+    assert remembered(tmp_path / "new", "other", lambda: Comparison("")).passed
 
 
 def test_what_cannot_be_read_is_judged_again(tmp_path: Path) -> None:
     (tmp_path / "k.json").write_text("{half")
-    assert remembered(tmp_path, "k", lambda: Verdict("", 1)).texts == 1
+    assert remembered(tmp_path, "k", lambda: Comparison("", 1)).texts == 1
     assert remembered(tmp_path, "k", forbidden).texts == 1
 
 
 def test_without_a_directory_nothing_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for texts in (1, 2):
-        assert remembered(tmp_path / "file", "k", lambda n=texts: Verdict("", n)).texts == texts
+        assert remembered(tmp_path / "file", "k", lambda n=texts: Comparison("", n)).texts == texts
 
 
 def test_of_several_processes_one_judges(tmp_path: Path) -> None:
-    begun, go, judged = threading.Event(), threading.Event(), []
+    begun, go, compared = threading.Event(), threading.Event(), []
 
-    def judge() -> Verdict:
-        judged.append(1)
+    def compare() -> Comparison:
+        compared.append(1)
         begun.set()
         assert go.wait(10)
-        return Verdict("")
+        return Comparison("")
 
-    threads = [threading.Thread(target=remembered, args=(tmp_path, "k", judge)) for _ in range(3)]
+    threads = [threading.Thread(target=remembered, args=(tmp_path, "k", compare)) for _ in range(3)]
     for thread in threads:
         thread.start()
     assert begun.wait(10)
     go.set()
     for thread in threads:
         thread.join(10)
-    assert judged == [1]
+    assert compared == [1]
 
 
 def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) -> None:
     directory = tmp_path / "cache" / "tokenizers"
-    remembered(directory, "k", lambda: Verdict(""))
+    remembered(directory, "k", lambda: Comparison(""))
     assert mode_of(directory) == mode_of(directory.parent) == 0o700
     assert {mode_of(each) for each in directory.iterdir()} == {0o600}
     directory.chmod(0o777)
@@ -86,9 +86,9 @@ def test_the_directory_and_what_is_in_it_are_the_owners_alone(tmp_path: Path) ->
 def test_nothing_is_believed_in_a_directory_of_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remembered(tmp_path, "k", lambda: Verdict("planted"))
+    remembered(tmp_path, "k", lambda: Comparison("planted"))
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    assert remembered(tmp_path, "k", lambda: Verdict("judged")).difference == "judged"
+    assert remembered(tmp_path, "k", lambda: Comparison("compared")).difference == "compared"
 
 
 @pytest.mark.parametrize("suffix", ["json", "lock", "part"])
@@ -97,19 +97,19 @@ def test_no_link_is_followed(tmp_path: Path, suffix: str) -> None:
     precious.write_text('{"difference": "planted"}')
     before = precious.read_bytes()
     (tmp_path / f"k.{suffix}").symlink_to(precious)
-    assert remembered(tmp_path, "k", lambda: Verdict("judged")).difference == "judged"
+    assert remembered(tmp_path, "k", lambda: Comparison("compared")).difference == "compared"
     assert precious.read_bytes() == before
 
 
 def test_a_judge_that_fails_is_not_asked_again(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def judge() -> Verdict:
+    def compare() -> Comparison:
         asked.append(1)
         raise OSError("no memory")
 
     with pytest.raises(OSError, match="no memory"):
-        remembered(tmp_path, "k", judge)
+        remembered(tmp_path, "k", compare)
     assert asked == [1]
 
 
@@ -117,16 +117,16 @@ def test_a_verdict_that_cannot_be_kept_counts_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "replace", lambda *_: os.stat("/nowhere"))
-    assert remembered(tmp_path, "k", lambda: Verdict("", 5)).texts == 5
+    assert remembered(tmp_path, "k", lambda: Comparison("", 5)).texts == 5
 
 
 def test_who_waits_for_a_judge_that_hangs_judges_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdicts, "LONGEST_S", 0.01)
+    monkeypatch.setattr(comparisons, "LONGEST_S", 0.01)
     with (tmp_path / "k.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert remembered(tmp_path, "k", lambda: Verdict("", 3)).texts == 3
+        assert remembered(tmp_path, "k", lambda: Comparison("", 3)).texts == 3
 
 
 def test_who_waits_for_a_judge_keeps_no_process_from_ending(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_who_waits_for_a_judge_keeps_no_process_from_ending(tmp_path: Path) -> N
 
 
 def test_a_failure_leaves_no_verdict(tmp_path: Path) -> None:
-    def ends() -> Verdict:
+    def ends() -> Comparison:
         raise SystemExit
 
     with pytest.raises(SystemExit):
         remembered(tmp_path, "k", ends)
-    assert remembered(tmp_path, "k", lambda: Verdict("", 7)).texts == 7
+    assert remembered(tmp_path, "k", lambda: Comparison("", 7)).texts == 7
 
 
 def test_a_key_names_the_tokenizer_and_every_version() -> None:

@@ -1,4 +1,4 @@
-"""The real process that judges."""
+"""The real process that compares."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ import psutil
 import pytest
 
 from sglang_prefill_ext.config import TokenizerChoice
-from sglang_prefill_ext.texts import comparison_process as judging
-from sglang_prefill_ext.texts.comparison_process import NotJudgedError, judge_here, judge_in_child
+from sglang_prefill_ext.texts import comparison_process as comparing
+from sglang_prefill_ext.texts.comparison_process import (
+    NotComparedError,
+    compare_here,
+    compare_in_child,
+)
 from sglang_prefill_ext.texts.libraries import LIBRARIES
 from tests.unit.texts.made import json_of
 
 FASTOKENS = TokenizerChoice.FASTOKENS
 ENDLESS = 10**7
 OWNER = f"""
-from sglang_prefill_ext.texts.comparison_process import judge_in_child
+from sglang_prefill_ext.texts.comparison_process import compare_in_child
 from tests.unit.texts.made import json_of
 import threading
-judge = threading.Thread(target=judge_in_child, args=("fastokens", json_of("gpt2"), {ENDLESS}))
-judge.start()
+compare = threading.Thread(target=compare_in_child, args=("fastokens", json_of("gpt2"), {ENDLESS}))
+compare.start()
 """
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """The processes below one that judge."""
-    return [each for each in process.children() if judging.__name__ in each.cmdline()]
+    """The processes below one that compare."""
+    return [each for each in process.children() if comparing.__name__ in each.cmdline()]
 
 
 def until(found: Callable[[], object]) -> None:
@@ -45,21 +49,21 @@ def until(found: Callable[[], object]) -> None:
 def test_a_child_gives_the_same_verdict() -> None:
     for library in LIBRARIES:
         args = (library, json_of("gpt2"), 2_000)
-        found, wanted = judge_in_child(*args), judge_here(*args)
+        found, wanted = compare_in_child(*args), compare_here(*args)
         assert (found.difference, found.texts) == (wanted.difference, wanted.texts) == ("", 2_000)
-    assert judge_in_child(FASTOKENS, "{}", 10).difference.startswith("not loaded")
+    assert compare_in_child(FASTOKENS, "{}", 10).difference.startswith("not loaded")
     assert children(psutil.Process()) == []
 
 
 def test_a_child_that_is_killed_gives_no_verdict_and_is_no_zombie() -> None:
     caught: list[BaseException] = []
 
-    def judge() -> None:
-        with pytest.raises(NotJudgedError, match="-9") as error:
-            judge_in_child(FASTOKENS, json_of("gpt2"), ENDLESS)
+    def compare() -> None:
+        with pytest.raises(NotComparedError, match="-9") as error:
+            compare_in_child(FASTOKENS, json_of("gpt2"), ENDLESS)
         caught.append(error.value)
 
-    thread = threading.Thread(target=judge)
+    thread = threading.Thread(target=compare)
     thread.start()
     until(lambda: children(psutil.Process()))
     (child,) = children(psutil.Process())
@@ -71,29 +75,29 @@ def test_a_child_that_is_killed_gives_no_verdict_and_is_no_zombie() -> None:
 
 def test_a_child_that_cannot_be_started_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(NotJudgedError, match="nowhere"):
-        judge_in_child(FASTOKENS, json_of("gpt2"), 10)
+    with pytest.raises(NotComparedError, match="nowhere"):
+        compare_in_child(FASTOKENS, json_of("gpt2"), 10)
 
 
 def test_a_child_that_takes_too_long_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "LONGEST_S", 0.01)
-    with pytest.raises(NotJudgedError, match="it took longer than"):
-        judge_in_child(FASTOKENS, json_of("gpt2"), ENDLESS)
+    monkeypatch.setattr(comparing, "LONGEST_S", 0.01)
+    with pytest.raises(NotComparedError, match="it took longer than"):
+        compare_in_child(FASTOKENS, json_of("gpt2"), ENDLESS)
     assert children(psutil.Process()) == []
 
 
 def test_a_child_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question is larger than a pipe holds."""
     deaf = [sys.executable, "-c", "pass"]
-    monkeypatch.setattr(judging, "module_command", lambda *_: deaf)
-    with pytest.raises(NotJudgedError, match="status 0"):
-        judge_in_child(FASTOKENS, " " * (1 << 20), 10)
+    monkeypatch.setattr(comparing, "module_command", lambda *_: deaf)
+    with pytest.raises(NotComparedError, match="status 0"):
+        compare_in_child(FASTOKENS, " " * (1 << 20), 10)
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["ends", "is killed"])
 def test_a_child_ends_with_its_parent(kill: bool) -> None:
     # Killed while its main thread is there; else that ends at once, which the other must notice.
-    owner = subprocess.Popen((sys.executable, "-c", OWNER + ("judge.join()" if kill else "")))
+    owner = subprocess.Popen((sys.executable, "-c", OWNER + ("compare.join()" if kill else "")))
     if kill:
         until(lambda: children(psutil.Process(owner.pid)))
         (child,) = children(psutil.Process(owner.pid))

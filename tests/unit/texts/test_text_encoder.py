@@ -147,7 +147,7 @@ def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
     assert copy is not None
 
     class Best:
-        verdicts, speeds = {}, {}
+        comparisons, speeds = {}, {}
 
         def __init__(self, *_: object) -> None:
             pass
@@ -266,7 +266,7 @@ def test_a_wrong_proof_is_found_at_load(
     assert "Prefix splice is off" in caplog.text
 
 
-def test_libraries_are_judged_beside_the_serving(
+def test_libraries_are_compared_beside_the_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()

@@ -1,0 +1,158 @@
+"""What of the uses is kept by hand: what hooks are handed without an import, and reasons.
+
+`lock` finds all else: what the border imports, classes whose functions are changed, and what of all
+these classes is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sglang_prefill_ext.patching.spec import Group
+
+
+def _sglang(names: str, package: str = "") -> tuple[str, ...]:
+    return tuple(f"sglang.{package}{name}" for name in names.split())
+
+
+_MODELS = _sglang(
+    """
+    arcee.ArceeModel
+    commandr.CohereModel
+    gemma2.Gemma2Model
+    gemma3_causal.Gemma3TextModel
+    glm4.Glm4Model
+    glm4_moe.Glm4MoeModel
+    gpt_oss.GptOssModel
+    granite.GraniteModel
+    granitemoe.GraniteMoeModel
+    llama.LlamaModel
+    ministral3.Ministral3Model
+    mixtral.MixtralModel
+    olmo2.Olmo2Model
+    qwen2.Qwen2Model
+    qwen3.Qwen3Model
+    qwen3_moe.Qwen3MoeModel
+    stablelm.StableLMEpochModel
+    starcoder2.Starcoder2Model
+    """,
+    "srt.models.",
+)
+"""Those whose layers packed forwards run."""
+
+_VECTOR_MODELS = _sglang(
+    """
+    bert.BertForSequenceClassification
+    bert.BertModel
+    llama.LlamaForCausalLM
+    llama_reward.LlamaForSequenceClassification
+    qwen2.Qwen2ForCausalLM
+    qwen2_classification.Qwen2ForSequenceClassification
+    qwen2_rm.Qwen2ForRewardModel
+    qwen3.Qwen3ForCausalLM
+    qwen3_classification.Qwen3ForSequenceClassification
+    roberta.XLMRobertaForSequenceClassification
+    roberta.XLMRobertaModel
+    """,
+    "srt.models.",
+)
+"""Those that packed forwards run with their pooling and heads."""
+
+_SCHEDULER = _sglang("""
+    srt.configs.model_config.ModelConfig
+    srt.layers.layer_boundary.residual.stream.ResidualStream
+    srt.layers.pooler.EmbeddingPoolerOutput
+    srt.layers.pooler.score_and_pool
+    srt.layers.sampler.Sampler
+    srt.layers.vocab_parallel_embedding.VocabParallelEmbedding
+    srt.layers.vocab_parallel_embedding.VocabParallelEmbeddingShardIndices
+    srt.lora.backend.base_backend.BaseLoRABackend
+    srt.managers.schedule_batch.NextBatchPlan
+    srt.managers.scheduler_components.ipc_channels.SchedulerIpcChannels
+    srt.managers.scheduler_components.output_sender.SenderWrapper
+    srt.managers.tp_worker.TpModelWorker
+    srt.mem_cache.allocator.BaseTokenToKVPoolAllocator
+    srt.mem_cache.base_prefix_cache.BasePrefixCache
+    srt.mem_cache.base_prefix_cache.MatchResult
+    srt.mem_cache.memory_pool.ReqToTokenPool
+    srt.model_executor.model_runner.ModelRunner
+    srt.model_executor.model_runner.ModelRunnerOutput
+    srt.observability.metrics_collector.SchedulerMetricsCollector
+    srt.observability.metrics_collector.SchedulerMetricsCollectorContext
+    srt.runtime_context.SpawnRanks
+    srt.runtime_context._ConfigBag
+    utils.TypeBasedDispatcher
+""")
+_FRONTEND = _sglang("""
+    srt.configs.model_config.ModelConfig
+    srt.entrypoints.http_server.serve_generate_request
+    srt.entrypoints.openai.protocol.V1RerankReqInput
+    srt.lora.lora_registry.LoRARegistry
+    srt.observability.metrics_collector.TokenizerMetricsCollector
+    srt.observability.request_metrics_exporter.RequestMetricsExporterManager
+    srt.parser.template_manager.TemplateManager
+    srt.runtime_context.num_dp_ranks_of
+    srt.utils.aio_rwlock.RWLock
+    srt.utils.request_logger.RequestLogger
+    utils.TypeBasedDispatcher
+""")
+_DP_CONTROLLER = _sglang("""
+    srt.managers.data_parallel_controller.DPBudget
+    srt.managers.load_snapshot.LoadSnapshot
+    utils.TypeBasedDispatcher
+""")
+HANDED: Mapping[Group, tuple[str, ...]] = {
+    Group.SCHEDULER: (*_SCHEDULER, *_MODELS, *_VECTOR_MODELS),
+    Group.FRONTEND: _FRONTEND,
+    Group.DP_CONTROLLER: _DP_CONTROLLER,
+}
+"""Group -> functions that its hooks get from SGLang, and classes of objects that they get."""
+
+READ_ELSEWHERE = frozenset(
+    _sglang("""
+    srt.managers.data_parallel_controller.DPBudget
+    srt.managers.embed_types.PositionalEmbeds
+    srt.managers.io_struct.BatchStrOutput
+    srt.managers.io_struct.EmbeddingReqInput
+    srt.managers.io_struct.GenerateReqInput
+    srt.managers.io_struct.TokenizedGenerateReqInput
+    srt.managers.load_snapshot.LoadSnapshot
+    srt.sampling.sampling_params.SamplingParams
+""")
+)
+"""Classes whose objects the border hands on, so that other code of ours reads or replaces them."""
+
+WHY: Mapping[str, str] = {
+    "BasePrefixCache": "how many slots there is room for",
+    "DPBudget": "whose place our balance takes",
+    "FreezeGCReq": "a message that reaches every detokenizer",
+    "LogitsProcessor": "whether logits are a product, and of which part of the vocabulary",
+    "LoRARegistry": "lets an adapter be unloaded again",
+    "MHATokenToKVPool": "K/V, if they are in the model's own format",
+    "NextBatchPlan": "the stock batch of an iteration",
+    "Phi3LongRoPEScaledRotaryEmbedding": "positions that depend on the longest prompt: declined",
+    "RWLock": "keeps weight updates away from requests under way",
+    "Req": "age, length and cached tokens; a known prompt as a request",
+    "ReqState": "a call that is waited for on SIGTERM, and dumped in a crash",
+    "RequestLogger": "whether SGLang has to see every body",
+    "ResidualStream": "the last layer goes on with the read positions alone",
+    "SchedulePolicy": "the base of our policy",
+    "SchedulerIpcChannels": "the way of answers past the detokenizer",
+    "SpeculativeAlgorithm": "whether another model drafts, and has K/V in the same slots",
+    "SubprocessWatchdog": "ends the server when a replica dies",
+    "TemplateManager": "templates in Python come in segments, which SGLang caches",
+    "TypeBasedDispatcher": "registers handlers of our messages",
+    "UnifiedRadixCache": "the tree, if packed work can share it",
+    "_ConfigBag": "what MoE layers read, set for one forward",
+    "auth_level": "our administrative routes are protected like SGLang's",
+    "flash_attn_varlen_func": "attention over a prefix by FlashAttention-3 (merge-fa3)",
+    "hook_custom_types": "lets msgpack decode our messages",
+    "load_plugins": "child processes in which SGLang loads no plugins",
+    "num_dp_ranks_of": "how many replicas answer a status request",
+    "parallel_prompt_encode": "encodes a chat that the faster library cannot, or has the error",
+    "resolving_view": "arguments as far as SGLang has resolved them",
+    "score_and_pool": "a head of classes at any token of a prompt",
+    "serve_generate_request": "serves a request of `/generate` that was read already",
+    "single_prefill_with_kv_cache": "attention over a prefix by FlashInfer (merge-flashinfer)",
+}
+"""Class or function -> what for, where its name does not say it."""

@@ -1,0 +1,241 @@
+"""The lock of what is used of SGLang: generated from our source and the installed SGLang.
+
+``python -m sglang_prefill_ext.patching.lock`` writes it (``make lock`` the docs as well), after a
+change of what the border uses and for a new release of SGLang; the diff tells what has changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sglang_prefill_ext.patching import scan
+from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE, WHY
+from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
+from sglang_prefill_ext.patching.source import (
+    find,
+    fingerprint,
+    members_of,
+    own_bases,
+    signature_text,
+    source_of,
+    underlying,
+)
+from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
+from sglang_prefill_ext.patching.table import PATCHES
+
+PATH = Path(__file__).with_name("uses.lock.json")
+
+Handed = Mapping[Group, Sequence[str]]
+
+
+def load(path: Path = PATH) -> tuple[Use, ...]:
+    """Read a lock.
+
+    Raises:
+        OSError: there is none; it comes with the package.
+        ValueError: it is none, as after a merge with conflicts.
+    """
+    return tuple(_use(target, entry) for target, entry in json.loads(path.read_text()).items())
+
+
+def dump(uses: Iterable[Use]) -> str:
+    """The text of a lock: a line a use, sorted by target."""
+    ordered = sorted(uses, key=lambda use: use.target)
+    lines = (f" {json.dumps(use.target)}: {json.dumps(_entry(use))}" for use in ordered)
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _entry(use: Use) -> dict[str, Any]:
+    names = ("kind", "groups", "signature", "body", "members")
+    return {name: fact for name in names if (fact := getattr(use, name))}
+
+
+def _use(target: str, entry: Mapping[str, Any]) -> Use:
+    return Use(
+        target=target,
+        kind=UseKind(entry["kind"]),
+        groups=tuple(map(Group, entry.get("groups", ()))),
+        why=WHY.get(target.rpartition(".")[2], ""),
+        signature=entry.get("signature", ""),
+        body=entry.get("body", ""),
+        members=tuple(entry.get("members", ())),
+    )
+
+
+def build(
+    modules: Modules,
+    patches: Sequence[Patch] = PATCHES,
+    handed: Handed = HANDED,
+    old: Path = PATH,
+) -> list[Use]:
+    """What our modules use of the installed SGLang and of libraries; imports all of it.
+
+    What is changed is left out: the table of changes has it.
+
+    Args:
+        old: the lock that has what is used of libraries which cannot be imported here.
+
+    Raises:
+        Exception: something that is used cannot be imported, or does not exist.
+    """
+    of_modules = _groups_of_modules(modules, patches)
+    read = _Read.of(modules, of_modules.keys())
+    patched = {patch.target for patch in patches}
+    targets = _groups_of_targets(modules, of_modules, patches, handed)
+    uses = {
+        use.target: replace(use, groups=tuple(group for group in Group if group in groups))
+        for target, groups in targets.items()
+        for use in _uses_of(target, read)
+        if not patched & _names_of(use.target)
+    }
+    return [*uses.values(), *_library_uses(modules, old)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Names that our modules read of objects, and classes that they make or derive from.
+
+    Attributes:
+        methods, members: in the border. A keyword or a string never names a method.
+        methods_elsewhere, members_elsewhere: in any module of ours that runs in a server.
+    """
+
+    made: set[str]
+    methods: set[str]
+    members: set[str]
+    methods_elsewhere: set[str]
+    members_elsewhere: set[str]
+
+    @classmethod
+    def of(cls, modules: Modules, running: Iterable[str]) -> _Read:
+        border = [names for module, names in modules.items() if scan.is_border(module)]
+        everywhere = [modules[module] for module in running]
+        touched = set().union(*(names.touched for names in border)) - {"__init__"}
+        return cls(
+            made=set().union(*(names.made for names in border)),
+            methods=touched,
+            members=touched.union(*(names.named for names in border)),
+            methods_elsewhere=touched.union(*(n.touched | n.defined for n in everywhere)),
+            members_elsewhere=touched.union(*(n.all for n in everywhere)),
+        )
+
+
+def _groups_of_modules(modules: Modules, patches: Iterable[Patch]) -> dict[str, set[Group]]:
+    """Our modules that hooks run in, and those hooks' groups."""
+    found: dict[str, set[Group]] = defaultdict(set)
+    for patch in patches:
+        for module in scan.reached(modules, patch.hook.partition(":")[0]):
+            found[module].add(patch.group)
+    return found
+
+
+def _groups_of_targets(
+    modules: Modules,
+    of_modules: Mapping[str, set[Group]],
+    patches: Iterable[Patch],
+    handed: Handed,
+) -> dict[str, set[Group]]:
+    """What the border imports and is handed, and the groups whose hooks need it.
+
+    Of a class whose functions are changed, hooks get the instances.
+    """
+    found: dict[str, set[Group]] = defaultdict(set)
+    for module, names in modules.items():
+        if scan.is_border(module):
+            for target in _imported(names):
+                found[target] |= of_modules.get(module, set())
+    for patch in patches:
+        if not patch.only_if_imported:
+            found[patch.owner].add(patch.group)
+    for group, targets in handed.items():
+        for target in targets:
+            found[target].add(group)
+    return found
+
+
+def _imported(names: scan.Names) -> Iterator[str]:
+    """What a module of the border imports; of a whole module what it reads there."""
+    for target in names.imports:
+        if not is_of(target, GUARDED):
+            continue
+        found = find(target)
+        if isinstance(found, ModuleType):
+            own = {name for name, value in vars(found).items() if _made_in(value, found.__name__)}
+            yield from (f"{target}.{name}" for name in own & names.all)
+        else:
+            yield target
+
+
+def _made_in(value: object, module: str) -> bool:
+    return getattr(value, "__module__", "") == module
+
+
+def _names_of(target: str) -> set[str]:
+    """The target by its own name and, if it is a method, by those of the bases that have it."""
+    owner, _, name = target.rpartition(".")
+    found = find(owner) if "." in owner else None
+    if not isinstance(found, type):
+        return {target}
+    return {target} | {f"{base.__module__}.{base.__qualname__}.{name}" for base in own_bases(found)}
+
+
+def _uses_of(target: str, read: _Read) -> Iterator[Use]:
+    found = find(target)
+    if inspect.isfunction(found):
+        yield _function(target, found)
+    elif isinstance(found, type):
+        yield from _uses_of_class(target, found, read)
+    else:
+        yield Use(target, UseKind.VALUE)
+
+
+def _uses_of_class(target: str, owner: type, read: _Read) -> Iterator[Use]:
+    elsewhere = target in READ_ELSEWHERE
+    methods = read.methods_elsewhere if elsewhere else read.methods
+    members = read.members_elsewhere if elsewhere else read.members
+    if target in read.made:
+        methods = methods | {"__init__"}
+    names = sorted(members_of(owner) & (methods | members))
+    values = {name: underlying(inspect.getattr_static(owner, name, None)) for name in names}
+    functions = {name: value for name, value in values.items() if inspect.isfunction(value)}
+    yield Use(target, UseKind.CLASS, members=tuple(n for n in names if n not in functions))
+    for name, function in functions.items():
+        if name in methods and source_of(function):  # a generated constructor has none
+            yield _function(f"{target}.{name}", function)
+
+
+def _function(target: str, function: Any) -> Use:
+    body = fingerprint(source_of(function))
+    return Use(target, UseKind.FUNCTION, signature=signature_text(function), body=body[:16])
+
+
+def _library_uses(modules: Modules, old: Path) -> Iterator[Use]:
+    """Without bodies: their releases are SGLang's to choose, and not all run on every machine."""
+    names = {name for each in modules.values() for name in each.imports if is_of(name, LIBRARIES)}
+    for target in sorted(names):
+        try:
+            signature = _function(target, find(target)).signature
+        except Exception:
+            # Built for another device: what was found where it runs still holds.
+            (known,) = (use for use in load(old) if use.target == target)
+            yield known
+        else:
+            yield Use(target, UseKind.FUNCTION, signature=signature)
+
+
+def main() -> None:
+    text = dump(build(scan.read_package()))
+    PATH.write_text(text)
+    sys.stdout.write(f"{PATH}: {text.count(chr(10)) - 2} uses\n")
+
+
+if __name__ == "__main__":
+    main()
