@@ -30,6 +30,7 @@ from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -84,7 +85,7 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     yield timed("message read", lambda: request.rows(0, 0))
     yield from _scheduled(rows)
     values = np.linspace(-9, -1, rows.num_values, dtype=np.float32)
-    result = PackedResult("ok", values=values.tobytes())
+    result = PackedResult(Status.OK, values=values.tobytes())
     yield from _sent("result", PackedRowsResults(results={"packed-1": result}))
     kind: dict[str, Any] = {"apply_softmax": True, "temperature": 1.0}
     yield timed("scores", lambda: scores_from_values(values, rows, **kind))

@@ -23,10 +23,10 @@ from bench.simulation.cache import SimulatedCache
 from bench.simulation.traffic import LENGTHS, CostModel, Traffic
 from bench.simulation.variants import Variant
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.job import JobStatus
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array
+from sglang_prefill_ext.wire.status import Status
 
 WARM_UP = 0.1  # share of the requests that is left out of the figures
 
@@ -97,7 +97,7 @@ def simulate(variant: Variant, traffic: Traffic, cost: CostModel) -> Outcome:
     def answer(ended: Sequence[Ended]) -> None:
         started = device.processed_tokens - device.forward_tokens[-1]
         for job, result in ended:
-            assert result.status is JobStatus.OK, result.message
+            assert result.status is Status.OK, result.message
             end_ms[job.number] = device.now_ms
             waited_tokens[job.number] = started - job.mark
             needed_tokens[job.number] = job.rows.num_prompt_tokens - job.cached_tokens

@@ -40,13 +40,13 @@ from sglang_prefill_ext.attach.messages import (
     StockAnswer,
     StockError,
 )
-from sglang_prefill_ext.errors import DeadlineExceededError, PackingError, RequestError
+from sglang_prefill_ext.errors import PackingError, PrefillExtError
 from sglang_prefill_ext.frontend.ask_processes import Questions
-from sglang_prefill_ext.frontend.exchange import UNKNOWN_ADAPTER
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status, end_by
 
 logger = logging.getLogger(__name__)
 
@@ -219,16 +219,13 @@ class Broker:
                 if adapter:
                     rows = replace(rows, adapter=adapter)
                 result = await self._engine.serve_rows(rows, message.options)
-        except RequestError as error:
-            result = PackedResult(UNKNOWN_ADAPTER, str(error))
-        except DeadlineExceededError as error:
-            result = PackedResult("expired", str(error))
-        except PackingError as error:
-            logger.warning("Rows of a front end cannot be served: %s", error)
-            result = PackedResult("failed", str(error))
+        except PrefillExtError as error:
+            result = PackedResult(end_by(error).status, str(error))
+            if result.status is Status.FAILED:
+                logger.warning("Rows of a front end cannot be served: %s", error)
         except Exception as error:
             logger.exception("A packed request of a front end failed")
-            result = PackedResult("failed", f"{type(error).__name__}: {error}")
+            result = PackedResult(Status.FAILED, f"{type(error).__name__}: {error}")
         self._answer(name, message, RowsAnswer(message.rid, result))
 
     async def _serve_stock(self, name: bytes, call: Stock) -> None:

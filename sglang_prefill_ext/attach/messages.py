@@ -34,6 +34,8 @@ from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.status import Status
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 PROTOCOL = 1
 BEAT_S = 1.0
@@ -61,7 +63,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
         caching: whether SGLang keeps a prefix cache.
         tokenizer: JSON of the engine's fast tokenizer; empty where it has none.
         probes: texts, with the ids that the engine makes of them.
-        declined: why no call of this engine is packed; empty if they are.
+        declined: why no call of this engine is packed; None if they are.
         gc_thresholds: to set with a freeze, see `gc.set_threshold`; None leaves Python's.
     """
 
@@ -77,7 +79,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
     config: PrefillOnlyConfig
     tokenizer: str
     probes: dict[str, list[int]]
-    declined: str = ""
+    declined: StockReason | None = None
     gc_thresholds: list[int] | None = None
 
 
@@ -221,5 +223,5 @@ def heading_of(body: bytes) -> Heading:
 def failure_of(call: Heading, why: str) -> RowsAnswer | StockError:
     """The answer that ends a call badly."""
     if call.type == Rows.__name__:
-        return RowsAnswer(call.rid, PackedResult("failed", why))
+        return RowsAnswer(call.rid, PackedResult(Status.FAILED, why))
     return StockError(call.rid, 500, why)

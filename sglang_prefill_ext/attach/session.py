@@ -20,16 +20,8 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
-from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
-    EngineUnavailableError,
-    PackedForwardError,
-    PrefillExtError,
-    RequestAbortedError,
-    RequestError,
-    ServerBusyError,
-)
-from sglang_prefill_ext.frontend.exchange import UNREACHABLE, PackedExchange
+from sglang_prefill_ext.errors import EngineUnavailableError, PrefillExtError
+from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.huggingface import faithful_copy
@@ -39,13 +31,7 @@ from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
-
-_ERRORS: dict[int, type[PrefillExtError]] = {
-    400: RequestError,
-    429: ServerBusyError,
-    503: RequestAbortedError,
-    504: DeadlineExceededError,
-}
+from sglang_prefill_ext.wire.status import Status, end_with_http
 
 
 class Session:
@@ -91,7 +77,7 @@ class Session:
         """End every call: the engine has gone."""
         self._closed = why
         for rid in list(self._sent):
-            self.deliver(RowsAnswer(rid, PackedResult(UNREACHABLE, why)))
+            self.deliver(RowsAnswer(rid, PackedResult(Status.UNREACHABLE, why)))
         for future in self._stock.values():
             _fail(future, EngineUnavailableError(why))
 
@@ -109,7 +95,7 @@ class Session:
 
     def fail(self, rid: str, why: str) -> None:
         """End a call whose answer is of no use; one that is not known is fine."""
-        self.deliver(RowsAnswer(rid, PackedResult("failed", why)))
+        self.deliver(RowsAnswer(rid, PackedResult(Status.FAILED, why)))
         self.deliver(StockError(rid, 500, why))
 
     # The `SchedulerLink`.
@@ -189,12 +175,8 @@ class Session:
 
 
 def _error(answer: StockError) -> PrefillExtError:
-    error = _ERRORS.get(answer.status, PackedForwardError)(answer.message)
-    if isinstance(error, ServerBusyError):
-        error.retry_after_s = answer.retry_after_s
-    elif isinstance(error, RequestError):
-        error.field = answer.field
-    return error
+    end = end_with_http(answer.status)
+    return end.error_of(answer.message, retry_after_s=answer.retry_after_s, field=answer.field)
 
 
 def _fail(future: asyncio.Future[StockAnswer], error: PrefillExtError) -> None:

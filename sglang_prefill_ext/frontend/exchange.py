@@ -7,27 +7,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
-    EngineUnavailableError,
-    PackedForwardError,
-    PrefillExtError,
-    RequestAbortedError,
-    RequestError,
-    ServerBusyError,
-)
+from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.names import unique_name
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
-
-UNREACHABLE = "unreachable"
-"""Status of the answer that a link gives for a scheduler that has gone."""
-
-UNKNOWN_ADAPTER = "unknown_adapter"
-"""Likewise, for a scheduler that has no adapter of the name that the rows came with."""
+from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
@@ -38,7 +26,7 @@ class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
             a text that is far too long takes as long to encode again. None if it stays as it is.
     """
 
-    def __init__(self, reason: str, call: Any = None) -> None:
+    def __init__(self, reason: StockReason, call: Any = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.call = call
@@ -52,7 +40,7 @@ def headers_unless_opted_out(request: Any) -> Mapping[str, str]:
     """
     headers = headers_of(request)
     if opted_out(headers):
-        raise StockPathTaken("opted_out")
+        raise StockPathTaken(StockReason.OPTED_OUT)
     return headers
 
 
@@ -60,7 +48,7 @@ class PackedExchange:
     """The packed requests of one front-end process that are under way."""
 
     def __init__(self, link: SchedulerLink, *, max_row_tokens: int) -> None:
-        self.declined_reason: str | None = None
+        self.declined_reason: StockReason | None = None
         self._link = link
         self._max_row_tokens = max_row_tokens
         self._pending: dict[str, asyncio.Future[PackedResult]] = {}
@@ -69,7 +57,7 @@ class PackedExchange:
     def in_flight(self) -> int:
         return len(self._pending)
 
-    def decline(self, reason: str) -> None:
+    def decline(self, reason: StockReason) -> None:
         """Send every call of this process down the stock path from now on."""
         self.declined_reason = reason
 
@@ -114,19 +102,13 @@ class PackedExchange:
         """
         self.require_fitting(_longest_row(rows), prefix_tokens=rows.prefix_len)
         answer = await self.round_trip(rows, options, request)
-        if answer.status == "declined":
-            self.decline(answer.message)
-            raise StockPathTaken(answer.message)
-        if answer.status == "unfit":
+        if answer.status is Status.OK:
+            return answer
+        if answer.status is Status.DECLINED:
+            self.decline(StockReason(answer.message))
+        elif answer.status is Status.UNFIT:
             self._max_row_tokens = min(self._max_row_tokens, answer.longest_row)
-            raise StockPathTaken("row_over_budget")
-        if answer.status == "not_finite":
-            raise StockPathTaken("not_finite")
-        if answer.status == "no_room":
-            raise StockPathTaken("no_kv_room")
-        if answer.status != "ok":
-            raise _unhappy_end(answer)
-        return answer
+        raise _bad_end(answer)
 
     def require_fitting(self, row_tokens: int, *, prefix_tokens: int = 0) -> None:
         """Check the longest row of a request, whose prefix the other rows have in common.
@@ -135,9 +117,9 @@ class PackedExchange:
             StockPathTaken: no forward, or not even the model takes so many tokens.
         """
         if prefix_tokens + row_tokens > self._link.longest_prompt():
-            raise StockPathTaken("prompt_too_long")
+            raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
         if row_tokens > self._max_row_tokens:
-            raise StockPathTaken("row_over_budget")
+            raise StockPathTaken(StockReason.ROW_OVER_BUDGET)
 
     async def round_trip(
         self, rows: PackedRows, options: RequestOptions, request: Any
@@ -176,19 +158,12 @@ def _longest_row(rows: PackedRows) -> int:
     return int(rows.suffix_lens.max())
 
 
-def _unhappy_end(answer: PackedResult) -> PrefillExtError:
-    if answer.status == "aborted":
-        return RequestAbortedError(answer.message)
-    if answer.status == UNREACHABLE:
-        return EngineUnavailableError(answer.message)
-    if answer.status == UNKNOWN_ADAPTER:
-        unknown = RequestError(answer.message)
-        unknown.field = "adapter"
-        return unknown
-    if answer.status == "expired":
-        return DeadlineExceededError(answer.message)
-    if answer.status == "rejected":
-        busy = ServerBusyError(answer.message)
-        busy.retry_after_s = answer.retry_after_s
-        return busy
-    return PackedForwardError(f"Packed forward: {answer.message}")
+def _bad_end(answer: PackedResult) -> StockPathTaken | PrefillExtError:
+    status, message = answer.status, answer.message
+    if status is Status.DECLINED:
+        return StockPathTaken(StockReason(message))
+    if (reason := STOCK_ENDS.get(status)) is not None:
+        return StockPathTaken(reason)
+    if status is Status.FAILED:
+        message = f"Packed forward: {message}"
+    return end_with(status).error_of(message, retry_after_s=answer.retry_after_s, field="adapter")

@@ -7,6 +7,7 @@ from typing import Any
 from sglang_prefill_ext.frontend.score.score_frontend import Scored
 from sglang_prefill_ext.scheduling.execution import ExecutionClass
 from sglang_prefill_ext.wire.distinct import distinct_rows
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 def explain_packed(scored: Scored) -> dict[str, Any]:
@@ -34,6 +35,6 @@ def explain_packed(scored: Scored) -> dict[str, Any]:
     }
 
 
-def explain_stock(reason: str) -> dict[str, Any]:
+def explain_stock(reason: StockReason) -> dict[str, Any]:
     """Return why a request took the stock path; what it cost there is SGLang's to say."""
     return {"path": "stock", "reason": reason}

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.wire.packed import Int32Array, int_array
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +57,5 @@ def anchors_of(
     """
     anchors = places_of(prompts, token)
     if token in query or not all(anchors):
-        raise StockPathTaken("unusual_input")
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return anchors

@@ -12,28 +12,13 @@ from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
     EngineUnavailableError,
-    PackedForwardError,
     PrefillExtError,
-    RequestAbortedError,
     RequestError,
     ServerBusyError,
 )
 from sglang_prefill_ext.metrics import FrontendMetrics
-
-_ENDS: dict[type[PrefillExtError], tuple[grpc.StatusCode, str]] = {
-    RequestError: (grpc.StatusCode.INVALID_ARGUMENT, "refused"),
-    ServerBusyError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected"),
-    DeadlineExceededError: (grpc.StatusCode.DEADLINE_EXCEEDED, "expired"),
-    RequestAbortedError: (grpc.StatusCode.ABORTED, "aborted"),
-    EngineUnavailableError: (grpc.StatusCode.UNAVAILABLE, "failed"),
-    PackedForwardError: (grpc.StatusCode.INTERNAL, "failed"),
-}
-"""Status of each error, and the name under which it is counted."""
-
-_DEFECT = (grpc.StatusCode.INTERNAL, "failed")
-"""Of every other one, as of rows that contradict each other."""
+from sglang_prefill_ext.wire.status import end_by
 
 _RETRY_S = 1.0  # the engine's return cannot be foreseen
 
@@ -44,13 +29,13 @@ def counted(metrics: FrontendMetrics) -> Iterator[None]:
     try:
         yield
     except PrefillExtError as error:
-        metrics.record_error(_end_of(error)[1])
+        metrics.record_error(end_by(error).counted)
         raise
 
 
 def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
     """Return the code of an error, and its message with the details that a program can read."""
-    code, _ = _end_of(error)
+    code = grpc.StatusCode[end_by(error).grpc]
     status = Status(code=code.value[0], message=str(error))
     detail = Any()
     if isinstance(error, RequestError):
@@ -63,10 +48,6 @@ def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
     if detail.type_url:
         status.details.append(detail)
     return code, status
-
-
-def _end_of(error: PrefillExtError) -> tuple[grpc.StatusCode, str]:
-    return next((end for kind, end in _ENDS.items() if isinstance(error, kind)), _DEFECT)
 
 
 def _wait_s(error: ServerBusyError | EngineUnavailableError) -> float:

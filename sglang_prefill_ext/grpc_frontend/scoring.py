@@ -15,6 +15,7 @@ from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestio
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array, values_to_bytes
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _DOUBLES = np.dtype("<f8")
 
@@ -54,13 +55,13 @@ class Scoring:
 
     async def _packed(self, call: ScoreCall, options: CallOptions) -> pb.ScoreResponse:
         if options.stock:
-            raise StockPathTaken("opted_out")
+            raise StockPathTaken(StockReason.OPTED_OUT)
         if not self._session.facts.is_generation:
-            raise StockPathTaken("not_generation")
+            raise StockPathTaken(StockReason.NOT_GENERATION)
         return _response(call, *await self._frontend.ask(call, options.scheduling))
 
     async def _by_engine(
-        self, call: ScoreCall, options: CallOptions, reason: str
+        self, call: ScoreCall, options: CallOptions, reason: StockReason
     ) -> pb.ScoreResponse:
         answer = await self._session.stock_scores(stock_arguments(call), options.headers())
         logprobs = answer.token_logprobs

@@ -15,6 +15,7 @@ from sglang_prefill_ext.grpc_frontend.questions import CallOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.flat import FlatRows, check_ids
 from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from sglang_prefill_ext.wire.token_ids import check_prompt
 
 
@@ -77,7 +78,7 @@ class Vectors:
         dimensions: int,
         options: CallOptions,
         adapter: str,
-        reason: str,
+        reason: StockReason,
     ) -> tuple[NDArray[np.float32], pb.Usage]:
         plain = prompts.tolist() if isinstance(prompts, FlatRows) else prompts
         answer = await self._session.stock_vectors(
@@ -86,13 +87,13 @@ class Vectors:
         usage = pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason)
         return np.array(answer.rows, dtype=np.float32), usage
 
-    def _declined(self, dimensions: int, options: CallOptions) -> str | None:
+    def _declined(self, dimensions: int, options: CallOptions) -> StockReason | None:
         if options.stock:
-            return "opted_out"
+            return StockReason.OPTED_OUT
         if self._session.facts.is_generation:
-            return "no_vectors"
+            return StockReason.NO_VECTORS
         if dimensions:
-            return "dimensions"  # which ones a model allows is the engine's knowledge
+            return StockReason.DIMENSIONS  # which ones a model allows is the engine's knowledge
         return self._session.exchange.declined_reason
 
     async def _token_ids(self, prompts: list[str] | FlatRows) -> list[Int32Array]:

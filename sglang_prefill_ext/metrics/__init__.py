@@ -9,6 +9,8 @@ from typing import Any
 
 from sglang_prefill_ext.metrics.pauses import BOUNDS_MS
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.status import BAD_ENDS
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _TOTALS = {
     "items": "Items scored on the packed path.",
@@ -23,7 +25,7 @@ _TOTALS = {
 }
 
 
-_PATHS = frozenset(("packed", "stock", "refused", "rejected", "aborted", "failed", "expired"))
+_PATHS = frozenset(("packed", "stock", *(end.counted for end in BAD_ENDS)))
 """How requests are counted; what another process says beyond these is no label here."""
 
 
@@ -61,10 +63,10 @@ class FrontendMetrics:
             }
         )
 
-    def record_fallback(self, reason: str) -> None:
+    def record_fallback(self, reason: StockReason) -> None:
         """Count one request that took the stock path."""
         self._add_requests("stock", 1)
-        self.fallbacks[reason] += 1
+        self.fallbacks[str(reason)] += 1
         if self._exported:
             self._exported["fallbacks"].labels(**self._labels, reason=reason).inc()
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from sglang_prefill_ext.scheduling.coalesce import choose_jobs
-from sglang_prefill_ext.scheduling.job import Job, JobStatus
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.launched_forward import Executor, LaunchedForward, LaunchedJob
 from sglang_prefill_ext.scheduling.planner import Share
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
@@ -19,10 +19,11 @@ from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
 from sglang_prefill_ext.scheduling.split import cacheable_prefix, split_request
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
+from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
 
-End: TypeAlias = Callable[[Sequence[Job], JobStatus, str], None]
+End: TypeAlias = Callable[[Sequence[Job], Status, str], None]
 """Called with jobs that are done or have failed, and the message in the latter case."""
 
 AfterFailure: TypeAlias = Callable[[Exception], None]
@@ -202,7 +203,7 @@ class Forwards:
         self.let_go(job)
         if not self.collect(leave=0):
             message = "The KV cache has no room for the prefix between two forwards."
-            self._end([job], JobStatus.NO_ROOM, message)
+            self._end([job], Status.NO_ROOM, message)
 
     def _keep(self, job: Job) -> None:
         """All of a job was computed; its answer is right also if its prefix cannot be kept."""
@@ -266,19 +267,19 @@ class Forwards:
             if each.job.completed:
                 self._keep(each.job)
                 completed.append(each.job)
-        self._end(completed, JobStatus.OK, "")
+        self._end(completed, Status.OK, "")
         if not_finite:
             logger.warning("A packed forward gave NaN to %s", [job.rid for job in not_finite])
             message = "The numbers of the request leave the range of the model's precision."
-            self._separate(not_finite, JobStatus.NOT_FINITE, message, shared=shared)
+            self._separate(not_finite, Status.NOT_FINITE, message, shared=shared)
 
     def _fail(self, jobs: list[Job], error: Exception, *, shared: bool) -> None:
         logger.error("The packed forward of %s failed", [job.rid for job in jobs], exc_info=error)
         self._after_failure(error)
         message = f"{type(error).__name__}: {error}"
-        self._separate(jobs, JobStatus.FAILED, message, shared=shared)
+        self._separate(jobs, Status.FAILED, message, shared=shared)
 
-    def _separate(self, jobs: list[Job], status: JobStatus, message: str, *, shared: bool) -> None:
+    def _separate(self, jobs: list[Job], status: Status, message: str, *, shared: bool) -> None:
         """End the job of a forward that came to nothing; if it was shared, let each run alone."""
         self._stats.retried_forwards += shared
         for job in jobs:

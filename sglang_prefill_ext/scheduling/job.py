@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,9 @@ from sglang_prefill_ext.scheduling.prefix_cache import PrefixTransaction
 from sglang_prefill_ext.scheduling.split import Piece
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 
 _NOTHING = QueueLoad()
-
-
-class JobStatus(StrEnum):
-    """How a job ended."""
-
-    OK = "ok"
-    ABORTED = "aborted"  # the client left, or an operator aborted it
-    DECLINED = "declined"  # this model or server cannot pack it; the stock path can serve it
-    FAILED = "failed"  # its forward raised, also when it ran alone; only this job is affected
-    REJECTED = "rejected"  # too much waits already; it can be sent again
-    EXPIRED = "expired"  # its deadline cannot be met any more
-    NOT_FINITE = "not_finite"  # it is computed to NaN, also alone; the stock path can serve it
-    NO_ROOM = "no_room"  # for its prefix between two forwards; the stock path can wait for it
-    UNFIT = "unfit"  # one of its rows is too long for any forward; the stock path can serve it
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +127,7 @@ class Job:
 
     def result(
         self,
-        status: JobStatus,
+        status: Status,
         message: str = "",
         *,
         retry_after_s: float = 0.0,
@@ -153,7 +139,7 @@ class Job:
         return PackedResult(
             status=status,
             message=message,
-            values=values_to_bytes(self.answer()) if status is JobStatus.OK else b"",
+            values=values_to_bytes(self.answer()) if status is Status.OK else b"",
             forwards=self.forwards,
             tokens_computed=self.tokens_computed,
             queue_ms=(start - self.arrival_s) * 1e3,

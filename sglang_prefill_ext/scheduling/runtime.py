@@ -17,7 +17,7 @@ from sglang_prefill_ext.scheduling.admission import QueueLoad, load_of, retry_af
 from sglang_prefill_ext.scheduling.budget import UNLIMITED
 from sglang_prefill_ext.scheduling.coalesce import choose_jobs
 from sglang_prefill_ext.scheduling.forwards import AfterFailure, Forwards
-from sglang_prefill_ext.scheduling.job import Job, JobStatus
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.launched_forward import Executor
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
@@ -26,6 +26,8 @@ from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.distinct import distinct_rows
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from sglang_prefill_ext.wire.whole_rows import whole_rows
 
 logger = logging.getLogger(__name__)
@@ -40,10 +42,11 @@ class PackedRuntime:
     """Everything of the packed path behind one interface.
 
     Args:
-        executor: runs forwards; None declines every job with `declined_reason`.
+        executor: runs forwards; None with a `declined_reason`.
         answer: called with jobs that end together and their results; exactly once for every job.
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
+        declined_reason: why every job is declined; None if they are not.
         after_failure: see `Forwards`; by default every failure is over with its forward.
     """
 
@@ -54,14 +57,13 @@ class PackedRuntime:
         policy: SchedulingPolicy,
         *,
         cache: PrefixCache | None = None,
-        declined_reason: str = "",
+        declined_reason: StockReason | None = None,
         after_failure: AfterFailure = lambda _error: None,
     ) -> None:
         self.stats = RuntimeStats()
         self.declined_reason = declined_reason
         self.policy = policy
         self._answer = answer
-        self._declines = executor is None
         self._shares_prefixes = executor is None or executor.causal
         self._cache = cache
         self._forwards = Forwards(executor, policy, cache, self.stats, self._end, after_failure)
@@ -145,7 +147,7 @@ class PackedRuntime:
             refusal = self._plan(job)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)
-            refusal = JobStatus.FAILED, str(error)
+            refusal = Status.FAILED, str(error)
         if refusal is None:
             self._queue.push(job)
         else:
@@ -153,7 +155,7 @@ class PackedRuntime:
 
     def refuse(self, rid: str, reply_to: Any, why: str) -> None:
         """Answer a request whose rows cannot even be read."""
-        self._end([Job(rid, _UNREAD, reply_to=reply_to)], JobStatus.FAILED, why)
+        self._end([Job(rid, _UNREAD, reply_to=reply_to)], Status.FAILED, why)
 
     def step(self, *, launch: bool = True, join_tokens: int = UNLIMITED) -> bool:
         """Launch the next forward and answer what the forwards before it completed.
@@ -183,7 +185,7 @@ class PackedRuntime:
             tokens_per_s: see `JobQueue.late`.
         """
         late = self._queue.late(now_ms, tokens_per_s)
-        self._end(late, JobStatus.EXPIRED, "The deadline of the request cannot be met any more.")
+        self._end(late, Status.EXPIRED, "The deadline of the request cannot be met any more.")
         return [job.rid for job in late]
 
     def restart_waiting(self) -> None:
@@ -206,22 +208,22 @@ class PackedRuntime:
 
         flying = [job for job in self._forwards.flying if wanted(job)]
         waiting = self._queue.select(wanted)
-        self._end(waiting + flying, JobStatus.ABORTED, "The request was aborted.")
+        self._end(waiting + flying, Status.ABORTED, "The request was aborted.")
 
-    def _plan(self, job: Job) -> tuple[JobStatus, str] | None:
+    def _plan(self, job: Job) -> tuple[Status, str] | None:
         """Divide a job into pieces; return how it ends, and why, if it is not to be queued."""
         budget = self.policy.budget
-        if self._declines:
-            return JobStatus.DECLINED, self.declined_reason
+        if self.declined_reason is not None:
+            return Status.DECLINED, self.declined_reason
         if not self._shares_prefixes:
             job.rows = whole_rows(job.rows)
         unfit = unfit_row(job.rows, budget)
         if unfit is not None:
-            return JobStatus.UNFIT, f"A row of {unfit} tokens fits no forward."
+            return Status.UNFIT, f"A row of {unfit} tokens fits no forward."
         job.arrived = load_of(job.rows)
         refusal = self.policy.limits.refusal(self._queue.load, job.arrived)
         if refusal:
-            return JobStatus.REJECTED, refusal
+            return Status.REJECTED, refusal
         job.distinct, job.value_places = distinct_rows(job.rows)
         job.large = not budget.fits(len(job.distinct.tokens), job.distinct.num_reads)
         if job.large:
@@ -230,11 +232,11 @@ class PackedRuntime:
         job.cached_tokens = self._cached_tokens(job.piece)
         return None
 
-    def _plan_large(self, job: Job) -> tuple[JobStatus, str] | None:
+    def _plan_large(self, job: Job) -> tuple[Status, str] | None:
         self._forwards.cut(job)
         if job.divided and self._cache is not None and job.rows.prefix_len > self._cache.capacity:
             message = f"There is room for {self._cache.capacity} tokens between two forwards."
-            return JobStatus.NO_ROOM, message
+            return Status.NO_ROOM, message
         return None
 
     def _cached_tokens(self, piece: Piece) -> int:
@@ -242,24 +244,24 @@ class PackedRuntime:
             return 0
         return self._cache.cached_tokens(piece.prefix_ids, piece.adapter)
 
-    def _end(self, jobs: Sequence[Job], status: JobStatus, message: str = "") -> None:
+    def _end(self, jobs: Sequence[Job], status: Status, message: str = "") -> None:
         ended = [(job, self._ended(job, status, message)) for job in jobs if not job.ended]
         if ended:
             self._answer(ended)
 
-    def _ended(self, job: Job, status: JobStatus, message: str) -> PackedResult:
+    def _ended(self, job: Job, status: Status, message: str) -> PackedResult:
         job.ended = True
         self._forwards.let_go(job)
         self._queue.drop(job)
         wait_s, longest_row = 0.0, 0
-        if status is JobStatus.REJECTED:
+        if status is Status.REJECTED:
             wait_s = retry_after_s(self._queue.load, self.stats.tokens_per_s)
-        elif status is JobStatus.UNFIT:
+        elif status is Status.UNFIT:
             longest_row = self.policy.budget.longest_row
         try:
             result = job.result(status, message, retry_after_s=wait_s, longest_row=longest_row)
         except Exception as error:
             logger.exception("The answer to packed request %s could not be made", job.rid)
-            result = job.result(JobStatus.FAILED, f"{type(error).__name__}: {error}")
+            result = job.result(Status.FAILED, f"{type(error).__name__}: {error}")
         self.stats.record_end(result.status, job.rows.tokens_saved(job.tokens_computed))
         return result

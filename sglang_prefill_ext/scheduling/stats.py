@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from sglang_prefill_ext.wire.status import Status
+
 _RATE_MEMORY_S = 5.0
 """Busy seconds after which a forward counts half in the measured rate."""
 
@@ -51,10 +53,10 @@ class RuntimeStats:
         if self._recent_s > 0:
             self.tokens_per_s = self._recent_tokens / self._recent_s
 
-    def record_end(self, status: str, tokens_saved: int) -> None:
+    def record_end(self, status: Status, tokens_saved: int) -> None:
         """Count a request; `tokens_saved` is ignored unless it was answered."""
         self.requests[str(status)] = self.requests.get(str(status), 0) + 1
-        if status == "ok":
+        if status is Status.OK:
             self.tokens_saved += tokens_saved
 
     def as_dict(self) -> dict[str, object]:

@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.config import AttentionWay
 
-DIFFER = "known_answers_differ"
-"""Why packed requests are declined where the paths differ."""
-
 LABEL_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.25}
 """Largest difference of a log-probability, by dtype (natural logarithm).
 

@@ -15,7 +15,6 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
-from sglang_prefill_ext.scheduling.job import JobStatus
 from sglang_prefill_ext.scheduling.launched_forward import Executor
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
@@ -28,6 +27,7 @@ from sglang_prefill_ext.wire.packed import (
     int_array,
 )
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.whole_rows import whole_rows
 
 MOST_TOKENS = 400
@@ -128,7 +128,7 @@ def packed_answers(
     while runtime.busy:
         runtime.step()
     for result in results.values():
-        if result.status != JobStatus.OK:
+        if result.status is not Status.OK:
             raise PackedForwardError(f"Packed forward: {result.message}")
     return [
         results[str(number)].row_values().reshape(rows.num_rows, rows.values_per_read)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from sglang_prefill_ext.wire.packed import Float32Array, values_from_bytes
+from sglang_prefill_ext.wire.status import Status
 
 
 class PackedResult(msgspec.Struct, frozen=True):
     """How a packed request ended.
 
     Attributes:
-        status: a `JobStatus`, or what a link says of a scheduler that has gone.
-        message: why, unless the status is "ok".
-        values: float32 bytes, see `PackedRows`; empty unless the status is "ok".
+        message: why, unless the status is OK.
+        values: float32 bytes, see `PackedRows`; empty unless the status is OK.
         forwards, tokens_computed: what it took.
         queue_ms, compute_ms: from its arrival to the first launch, and from there to its end.
         retry_after_s: estimates, for a rejected request, when there will be room; 0 if unknown.
@@ -21,7 +21,7 @@ class PackedResult(msgspec.Struct, frozen=True):
         longest_row: most tokens of a row that a forward has room for, if one of these has more.
     """
 
-    status: str
+    status: Status
     message: str = ""
     values: bytes = b""
     forwards: int = 0

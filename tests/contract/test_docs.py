@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -19,6 +20,8 @@ from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name, shown_defaul
 from sglang_prefill_ext.frontend import options as headers
 from sglang_prefill_ext.grpc_frontend import prefill_pb2
 from sglang_prefill_ext.modelmaker.presets import PRESETS
+from sglang_prefill_ext.wire.status import BAD_ENDS
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sglang_prefill_ext"
@@ -196,24 +199,27 @@ def test_the_errors_and_options_of_the_client_exist() -> None:
     }
 
 
-def reasons_in_code() -> set[str]:
-    """Reasons for the stock path, which are literals."""
-    found = {"known_answers_differ"}
-    for source in PACKAGE.rglob("*.py"):
-        found.update(re.findall(r'StockPathTaken\(\s*"(\w+)"', source.read_text()))
-    for name in (
-        "frontend/score/score_call",
-        "frontend/embed/embed_call",
-        "frontend/token/token_call",
-        "border/model/capability",
-        "grpc_frontend/vectors",
-    ):
-        text = (PACKAGE / f"{name}.py").read_text()
-        found.update(re.findall(r'(?:return|yield) "(\w+)"', text))
-        found.update(re.findall(r'^    "\w+": "(\w+)",', text, re.MULTILINE))
-    return found
-
-
 def test_the_reasons_for_the_stock_path_are_listed() -> None:
-    listed = in_code(first_cells(section("monitoring.md", "Why a request took the stock path")))
-    assert set(listed) == reasons_in_code()
+    text = section("monitoring.md", "Why a request took the stock path")
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)  # links
+    rows = re.findall(r"^\| (`.*?`) \| (.*) \|$", text, re.MULTILINE)
+    listed = [(name, meaning) for names, meaning in rows for name in in_code([names])]
+    assert listed == [(reason, reason.meaning) for reason in StockReason]
+
+
+def test_every_reason_for_the_stock_path_is_given() -> None:
+    given = {
+        node.attr
+        for source in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "StockReason"
+    }
+    assert given == set(StockReason.__members__)
+
+
+def test_the_ends_of_requests_are_listed() -> None:
+    rows = re.findall(r"^\| (\d+) \|", section("operations.md", "Errors"), re.MULTILINE)
+    assert sorted(map(int, rows)) == sorted(end.http for end in BAD_ENDS if end.http)
+    assert {end.grpc for end in BAD_ENDS} <= set(in_code(first_cells(section("grpc.md", "Errors"))))
+    (counted,) = re.findall(r"requests by outcome: (.*?)\.", section("monitoring.md", "Status"))
+    assert set(in_code([counted])) == {"packed", "stock", *(end.counted for end in BAD_ENDS)}

@@ -199,14 +199,14 @@ def untouched(before: dict[str, Any], after: dict[str, Any]) -> dict[str, bool]:
     return {**same, "kv_buffers": all(len(a) > 0 and torch.equal(a, b) for a, b in buffers)}
 
 
-def declined(runner: Any, **changes: bool) -> str:
+def declined(runner: Any, **changes: bool) -> str | None:
     scheduler = {"enable_lora": False, "is_generation": runner.is_generation, **changes}
     return declined_reason(
         SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), **scheduler)
     )
 
 
-def declined_if_changed(runner: Any) -> dict[str, str]:
+def declined_if_changed(runner: Any) -> dict[str, str | None]:
     """The reason for this model, were its last layer or the server of an unsupported kind."""
     layer = [m for m in runner.model.modules() if isinstance(m, RadixAttention)][-1]
     reasons = {}

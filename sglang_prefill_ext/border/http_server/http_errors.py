@@ -11,37 +11,24 @@ from typing import Any
 from fastapi import HTTPException
 
 from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
     PackedForwardError,
     PrefillExtError,
-    RequestAbortedError,
     RequestError,
     ServerBusyError,
 )
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.status import BAD_ENDS, end_by
 
 logger = logging.getLogger(__name__)
 
-_ANSWERS: dict[type[PrefillExtError], tuple[int, str]] = {
-    RequestAbortedError: (503, "aborted"),
-    PackedForwardError: (500, "failed"),
-    ServerBusyError: (429, "rejected"),
-    DeadlineExceededError: (504, "expired"),
-}
-"""HTTP status of each error, and the name under which it is counted."""
-
-HTTP_ANSWERED = tuple(_ANSWERS)
+HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.http and end.error is not RequestError)
+"""Errors that get a status here; SGLang itself answers a `RequestError` with 400."""
 
 # Entry of an ASGI scope: the error with which the request ends.
 _ERROR = "prefill_only_error"
 
-_WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in _ANSWERS}
-
-
-def counted_as(error: PrefillExtError) -> str:
-    """Return the name under which requests that end so are counted."""
-    return _ANSWERS[type(error)][1]
+_WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in HTTP_ANSWERED}
 
 
 @contextmanager
@@ -64,7 +51,7 @@ def counted(metrics: FrontendMetrics, request: Any) -> Iterator[None]:
         metrics.record_error("refused")
         raise
     except HTTP_ANSWERED as error:
-        metrics.record_error(counted_as(error))
+        metrics.record_error(end_by(error).counted)
         raise with_status(error, request) from error
     except (StockPathTaken, HTTPException, UnicodeError):
         raise
@@ -84,11 +71,11 @@ def with_status(error: PrefillExtError, request: Any) -> HTTPException:
         error: one of `HTTP_ANSWERED`.
         request: the HTTP request that ends with it, if any.
     """
-    status, _ = _ANSWERS[type(error)]
+    end = end_by(error)
     headers = None
     if isinstance(error, ServerBusyError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    answer: HTTPException = _WITH_STATUS[type(error)](status, str(error), headers)
+    answer: HTTPException = _WITH_STATUS[end.error](end.http, str(error), headers)
     vars(answer).update(vars(error))
     getattr(request, "scope", {})[_ERROR] = answer
     return answer

@@ -11,6 +11,7 @@ from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRo
 
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.frontend.embed.embed_call import EncoderTraits
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 RESIDUAL_ON_BATCH = frozenset(
     {
@@ -85,39 +86,36 @@ def reads_places(architectures: Collection[str]) -> bool:
     return bool(architectures) and _POOLED_AT_PLACES.issuperset(architectures)
 
 
-def declined_reason(scheduler: Any) -> str:
-    """Return why this scheduler declines packed requests, or "" if it can run them.
-
-    Reasons are short names; the frontend counts stock-path requests by them.
-    """
+def declined_reason(scheduler: Any) -> StockReason | None:
+    """Return why this scheduler declines packed requests, or None if it can run them."""
     runner = scheduler.tp_worker.model_runner
     if scheduler.enable_lora and is_encoder([type(runner.model).__name__]):
-        return "lora_encoder"
+        return StockReason.LORA_ENCODER
     if scheduler.enable_lora and (reason := _adapters_reason(scheduler, runner.lora_manager)):
         return reason
     labels = RESIDUAL_ON_BATCH | RESIDUAL_IN_LAYERS
     vectors = VECTOR_ARCHITECTURES | ENCODER_ARCHITECTURES
     if type(runner.model).__name__ not in (labels if scheduler.is_generation else vectors):
-        return "model_architecture"
+        return StockReason.MODEL_ARCHITECTURE
     if not scheduler.is_generation and not _has_known_pooling(runner.model):
-        return "pooling"
+        return StockReason.POOLING
     if getattr(runner.model, "capture_aux_hidden_states", False):
-        return "aux_hidden_states"
+        return StockReason.AUX_HIDDEN_STATES
     if _rotates_by_longest_prompt(runner):
-        return "long_rope"
-    return next(_attention_reasons(runner.model), "")
+        return StockReason.LONG_ROPE
+    return next(_attention_reasons(runner.model), None)
 
 
-def _adapters_reason(scheduler: Any, manager: Any) -> str:
-    """Why packed forwards cannot apply this server's adapters, or ""."""
+def _adapters_reason(scheduler: Any, manager: Any) -> StockReason | None:
+    """Why packed forwards cannot apply this server's adapters, if they cannot."""
     if scheduler.enable_lora_overlap_loading:
-        return "lora_overlap_loading"
+        return StockReason.LORA_OVERLAP_LOADING
     if manager.lora_backend.is_moe_lora:
-        return "lora_experts"
+        return StockReason.LORA_EXPERTS
     # Those of the output head have metadata of their own, for the tokens that SGLang samples at.
     if not manager.target_modules.isdisjoint(("embed_tokens", "lm_head")):
-        return "lora_vocabulary"
-    return ""
+        return StockReason.LORA_VOCABULARY
+    return None
 
 
 def is_encoder(architectures: Collection[str]) -> bool:
@@ -159,21 +157,21 @@ def _rotates_by_longest_prompt(runner: Any) -> bool:
     )
 
 
-def _attention_reasons(model: Any) -> Iterator[str]:
+def _attention_reasons(model: Any) -> Iterator[StockReason]:
     """Yield what packed attention does not compute, over all layers."""
     layers, encoder = attention_layers(model), is_encoder([type(model).__name__])
     if not layers:
-        yield "no_attention_layers"
+        yield StockReason.NO_ATTENTION_LAYERS
     if len({head_shape(layer) for layer in layers}) > 1:
-        yield "uneven_heads"
+        yield StockReason.UNEVEN_HEADS
     for layer in layers:
         if layer.logit_cap and layer.logit_capping_method != "tanh":
-            yield "logit_soft_cap"
+            yield StockReason.LOGIT_SOFT_CAP
         kind = AttentionType.ENCODER_ONLY if encoder else AttentionType.DECODER
         if layer.is_cross_attention or layer.attn_type != kind:
-            yield "cross_attention"
+            yield StockReason.CROSS_ATTENTION
         if layer.use_irope or layer.xai_temperature_len > 0:
-            yield "attention_variant"
+            yield StockReason.ATTENTION_VARIANT
 
 
 def attention_layers(model: Any) -> list[Any]:

@@ -33,8 +33,9 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget, readout_bytes
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.shared_device.board import Board
-from sglang_prefill_ext.startup.answer_check import DIFFER, Attempt, Verdict, attempts
+from sglang_prefill_ext.startup.answer_check import Attempt, Verdict, attempts
 from sglang_prefill_ext.startup.compile_ahead import compile_ahead
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
         if board is not None:
             board.done[rank] += tokens_received(ended)
 
-    def declining(reason: str) -> PackedRuntime:
+    def declining(reason: StockReason) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
         return PackedRuntime(None, answer, nothing_runs, declined_reason=reason)
 
@@ -83,7 +84,9 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     most_bytes = None if board is None else board.reserve_bytes
     executor, measured, room, verdict = _set_up_executor(scheduler, config, most_bytes)
     if verdict is not None and not verdict.same:
-        return RuntimeSetup(declining(DIFFER), executor.graph_use, verdict=verdict)
+        return RuntimeSetup(
+            declining(StockReason.KNOWN_ANSWERS_DIFFER), executor.graph_use, verdict=verdict
+        )
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
     device = torch.device(scheduler.tp_worker.model_runner.device)

@@ -28,7 +28,7 @@ def status_of(
     return {
         "dp_rank": get_parallel().dp_rank or 0,
         "packed": not runtime.declined_reason,
-        "declined_reason": runtime.declined_reason or None,
+        "declined_reason": runtime.declined_reason,
         "known_answers": _known_answers(runtime, verdict),
         "graphs": work.graphs.as_dict(),
         "order": config.order,

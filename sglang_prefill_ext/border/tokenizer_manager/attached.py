@@ -43,6 +43,7 @@ from sglang_prefill_ext.texts.huggingface import PROBES
 from sglang_prefill_ext.wire.flat import unpacked, wrong
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class AttachableEngine:
             config=frontend.config,
             tokenizer=self._tokenizer_json,
             probes=self._probes,
-            declined=frontend.exchange.declined_reason or "",
+            declined=frontend.exchange.declined_reason,
             gc_thresholds=thresholds_of_server(),
         )
 
@@ -117,7 +118,7 @@ class AttachableEngine:
         with keeping as record:
             async with exchange.admitted(options):
                 result = await exchange.round_trip(rows, options, None)
-            if result.status == "ok":
+            if result.status is Status.OK:
                 record.served = served_rows(rows, result)
         return result
 

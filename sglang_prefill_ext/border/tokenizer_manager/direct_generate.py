@@ -42,6 +42,7 @@ from sglang_prefill_ext.frontend.token.token_answer import answer_of, token_of
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.frontend.token.token_limits import TokenNumbers
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class DirectGenerate:
             asked.check(self._vocab_size)
             return self._checked_sampling(body.sampling_key)
         except ValueError as error:
-            raise StockPathTaken("unusual_input") from error
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
 
     def _check_sampling(self, key: bytes) -> tuple[Any, Collection[int]]:
         """Likewise, of a `GenerateBody.sampling_key`."""
@@ -172,7 +173,7 @@ class DirectGenerate:
             try:
                 prompts = await text_hooks.encoded(self._manager, prompts, request)
             except ValueError as error:  # a text that is no Unicode
-                raise StockPathTaken("unusual_input") from error
+                raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
         calls = []
         for ids in prompts:
             _require_within(ids, self._embedding_rows)
@@ -229,11 +230,11 @@ def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> _Prompt:
     num_top = body.top_logprobs_num if isinstance(body.top_logprobs_num, int) else 0
     listed = body.token_ids_logprob if isinstance(body.token_ids_logprob, list) else None
     if not -1 <= start <= len(ids) or num_top < 0:
-        raise StockPathTaken("unusual_input")
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return _Prompt(ids, sampling, body.wants_logprobs, start, num_top, listed)
 
 
 def _require_within(ids: list[int], limit: int) -> None:
     """Raises: StockPathTaken: there are no ids, or some are no tokens."""
     if not ids or min(ids) < 0 or max(ids) >= limit:
-        raise StockPathTaken("unusual_input")
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)

@@ -57,6 +57,7 @@ from sglang_prefill_ext.frontend.token.token_limits import TokenNumbers, check_r
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from sglang_prefill_ext.wire.token_ids import check_positions, check_prompt
 
 _ATTRIBUTE = "_prefill_only_frontend"
@@ -123,7 +124,8 @@ async def score_request(
     call = call_of(*args, **kwargs)
     if not manager.is_generation:
         # SGLang makes these scores of vectors; the call for those is packed and counted.
-        http.note_explanation(call.request, partial(explain_stock, "not_generation"))
+        explained = partial(explain_stock, StockReason.NOT_GENERATION)
+        http.note_explanation(call.request, explained)
         return await original(manager, **with_tensors(call).arguments())
     try:
         raise_if_taken(call.request)
@@ -239,5 +241,5 @@ def _build_frontend(
         prefixes=repeated_prefixes(config, caching=not manager.server_args.disable_radix_cache),
     )
     if manager.server_args.enable_mis:
-        frontend.exchange.decline("multi_item_scoring")
+        frontend.exchange.decline(StockReason.MULTI_ITEM_SCORING)
     return frontend

@@ -12,7 +12,7 @@ from typing import Any
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.runtime_context import get_serving
 
-from sglang_prefill_ext.border.http_server.http_errors import counted_as, with_status
+from sglang_prefill_ext.border.http_server.http_errors import with_status
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.border.tokenizer_manager.token_hooks import current_request, is_opted_out
 from sglang_prefill_ext.config import PrefillOnlyConfig
@@ -21,6 +21,8 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.status import end_by
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _ATTRIBUTE = "_prefill_only_texts"
 
@@ -81,7 +83,7 @@ async def encoded(manager: Any, texts: list[str], request: Any) -> list[list[int
     """
     batches = _batches_of(manager)
     if batches is None or not _has_texts(texts):
-        raise StockPathTaken("unusual_input")
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return await batches.ask(texts, request)
 
 
@@ -94,7 +96,7 @@ async def _asked(batches: TextBatches[list[int]], texts: list[str]) -> list[list
     try:
         return await batches.ask(texts)
     except ServerBusyError as error:
-        batches.metrics.record_error(counted_as(error))
+        batches.metrics.record_error(end_by(error).counted)
         raise with_status(error, current_request()) from error
 
 

@@ -7,15 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 from sglang_prefill_ext.frontend.embed.pairs import text_pairs
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 # Fields that change what is computed; a call that sets one of them is not packed (yet).
 _UNPACKED_FIELDS = {
-    "image_data": "multimodal",
-    "video_data": "multimodal",
-    "audio_data": "multimodal",
-    "input_embeds": "embed_overrides",
-    "multi_item_delimiter_indices": "multi_item_scoring",
-    "decision_layout": "token_positions",
+    "image_data": StockReason.MULTIMODAL,
+    "video_data": StockReason.MULTIMODAL,
+    "audio_data": StockReason.MULTIMODAL,
+    "input_embeds": StockReason.EMBED_OVERRIDES,
+    "multi_item_delimiter_indices": StockReason.MULTI_ITEM_SCORING,
+    "decision_layout": StockReason.TOKEN_POSITIONS,
 }
 HEALTH_CHECK = "HEALTH_CHECK"
 """How SGLang begins the ids of its own health checks, which are about the stock path."""
@@ -91,7 +92,7 @@ class EmbedCall:
         return {"text" if self.is_text else "input_ids": self.prompts}
 
 
-def ineligible_embed_reason(request: Any, *, reads_places: bool) -> str | None:
+def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason | None:
     """Return why an `EmbeddingReqInput` goes down the stock path, or None if it can be packed.
 
     `unusual_input` covers everything that SGLang itself refuses or treats in its own way.
@@ -103,21 +104,21 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> str | None:
         if getattr(request, field) is not None:
             return reason
     if request.token_indices_to_pool is not None and not reads_places:
-        return "token_positions"
+        return StockReason.TOKEN_POSITIONS
     if isinstance(request.lora_path, list) and len(set(request.lora_path)) > 1:
-        return "several_adapters"
+        return StockReason.SEVERAL_ADAPTERS
     if request.return_prompt_token_ids:
-        return "unusual_input"
+        return StockReason.UNUSUAL_INPUT
     if request.return_pooled_hidden_states and request.dimensions is not None:
-        return "pooled_hidden_states"
+        return StockReason.POOLED_HIDDEN_STATES
     if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):
-        return "health_check"
+        return StockReason.HEALTH_CHECK
     if request.text is not None and request.input_ids is not None:
-        return "unusual_input"
+        return StockReason.UNUSUAL_INPUT
     prompts = _prompts_of(request)
     checks = (_has_plain_names, _has_plain_positions, _has_plain_embeds, _has_plain_places)
     if not prompts or not all(check(request, prompts) for check in checks):
-        return "unusual_input"
+        return StockReason.UNUSUAL_INPUT
     return None
 
 

@@ -38,6 +38,7 @@ from sglang_prefill_ext.wire.packed import (
 )
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.sizes import check_count, check_memory
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class EmbedFrontend:
         if self._exchange.declined_reason:
             raise StockPathTaken(self._exchange.declined_reason)
         if self._is_encoder and call.has_overrides:
-            raise StockPathTaken("embed_overrides")
+            raise StockPathTaken(StockReason.EMBED_OVERRIDES)
         async with within(options.deadline_ms, "before its prompts were encoded"):
             prompts = await self.encoder.token_ids(call, request)
         placed, table = prompts, NO_OVERRIDES

@@ -14,6 +14,7 @@ from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from sglang_prefill_ext.wire.token_ids import check_prompt, flatten_ids
 
 
@@ -53,7 +54,7 @@ class PromptEncoder:
         """
         if call.is_text:
             if not self._has_tokenizer:
-                raise StockPathTaken("no_tokenizer")
+                raise StockPathTaken(StockReason.NO_TOKENIZER)
             batches = self._texts if isinstance(call.prompts[0], str) else self._pairs
             return await batches.ask(call.prompts, request)
         tokens = sum(map(len, call.prompts))

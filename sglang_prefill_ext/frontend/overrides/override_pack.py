@@ -19,6 +19,7 @@ from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
 from sglang_prefill_ext.frontend.score.setwise import pack_setwise
 from sglang_prefill_ext.wire.overrides import EmbeddingKind, OverrideArray
 from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from sglang_prefill_ext.wire.token_ids import flatten_ids
 
 
@@ -49,7 +50,7 @@ def pack_overridden(
     flatten_ids([query, *items], vocab_size, field="query, items")
     placed = place_overrides(call, query, items, kind)
     if placed is None:
-        raise StockPathTaken("unusual_input")
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     anchor = call.score_extraction_token_id
     if anchor is None:
         rest = (labels, vocab_size, placed.overrides)
@@ -77,5 +78,5 @@ def place_of_vectors(
     if call.placeholder is not None and call.embeds is not None:
         positional = at_placeholders(prompts, call.placeholder, call.embeds)
     if positional is None:
-        raise StockPathTaken("unusual_input")
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return place_at(prompts, positional, kind)

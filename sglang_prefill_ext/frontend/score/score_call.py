@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 # Arguments that change what is computed; a call that sets one of them is not packed (yet).
 _UNPACKED_ARGUMENTS = {
-    "image_data": "multimodal",
+    "image_data": StockReason.MULTIMODAL,
 }
 
 
@@ -84,7 +85,7 @@ class ScoreCall:
         return any(each is not None for each in overrides)
 
 
-def ineligible_reason(call: ScoreCall) -> str | None:
+def ineligible_reason(call: ScoreCall) -> StockReason | None:
     """Return why a call goes down the stock path, or None if it can be packed.
 
     Only the shape of the call is looked at. `unusual_input` covers everything that SGLang
@@ -94,15 +95,15 @@ def ineligible_reason(call: ScoreCall) -> str | None:
         if getattr(call, argument) is not None:
             return reason
     if call.return_pooled_hidden_states:
-        return "pooled_hidden_states"
+        return StockReason.POOLED_HIDDEN_STATES
     if not call.items:
-        return "no_items"
+        return StockReason.NO_ITEMS
     if call.score_extraction_token_id is not None and not _is_plain_setwise(call):
-        return "unusual_input"
+        return StockReason.UNUSUAL_INPUT
     if not _is_plain_temperature(call) or not (_is_text(call) or _is_token_ids(call)):
-        return "unusual_input"
+        return StockReason.UNUSUAL_INPUT
     if call.has_overrides and not _has_plain_overrides(call):
-        return "unusual_input"
+        return StockReason.UNUSUAL_INPUT
     return None
 
 

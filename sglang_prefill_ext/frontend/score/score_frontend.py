@@ -34,6 +34,7 @@ from sglang_prefill_ext.wire.sizes import (
     check_repeated,
     too_long,
 )
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 T = TypeVar("T")
 
@@ -148,12 +149,12 @@ class ScoreFrontend:
     def _require_eligible(self, call: ScoreCall) -> tuple[Int32Array, Int32Array]:
         reason = self.exchange.declined_reason or ineligible_reason(call)
         if reason is None and not self._has_tokenizer and call.has_texts:
-            reason = "no_tokenizer"
+            reason = StockReason.NO_TOKENIZER
         if reason is not None:
             raise StockPathTaken(reason)
         labels = pack_labels(call.label_token_ids, call.num_items, self.label_vocab_size)
         if labels is None:
-            raise StockPathTaken("unusual_input")
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         return labels
 
     async def _encoded(self, call: ScoreCall, run: _Run) -> ScoreCall:
@@ -213,7 +214,7 @@ class ScoreFrontend:
         whole = lengths.packed(repeats_query=True)
         if whole > self.config.max_queued_tokens and not self._truncates:
             raise too_long(lengths, longest)
-        raise StockPathTaken("prompt_too_long")
+        raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
 
     def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
         query, items = prompts_of(call)

@@ -12,6 +12,7 @@ import numpy as np
 from sglang_prefill_ext.frontend.embed.embed_call import HEALTH_CHECK
 from sglang_prefill_ext.wire.packed import Int32Array
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _USUAL_SEED = 42
 """SGLang's where a request has none; only with --enable-deterministic-inference it is used."""
@@ -19,40 +20,40 @@ _USUAL_SEED = 42
 # Fields of a tokenized request that change what is computed; with one of them set it is not
 # packed (yet).
 _UNPACKED_FIELDS = {
-    "input_embeds": "embed_overrides",
-    "positional_embed_overrides": "embed_overrides",
-    "mm_inputs": "multimodal",
-    "session_id": "session",
-    "session_params": "session",
-    "custom_logit_processor": "logit_processor",
-    "bootstrap_host": "disaggregation",
-    "bootstrap_room": "disaggregation",
-    "multi_item_delimiter_indices": "multi_item_scoring",
-    "token_indices_to_pool": "token_positions",
-    "token_type_ids": "unusual_input",
-    "routed_dp_rank": "routed_dp_rank",
-    "extra_key": "cache_namespace",
-    "cache_salt": "cache_namespace",
+    "input_embeds": StockReason.EMBED_OVERRIDES,
+    "positional_embed_overrides": StockReason.EMBED_OVERRIDES,
+    "mm_inputs": StockReason.MULTIMODAL,
+    "session_id": StockReason.SESSION,
+    "session_params": StockReason.SESSION,
+    "custom_logit_processor": StockReason.LOGIT_PROCESSOR,
+    "bootstrap_host": StockReason.DISAGGREGATION,
+    "bootstrap_room": StockReason.DISAGGREGATION,
+    "multi_item_delimiter_indices": StockReason.MULTI_ITEM_SCORING,
+    "token_indices_to_pool": StockReason.TOKEN_POSITIONS,
+    "token_type_ids": StockReason.UNUSUAL_INPUT,
+    "routed_dp_rank": StockReason.ROUTED_DP_RANK,
+    "extra_key": StockReason.CACHE_NAMESPACE,
+    "cache_salt": StockReason.CACHE_NAMESPACE,
 }
 _UNPACKED_SWITCHES = {
-    "return_hidden_states": "hidden_states",
-    "return_routed_experts": "routed_experts",
-    "return_indexer_topk": "routed_experts",
-    "return_sampling_mask": "sampling_mask",
-    "return_entropy": "entropy",
-    "return_flat_raw_top_logprobs": "flat_logprobs",
-    "require_reasoning": "reasoning",
+    "return_hidden_states": StockReason.HIDDEN_STATES,
+    "return_routed_experts": StockReason.ROUTED_EXPERTS,
+    "return_indexer_topk": StockReason.ROUTED_EXPERTS,
+    "return_sampling_mask": StockReason.SAMPLING_MASK,
+    "return_entropy": StockReason.ENTROPY,
+    "return_flat_raw_top_logprobs": StockReason.FLAT_LOGPROBS,
+    "require_reasoning": StockReason.REASONING,
 }
 # Of its sampling parameters, those that need more than the logits to choose the one token.
 _UNPACKED_SAMPLING = {
-    "json_schema": "grammar",
-    "regex": "grammar",
-    "ebnf": "grammar",
-    "structural_tag": "grammar",
-    "stop_strs": "stop_strings",
-    "stop_regex_strs": "stop_strings",
-    "custom_params": "unusual_input",
-    "watermark": "watermark",
+    "json_schema": StockReason.GRAMMAR,
+    "regex": StockReason.GRAMMAR,
+    "ebnf": StockReason.GRAMMAR,
+    "structural_tag": StockReason.GRAMMAR,
+    "stop_strs": StockReason.STOP_STRINGS,
+    "stop_regex_strs": StockReason.STOP_STRINGS,
+    "custom_params": StockReason.UNUSUAL_INPUT,
+    "watermark": StockReason.WATERMARK,
 }
 
 
@@ -127,12 +128,12 @@ def is_decision(request: Any) -> bool:
     return bool(sampling.max_new_tokens == 1)
 
 
-def ineligible_token_reason(request: Any) -> str | None:
+def ineligible_token_reason(request: Any) -> StockReason | None:
     """Return why such a request goes down the stock path, or None if it can be packed."""
     return next(_reasons(request), None)
 
 
-def _reasons(request: Any) -> Iterator[str]:
+def _reasons(request: Any) -> Iterator[StockReason]:
     for name, reason in _UNPACKED_FIELDS.items():
         if getattr(request, name) is not None:
             yield reason
@@ -144,11 +145,11 @@ def _reasons(request: Any) -> Iterator[str]:
         if getattr(sampling, name):
             yield reason
     if (sampling.beam_width or 1) > 1:
-        yield "beam_search"
+        yield StockReason.BEAM_SEARCH
     if not request.input_ids or request.logprob_start_len > len(request.input_ids):
-        yield "unusual_input"
+        yield StockReason.UNUSUAL_INPUT
     if request.top_logprobs_num < 0:
-        yield "unusual_input"
+        yield StockReason.UNUSUAL_INPUT
 
 
 def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:

@@ -23,6 +23,7 @@ from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.sizes import check_memory
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _MOST_SHARED = 1 << 18
 """Numbers that are read for a call which may share a packed request."""
@@ -99,7 +100,7 @@ class TokenFrontend:
         self._require_taken()
         call = token_call_of(request, stop_tokens)
         if self._watermarks and call.generates:
-            raise StockPathTaken("watermark")
+            raise StockPathTaken(StockReason.WATERMARK)
         self._exchange.require_fitting(len(call.ids))
         check_memory(
             self._config, tokens=len(call.ids), numbers=call.num_values, field="top_logprobs_num"
@@ -129,7 +130,7 @@ class TokenFrontend:
         check_memory(self._config, numbers=numbers, field="top_logprobs_num")
         kind, *others = set(map(ReadKind.of, calls))
         if others:
-            raise StockPathTaken("unusual_input")
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
         async with self._exchange.admitted(options, request):
             return await self._ask(kind, calls, options, request)
 

@@ -41,6 +41,7 @@ from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.attach.engines import StubCollector, StubEngine, attached, facts
 from tests.unit.frontend.links import stub_answer
 from tests.unit.waiting import until
@@ -558,8 +559,12 @@ async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path:
 
 
 async def test_an_engine_that_packs_nothing_says_so(path: Path) -> None:
-    async with attached(StubEngine(facts(declined="multi_item_scoring")), path) as (_, link, _):
-        assert link.session.exchange.declined_reason == "multi_item_scoring"
+    async with attached(StubEngine(facts(declined=StockReason.MULTI_ITEM_SCORING)), path) as (
+        _,
+        link,
+        _,
+    ):
+        assert link.session.exchange.declined_reason is StockReason.MULTI_ITEM_SCORING
 
 
 @pytest.mark.parametrize("parts", [[b"\xc1"], [b""], [b"three", b"parts", b"of"]])

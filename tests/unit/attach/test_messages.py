@@ -13,6 +13,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.attach.engines import facts
 
 
@@ -50,7 +51,7 @@ def test_other_messages_arrive_as_they_were_sent(message: messages.FromFrontend)
 
 
 def test_an_answer_shows_its_values_as_an_array() -> None:
-    sent = RowsAnswer("r", PackedResult("ok", values=np.array([1.5, -2], "<f4").tobytes()))
+    sent = RowsAnswer("r", PackedResult(Status.OK, values=np.array([1.5, -2], "<f4").tobytes()))
     answer = messages.decode_from_engine(messages.encode(sent))
     assert isinstance(answer, RowsAnswer)
     assert answer.result.row_values().tolist() == [1.5, -2.0]

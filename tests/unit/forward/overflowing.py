@@ -11,10 +11,10 @@ from sglang_prefill_ext.config import AttentionWay, Order
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.job import JobStatus
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array, values_from_bytes
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
 
@@ -75,7 +75,7 @@ class Overflow:
         executor = PackedExecutor(model, readout_bytes=1 << 20, attention=way)
         self.cache = MemoryCache()
         self.runtime = PackedRuntime(executor, self._take, _POLICY, cache=self.cache)
-        self.statuses: dict[str, JobStatus] = {}
+        self.statuses: dict[str, Status] = {}
         self._values: dict[str, np.ndarray] = {}
 
     def serve(self, *requests: PackedRows) -> list[np.ndarray]:
@@ -99,7 +99,7 @@ class Overflow:
 
     def _take(self, ended: Sequence[Ended]) -> None:
         for job, result in ended:
-            self.statuses[job.rid] = JobStatus(result.status)
+            self.statuses[job.rid] = Status(result.status)
             self._values[job.rid] = values_from_bytes(result.values)
 
 
@@ -128,10 +128,10 @@ def assert_spoils_nobody(
         np.testing.assert_allclose(found, wanted, rtol=0, atol=_TOLERANCE[dtype])
     answered = len(guilty.overrides) > 0
     assert np.isnan(spoilt).any() if answered else not len(spoilt)
-    status = JobStatus.OK if answered else JobStatus.NOT_FINITE
+    status = Status.OK if answered else Status.NOT_FINITE
     assert [statuses[f"job-{number}"] for number in range(3)] == [
-        JobStatus.OK,
+        Status.OK,
         status,
-        JobStatus.OK,
+        Status.OK,
     ]
     return together

@@ -11,8 +11,9 @@ from torch.distributed import DistBackendError
 
 from sglang_prefill_ext.forward.failures import require_usable
 from sglang_prefill_ext.scheduling import forwards, runtime
-from sglang_prefill_ext.scheduling.job import Job, JobStatus
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache, MemoryTransaction
 from tests.unit.scheduling.jobs import request
 from tests.unit.scheduling.test_runtime_cache import JOINING, PREFIX, FailingExecutor
@@ -125,7 +126,7 @@ def test_an_answer_that_cannot_be_made_is_its_jobs_failure(monkeypatch: pytest.M
     served = Served(FailingExecutor())
     served.submit(PREFIX, PREFIX)
     served.finish()
-    assert served.statuses == {"job-0": JobStatus.FAILED, "job-1": JobStatus.OK}
+    assert served.statuses == {"job-0": Status.FAILED, "job-1": Status.OK}
     assert served.runtime.stats.requests == {"failed": 1, "ok": 1}
 
 

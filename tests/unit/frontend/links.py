@@ -17,6 +17,7 @@ from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.wire.flat import FlatRows
 from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 
 
 def stub_answer(
@@ -28,7 +29,7 @@ def stub_answer(
     """An answer with some usual numbers."""
     data = np.array(values, dtype=np.float32).tobytes()
     usual = {"forwards": 1, "tokens_computed": 5, "queue_ms": 1.5, "compute_ms": 2.5}
-    return PackedResult(status, message, data, **(usual | others))
+    return PackedResult(Status(status), message, data, **(usual | others))
 
 
 class StubLink:

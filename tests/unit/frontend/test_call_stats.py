@@ -7,12 +7,13 @@ from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.call_stats import served_prompts, served_rows
 from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 
 
 @pytest.mark.parametrize(("in_cache", "of_each"), [(0, 0), (2, 2), (3, 3), (9, 3)])
 def test_what_is_cached_of_a_prefix_is_cached_of_every_row(in_cache: int, of_each: int) -> None:
     rows = PackedRows(int_array([1, 2, 3, 4, 5, 6]), 3, int_array([2, 1]), int_array([7]), NO_INTS)
-    answer = PackedResult("ok", queue_ms=250, compute_ms=500, tokens_cached=in_cache)
+    answer = PackedResult(Status.OK, queue_ms=250, compute_ms=500, tokens_cached=in_cache)
     served = served_rows(rows, answer)
     assert served.prompt_tokens.tolist() == [5, 4]
     assert served.cached_tokens.tolist() == [of_each] * 2

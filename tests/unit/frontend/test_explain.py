@@ -5,6 +5,7 @@ import json
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.score.score_frontend import Scored
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import stub_answer
 
 ROWS = PackedRows(
@@ -36,4 +37,4 @@ def test_a_packed_request_is_told_with_its_cost() -> None:
 
 
 def test_a_stock_request_is_told_with_its_reason() -> None:
-    assert explain_stock("grammar") == {"path": "stock", "reason": "grammar"}
+    assert explain_stock(StockReason.GRAMMAR) == {"path": "stock", "reason": "grammar"}

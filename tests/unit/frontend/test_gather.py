@@ -19,7 +19,8 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend import client_wait as connection
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer, _of_its_own
-from sglang_prefill_ext.grpc_frontend.outcomes import _ENDS
+from sglang_prefill_ext.wire.status import BAD_ENDS
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubRequest
 from tests.unit.waiting import until
 
@@ -214,16 +215,16 @@ async def test_every_caller_raises_an_error_of_its_own(items: list[int]) -> None
     assert len(traceback.extract_tb(shared.__traceback__)) <= 2
 
 
-@pytest.mark.parametrize("kind", [*_ENDS, PackingError])
+@pytest.mark.parametrize("kind", [*(end.error for end in BAD_ENDS), PackingError])
 def test_errors_of_ours_can_be_copied_with_what_they_tell(kind: type[PrefillExtError]) -> None:
     error = kind("why")
     error.retry_after_s = 2.5  # type: ignore[attr-defined]
     own = _of_its_own(error)
     assert (type(own), str(own), own.retry_after_s) == (kind, "why", 2.5)  # type: ignore[attr-defined]
     assert own is not error
-    taken = _of_its_own(StockPathTaken("why", call=[5]))
+    taken = _of_its_own(StockPathTaken(StockReason.NO_ITEMS, call=[5]))
     assert isinstance(taken, StockPathTaken)
-    assert (taken.reason, taken.call) == ("why", [5])
+    assert (taken.reason, taken.call) == (StockReason.NO_ITEMS, [5])
 
 
 async def test_who_leaves_early_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.grpc_frontend.outcomes import counted, status_of
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 ENDS = [
     (RequestError, "INVALID_ARGUMENT", "refused"),
@@ -80,5 +81,5 @@ def test_a_defect_of_ours_is_internal() -> None:
 def test_the_stock_path_is_no_bad_end() -> None:
     metrics = FrontendMetrics()
     with pytest.raises(StockPathTaken), counted(metrics):
-        raise StockPathTaken("opted_out")
+        raise StockPathTaken(StockReason.OPTED_OUT)
     assert not metrics.requests

@@ -8,9 +8,10 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_prefill_ext.grpc_frontend.outcomes import _ENDS
 from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics, SchedulerMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.status import BAD_ENDS
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 LABELS = {"model_name": "m", "tp_rank": "0"}
 
@@ -66,9 +67,9 @@ def _record_one_of_each(metrics: FrontendMetrics) -> None:
     for forwards in (2, 1):
         metrics.record_packed()
         metrics.record_work(_rows(), forwards, tokens_computed=6)
-    metrics.record_fallback("multimodal")
-    metrics.record_fallback("multimodal")
-    metrics.record_fallback("no_items")
+    metrics.record_fallback(StockReason.MULTIMODAL)
+    metrics.record_fallback(StockReason.MULTIMODAL)
+    metrics.record_fallback(StockReason.NO_ITEMS)
     metrics.record_error("failed")
 
 
@@ -143,7 +144,7 @@ def test_what_another_process_counts_neither_raises_nor_makes_labels(
 
 
 def test_every_way_in_which_a_request_is_counted_can_be_added() -> None:
-    kinds = {counted for _, counted in _ENDS.values()} | {"packed", "stock"}
+    kinds = {end.counted for end in BAD_ENDS} | {"packed", "stock"}
     metrics = FrontendMetrics()
     metrics.add(dict.fromkeys(kinds, 1), {})
     assert set(metrics.requests) == kinds

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.scheduling.admission import load_of
-from sglang_prefill_ext.scheduling.job import JobStatus
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -70,11 +68,5 @@ def test_jobs_are_told_apart_by_identity() -> None:
 
 
 def test_a_result_without_values_is_empty() -> None:
-    result = PackedResult(JobStatus.DECLINED, "why")
+    result = PackedResult(Status.DECLINED, "why")
     assert (result.values, result.forwards, result.tokens_computed) == (b"", 0, 0)
-
-
-def test_a_status_travels_as_its_word() -> None:
-    words = ["ok", "aborted", "declined", "failed", "rejected", "expired"]
-    words += ["not_finite", "no_room", "unfit"]
-    assert json.dumps([*JobStatus]) == json.dumps(words)

@@ -18,12 +18,13 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import forwards
 from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.job import JobStatus
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, int_array, values_from_bytes
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
@@ -277,16 +278,16 @@ def test_every_job_is_answered_once_with_its_own_values(
     simulation = _simulate(executor, policy, calls)
     assert len(simulation.results) == len(simulation.requests)
     for number, result in simulation.results.items():
-        assert (result.status is JobStatus.ABORTED) == (number in simulation.aborted)
+        assert (result.status is Status.ABORTED) == (number in simulation.aborted)
         assert result.forwards == executor.launched_of[number] or number in simulation.aborted
         assert min(result.queue_ms, result.compute_ms) >= 0
-        if result.status is JobStatus.OK:
+        if result.status is Status.OK:
             values = values_from_bytes(result.values).tolist()
             assert values == simulation.expected_values(number)
         else:
             assert result.values == b""
             assert result.message
-        unfit = result.status is JobStatus.UNFIT
+        unfit = result.status is Status.UNFIT
         assert result.longest_row == (policy.budget.longest_row if unfit else 0)
 
 
@@ -296,8 +297,8 @@ def test_a_job_fails_only_of_what_it_does_alone(
 ) -> None:
     simulation = _simulate(executor, policy, calls)
     for number, result in simulation.results.items():
-        assert (result.status is JobStatus.UNFIT) == (not simulation.fits(number))
-        if result.status is JobStatus.FAILED:
+        assert (result.status is Status.UNFIT) == (not simulation.fits(number))
+        if result.status is Status.FAILED:
             assert simulation.may_have_failed(number)
         elif number not in simulation.aborted and not executor.asynchronous:
             assert not simulation.may_have_failed(number)
@@ -314,9 +315,9 @@ def test_one_bad_job_does_not_take_others_along(
     simulation.finish()
     for number, result in simulation.results.items():
         if simulation.fits(number):
-            assert (result.status is JobStatus.FAILED) == (number == executor.guilty)
+            assert (result.status is Status.FAILED) == (number == executor.guilty)
         else:
-            assert result.status is JobStatus.UNFIT
+            assert result.status is Status.UNFIT
 
 
 @given(st.booleans(), CALLS)
@@ -366,12 +367,10 @@ def test_without_an_executor_every_job_is_declined_with_the_reason() -> None:
         None,
         lambda ended: results.extend(result for _, result in ended),
         POLICY,
-        declined_reason="linear_attention",
+        declined_reason=StockReason.POOLING,
     )
     runtime.submit("a", REQUEST.pack(), None)
-    assert [(result.status, result.message) for result in results] == [
-        (JobStatus.DECLINED, "linear_attention")
-    ]
+    assert [(result.status, result.message) for result in results] == [(Status.DECLINED, "pooling")]
     assert not runtime.busy
     assert not runtime.step()
 
@@ -384,7 +383,7 @@ def test_a_gpu_computes_one_forward_while_the_next_is_prepared() -> None:
         simulation.step()
         in_flight.append(len(simulation.executor.in_flight))
     assert in_flight == [1, 1, 0]
-    assert simulation.results[0].status is JobStatus.OK
+    assert simulation.results[0].status is Status.OK
 
 
 def test_waiting_is_told_from_computing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +428,7 @@ def test_places_inside_prompts_fail_where_prompts_see_all_of_themselves() -> Non
     one, two = int_array([1, 1]), int_array([2])
     rows = PackedRows(one, 0, two, int_array([]), one, vector_width=3, read_lens=two)
     runtime.submit("one", rows, None)
-    assert [result.status for _, result in ended] == [JobStatus.FAILED]
+    assert [result.status for _, result in ended] == [Status.FAILED]
     assert not runtime.busy
 
 
@@ -558,7 +557,7 @@ def test_a_full_queue_rejects_at_once_and_says_when_to_come_again() -> None:
     simulation.runtime.stats.record_pace(tokens=320, seconds=10.0)
     simulation.submit(REQUEST)
     simulation.submit(SMALL)
-    assert simulation.results[1].status is JobStatus.REJECTED
+    assert simulation.results[1].status is Status.REJECTED
     assert "21 tokens would wait, the limit is 20" in simulation.results[1].message
     assert simulation.results[1].retry_after_s == REQUEST.num_tokens / 32
     simulation.finish()
@@ -575,7 +574,7 @@ def test_a_job_that_would_be_late_is_refused_while_it_waits() -> None:
     runtime = simulation.runtime
     assert runtime.expire(0.0, tokens_per_s=math.inf) == []
     assert runtime.expire(600.0, tokens_per_s=10.0) == ["job-0"]  # 5 tokens take 0.5 s
-    assert simulation.results[0].status is JobStatus.EXPIRED
+    assert simulation.results[0].status is Status.EXPIRED
     simulation.step()
     assert runtime.expire(5_000.0, tokens_per_s=math.inf) == []  # it is answered already
     simulation.finish()

@@ -15,11 +15,11 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import forwards
 from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.job import JobStatus
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.packed import Float32Array
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import request
 
@@ -84,14 +84,14 @@ class Setup:
     ) -> None:
         self.cache = MemoryCache() if cache is None else cache
         self.executor = executor
-        self.answers: dict[str, JobStatus] = {}
+        self.answers: dict[str, Status] = {}
         self.tokens_cached: list[int] = []
         self.runtime = PackedRuntime(executor, self._answer, policy, cache=self.cache)
 
     def _answer(self, ended: Sequence[Ended]) -> None:
         for job, result in ended:
             assert job.rid not in self.answers
-            self.answers[job.rid] = JobStatus(result.status)
+            self.answers[job.rid] = Status(result.status)
             self.tokens_cached.append(result.tokens_cached)
 
     def submit(self, *prefixes: list[int]) -> None:
@@ -148,7 +148,7 @@ def test_a_failed_forward_leaves_nothing_behind(asynchronous: bool, place: str) 
     setattr(setup.executor, place, frozenset([1]))
     setup.submit(PREFIX)
     setup.finish()
-    assert setup.answers == {"job-0": JobStatus.FAILED}
+    assert setup.answers == {"job-0": Status.FAILED}
     assert setup.cache.outcomes == ["rollback"]
     assert not setup.committed
 
@@ -159,7 +159,7 @@ def test_jobs_that_run_alone_after_a_failure_begin_anew(place: str) -> None:
     setattr(setup.executor, place, frozenset([1]))
     setup.submit(PREFIX, PREFIX)
     setup.finish()
-    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert set(setup.answers.values()) == {Status.OK}
     assert setup.cache.outcomes == ["rollback", "commit", "commit"]
     assert [plan.num_tokens for plan in setup.executor.plans] == [22, 21, 1]
 
@@ -168,7 +168,7 @@ def test_a_cache_that_cannot_begin_fails_like_a_launch() -> None:
     setup = Setup(FailingExecutor(), MemoryCache(failing_begins=frozenset([2])))
     setup.submit(PREFIX, PREFIX[::-1])
     setup.finish()
-    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert set(setup.answers.values()) == {Status.OK}
     assert setup.cache.outcomes == ["rollback", "commit", "commit"]
 
 
@@ -178,7 +178,7 @@ def test_what_an_aborted_job_has_computed_is_committed() -> None:
     setup.runtime.step()
     setup.runtime.abort("job-0")
     setup.finish()
-    assert setup.answers == {"job-0": JobStatus.ABORTED}
+    assert setup.answers == {"job-0": Status.ABORTED}
     assert setup.committed == {tuple(PREFIX)}
 
 
@@ -197,7 +197,7 @@ def test_who_would_compute_what_a_forward_in_flight_stores_waits_for_it(
         setup.runtime.step()
     assert [plan.num_tokens for plan in setup.executor.plans] == forwards
     setup.finish()
-    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert set(setup.answers.values()) == {Status.OK}
 
 
 def test_nobody_waits_for_what_is_not_stored() -> None:
@@ -218,7 +218,7 @@ def test_a_follower_computes_the_prefix_itself_if_its_leader_fails() -> None:
         setup.runtime.step()
     assert setup.cache.outcomes == ["rollback", ""]
     setup.finish()
-    assert setup.answers == {"job-0": JobStatus.FAILED, "job-1": JobStatus.OK}
+    assert setup.answers == {"job-0": Status.FAILED, "job-1": Status.OK}
     assert [plan.num_tokens for plan in executor.plans] == [21, 21]
 
 
@@ -258,7 +258,7 @@ def test_a_prefix_that_has_left_the_cache_meanwhile_is_computed_again() -> None:
         setup.cache.free += slots.tolist()
     setup.cache.committed.clear()
     setup.finish()
-    assert set(setup.answers.values()) == {JobStatus.OK}
+    assert set(setup.answers.values()) == {Status.OK}
     assert sum(plan.num_tokens for plan in setup.executor.plans) == 2 * 203
     assert max(plan.num_tokens for plan in setup.executor.plans) <= 64
 
@@ -293,7 +293,7 @@ def test_however_a_divided_job_ends_its_slots_are_free(
     in_flight = setup.runtime.in_flight
     assert (setup.cache.outcomes == [""]) == (end == "finish" or in_flight > 0)
     setup.finish()
-    wanted = {"abort": JobStatus.ABORTED, "expire": JobStatus.EXPIRED}.get(end, JobStatus.OK)
+    wanted = {"abort": Status.ABORTED, "expire": Status.EXPIRED}.get(end, Status.OK)
     assert setup.answers == {"job-0": wanted}
 
 
@@ -307,7 +307,7 @@ def test_a_divided_job_that_fails_leaves_nothing_behind(
     setattr(setup.executor, place, frozenset([number]))
     setup.submit_large(LARGE, rows=3)
     setup.finish()
-    assert setup.answers == {"job-0": JobStatus.FAILED}
+    assert setup.answers == {"job-0": Status.FAILED}
     assert set(setup.cache.outcomes) == {"rollback"}
     assert not setup.committed
 
@@ -315,10 +315,10 @@ def test_a_divided_job_that_fails_leaves_nothing_behind(
 def test_a_prefix_for_which_there_is_never_room_goes_elsewhere_at_once() -> None:
     setup = Setup(FailingExecutor(), MemoryCache(capacity=199))
     setup.submit_large(LARGE, rows=3)
-    assert setup.answers == {"job-0": JobStatus.NO_ROOM}
+    assert setup.answers == {"job-0": Status.NO_ROOM}
     setup.submit_large(LARGE[:199], rows=3)
     setup.finish()
-    assert setup.answers["job-1"] is JobStatus.OK
+    assert setup.answers["job-1"] is Status.OK
 
 
 def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
@@ -329,7 +329,7 @@ def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
     setup.submit([1])
     while setup.runtime.busy:
         setup.runtime.step()
-    assert setup.answers == {"job-0": JobStatus.NO_ROOM, "job-1": JobStatus.OK}
+    assert setup.answers == {"job-0": Status.NO_ROOM, "job-1": Status.OK}
     setup.cache.free += taken.tolist()
     setup.cache.check_idle()
 
@@ -341,7 +341,7 @@ def test_forwards_in_flight_may_give_the_room_that_is_missing() -> None:
     setup.runtime.step()
     setup.submit_large(LARGE, rows=3)
     setup.finish()
-    assert setup.answers == {"job-0": JobStatus.FAILED, "job-1": JobStatus.OK}
+    assert setup.answers == {"job-0": Status.FAILED, "job-1": Status.OK}
 
 
 FAMILY = st.builds(

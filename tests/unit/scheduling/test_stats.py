@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sglang_prefill_ext.scheduling.job import JobStatus
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
+from sglang_prefill_ext.wire.status import Status
 
 
 def test_forwards_add_up() -> None:
@@ -18,7 +18,7 @@ def test_forwards_add_up() -> None:
 
 def test_only_answered_requests_save_tokens() -> None:
     stats = RuntimeStats()
-    for status in (JobStatus.OK, JobStatus.OK, JobStatus.FAILED, JobStatus.ABORTED):
+    for status in (Status.OK, Status.OK, Status.FAILED, Status.ABORTED):
         stats.record_end(status, 6)
     assert stats.tokens_saved == 12
     assert stats.requests == {"ok": 2, "failed": 1, "aborted": 1}
@@ -44,7 +44,7 @@ def test_a_forward_too_short_to_be_timed_leaves_the_pace_alone() -> None:
 
 def test_the_report_is_json() -> None:
     stats = RuntimeStats()
-    stats.record_end(JobStatus.DECLINED, 0)
+    stats.record_end(Status.DECLINED, 0)
     assert json.loads(json.dumps(stats.as_dict())) == {
         "forwards": 0,
         "retried_forwards": 0,

@@ -18,6 +18,7 @@ from sglang_prefill_ext.border.http_server.fast_route import (
 )
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 JSON = {"content-type": "application/json; charset=utf-8"}
 
@@ -55,7 +56,7 @@ class Setup:
 
 
 async def test_what_a_route_finds_of_a_request_is_not_asked_again() -> None:
-    app, taken = FastAPI(), StockPathTaken("unusual")
+    app, taken = FastAPI(), StockPathTaken(StockReason.UNUSUAL_INPUT)
     asked: list[bytes] = []
 
     @app.post("/echo")

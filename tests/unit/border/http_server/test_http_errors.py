@@ -10,7 +10,6 @@ from sglang_prefill_ext.border.http_server.http_errors import (
     HTTP_ANSWERED,
     answer_errors,
     counted,
-    counted_as,
     with_status,
 )
 from sglang_prefill_ext.errors import (
@@ -23,6 +22,8 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.status import end_by
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 CASES = [
     (RequestAbortedError, 503, "aborted"),
@@ -63,7 +64,7 @@ def test_an_error_keeps_its_type_and_gets_a_status(
     assert isinstance(answer, kind)
     assert isinstance(answer, HTTPException)
     assert (answer.status_code, answer.detail) == (status, "what happened")
-    assert counted_as(error) == name
+    assert end_by(error).counted == end_by(answer).counted == name
 
 
 @pytest.mark.parametrize("error", [ValueError("of ours"), KeyError("of ours")])
@@ -84,7 +85,7 @@ def test_an_error_that_nobody_expected_is_not_the_clients(
     [
         (RequestError("wrong"), {"refused": 1}),
         (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), {}),
-        (StockPathTaken("unusual_input"), {}),
+        (StockPathTaken(StockReason.UNUSUAL_INPUT), {}),
         (HTTPException(404), {}),
     ],
 )

@@ -16,6 +16,7 @@ from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.startup.answer_check import Tolerance, Verdict
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.jobs import IdleExecutor, request
 
 with warnings.catch_warnings():
@@ -33,7 +34,7 @@ def job(rid: str, route: str | None) -> Job:
     "routes", [[None], [None] * 4, ["ipc://a", "ipc://b", "ipc://a"]], ids=["one", "four", "two"]
 )
 def test_each_front_end_gets_its_results_in_one_message(routes: list[str | None]) -> None:
-    results = {f"r{number}": PackedResult("ok", str(number)) for number in range(len(routes))}
+    results = {f"r{number}": PackedResult(Status.OK, str(number)) for number in range(len(routes))}
     ended = [
         (job(rid, route), result)
         for route, (rid, result) in zip(routes, results.items(), strict=True)

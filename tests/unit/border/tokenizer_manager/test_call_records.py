@@ -18,6 +18,7 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.call_stats import Served
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.wire.packed import int_array
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.border.collectors import collector, samples
 
 with warnings.catch_warnings():
@@ -118,7 +119,7 @@ async def test_a_call_that_ends_badly_is_shown_and_counted_only_if_it_was_aborte
     assert samples(registry) == aborted
 
 
-@pytest.mark.parametrize("error", [StockPathTaken("opted_out"), RequestError("wrong")])
+@pytest.mark.parametrize("error", [StockPathTaken(StockReason.OPTED_OUT), RequestError("wrong")])
 async def test_what_sglang_serves_or_refuses_is_not_ours_to_show(
     manager: Manager, registry: CollectorRegistry, error: Exception
 ) -> None:

@@ -20,6 +20,7 @@ from sglang_prefill_ext.frontend.token.generate_api import read_request
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.border.collectors import collector, samples
 from tests.unit.frontend.links import answered_meanwhile
 
@@ -57,7 +58,7 @@ class Frontend:
 
     async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
         if self.declines:
-            raise StockPathTaken("row_over_budget")
+            raise StockPathTaken(StockReason.ROW_OVER_BUDGET)
         table = np.array([[-0.5, TOKEN]], dtype=np.float32)
         return [ReadOut(table, 1, queue_s=0.25) for _ in calls]
 

@@ -16,6 +16,7 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.token.token_requests import tokenized
 
 with warnings.catch_warnings():
@@ -100,7 +101,7 @@ async def test_a_token_is_answered() -> None:
 
 @pytest.mark.parametrize("meanwhile", [{}, {"r": object()}], ids=["left", "another of its name"])
 @pytest.mark.parametrize(
-    "error", [None, PackedForwardError("x"), StockPathTaken("row_over_budget")]
+    "error", [None, PackedForwardError("x"), StockPathTaken(StockReason.ROW_OVER_BUDGET)]
 )
 async def test_who_has_left_is_answered_nothing(
     meanwhile: dict[str, object], error: Exception | None
@@ -132,7 +133,7 @@ async def test_an_answer_that_cannot_be_given_ends_the_call() -> None:
 
 
 async def test_what_sglang_cannot_be_sent_ends_the_call() -> None:
-    manager, frontend = Manager(failures=1), Frontend(StockPathTaken("row_over_budget"))
+    manager, frontend = Manager(failures=1), Frontend(StockPathTaken(StockReason.ROW_OVER_BUDGET))
     await begun(manager, frontend)
     assert [reason["status_code"] for reason in reasons(manager)] == [500]
     again = Manager()

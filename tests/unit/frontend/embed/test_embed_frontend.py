@@ -28,6 +28,7 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import VECTOR_AND_STATE, WHOLE_VECTOR, PackedRows
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.embed.test_embed_call import request
 from tests.unit.frontend.links import StubLink, answer_at_once, answered_meanwhile, stub_answer
 
@@ -409,7 +410,7 @@ async def test_texts_need_a_tokenizer() -> None:
 
 async def test_a_declined_process_packs_nothing() -> None:
     setup = Setup(stub_answer())
-    setup.exchange.decline("pooling")
+    setup.exchange.decline(StockReason.POOLING)
     with pytest.raises(StockPathTaken, match="pooling"):
         await setup.frontend.embed(EmbedCall(["a"], True, None), PLAIN, None)
     assert setup.link.encoded == []

@@ -35,6 +35,7 @@ from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, stub_answer
 
 VOCAB = 300
@@ -320,11 +321,11 @@ async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
 async def test_a_decline_takes_the_stock_path_and_is_remembered(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    _answer_soon(frontend, link, stub_answer("declined", "linear_attention"))
+    _answer_soon(frontend, link, stub_answer("declined", "pooling"))
     for _ in range(3):
         with pytest.raises(StockPathTaken) as taken:
             await frontend.score(CALL)
-        assert taken.value.reason == "linear_attention"
+        assert taken.value.reason == "pooling"
     assert len(link.sent) == 1
     assert link.aborted == []
     assert _nothing_is_left(frontend, link)
@@ -733,7 +734,7 @@ async def test_wrong_prompts_are_refused_and_send_nothing(
 
 
 async def test_declined_from_the_start(frontend: ScoreFrontend, link: StubLink) -> None:
-    frontend.exchange.decline("not_generation")
+    frontend.exchange.decline(StockReason.NOT_GENERATION)
     with pytest.raises(StockPathTaken, match="not_generation"):
         await frontend.score(CALL)
     assert link.sent == []

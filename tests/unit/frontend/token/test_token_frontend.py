@@ -17,6 +17,7 @@ from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.packed import PackedRows, int_array
 from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
 from tests.unit.frontend.token.token_requests import log_probs, tokenized, values_of
 
@@ -109,7 +110,7 @@ def test_what_is_not_eligible_takes_the_stock_path() -> None:
     ]:
         with pytest.raises(StockPathTaken, match=reason):
             setup.frontend.call_of(request, ())
-    setup.exchange.decline("model_architecture")
+    setup.exchange.decline(StockReason.MODEL_ARCHITECTURE)
     with pytest.raises(StockPathTaken, match="model_architecture"):
         setup.frontend.call_of(tokenized([1]), ())
 

@@ -1,0 +1,127 @@
+"""Why SGLang serves a request itself."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+_CHOICE = (
+    "choosing the one generated token takes more than its logits, or a stop string may end there"
+)
+_MORE_OUTPUT = "a one-token generation that asks for more than token and log-probs"
+_TIED = "a one-token generation tied to a session, a separate cache, one replica or a decode server"
+_HANDED_ON = (
+    "over gRPC only, for calls that a front end hands to the engine: vectors of a generation model,"
+    " which SGLang refuses; Matryoshka dimensions, which the engine packs"
+)
+_MODEL = "the whole server: the model is not packed"
+_ADAPTERS = (
+    "the whole server: LoRA adapters may change the embedding table, the output head or experts"
+    " (`--lora-target-modules`)"
+)
+
+
+class StockReason(StrEnum):
+    """A reason as it is counted and shown, in the order of the table in docs/monitoring.md.
+
+    Attributes:
+        meaning: what that table says of it.
+    """
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str = "") -> Self:
+        reason = str.__new__(cls, value)
+        reason._value_ = value
+        reason.meaning = meaning
+        return reason
+
+    OPTED_OUT = "opted_out", "header `x-prefill-only: off`"
+    NO_ITEMS = "no_items", "`items` is empty, so there are no scores"
+    UNUSUAL_INPUT = (
+        "unusual_input",
+        "types, labels or a temperature for SGLang to judge; mostly errors",
+    )
+    PROMPT_TOO_LONG = (
+        "prompt_too_long",
+        "a prompt over the context length; SGLang refuses or truncates it",
+    )
+    ROW_OVER_BUDGET = (
+        "row_over_budget",
+        "one item longer than `--prefill-only-max-forward-tokens`, or than the memory of a forward"
+        " allows",
+    )
+    NOT_FINITE = "not_finite", "the forward gave NaN"
+    NO_KV_ROOM = (
+        "no_kv_room",
+        "a request of several forwards whose prefix finds no room in the KV pool, or is longer than"
+        " 15/16 of it; SGLang waits for room",
+    )
+    EMBED_OVERRIDES = (
+        "embed_overrides",
+        "embeddings with a generation, for a whole prompt (`input_embeds`), or for an encoder;"
+        " those of `/v1/score` and `/v1/embeddings` are packed",
+    )
+    TOKEN_POSITIONS = (
+        "token_positions",
+        "vectors of chosen tokens from a head that reads only the last token (SGLang's Llama"
+        " classifier), or spans of a joint schema head",
+    )
+    POOLED_HIDDEN_STATES = (
+        "pooled_hidden_states",
+        "hidden states together with `dimensions`, or of a generation model, which SGLang refuses",
+    )
+    MULTIMODAL = "multimodal", "images, audio or video"
+    GRAMMAR = "grammar", _CHOICE
+    LOGIT_PROCESSOR = "logit_processor", _CHOICE
+    STOP_STRINGS = "stop_strings", _CHOICE
+    BEAM_SEARCH = "beam_search", _CHOICE
+    WATERMARK = "watermark", _CHOICE
+    HIDDEN_STATES = "hidden_states", _MORE_OUTPUT
+    ROUTED_EXPERTS = "routed_experts", _MORE_OUTPUT
+    SAMPLING_MASK = "sampling_mask", _MORE_OUTPUT
+    ENTROPY = "entropy", _MORE_OUTPUT
+    FLAT_LOGPROBS = "flat_logprobs", _MORE_OUTPUT
+    REASONING = "reasoning", _MORE_OUTPUT
+    SESSION = "session", _TIED
+    CACHE_NAMESPACE = "cache_namespace", _TIED
+    ROUTED_DP_RANK = "routed_dp_rank", _TIED
+    DISAGGREGATION = "disaggregation", _TIED
+    POOLING = (
+        "pooling",
+        "the whole server: the model pools neither the last token nor, as an encoder, the first"
+        " one, or makes sparse vectors",
+    )
+    HEALTH_CHECK = "health_check", "SGLang's own `/health_generate` on an embedding server"
+    NOT_GENERATION = (
+        "not_generation",
+        "in explanations and over gRPC only: `/v1/score` of a model that makes vectors. SGLang"
+        " computes the scores from a call for vectors, which is packed and counted",
+    )
+    NO_VECTORS = "no_vectors", _HANDED_ON
+    DIMENSIONS = "dimensions", _HANDED_ON
+    NO_TOKENIZER = "no_tokenizer", "text for a server with `--skip-tokenizer-init`"
+    MULTI_ITEM_SCORING = "multi_item_scoring", "the server runs with `--enable-mis`"
+    MODEL_ARCHITECTURE = "model_architecture", _MODEL
+    LOGIT_SOFT_CAP = "logit_soft_cap", _MODEL
+    CROSS_ATTENTION = "cross_attention", _MODEL
+    ATTENTION_VARIANT = "attention_variant", _MODEL
+    UNEVEN_HEADS = "uneven_heads", _MODEL
+    LONG_ROPE = "long_rope", _MODEL
+    AUX_HIDDEN_STATES = "aux_hidden_states", _MODEL
+    NO_ATTENTION_LAYERS = "no_attention_layers", _MODEL
+    SEVERAL_ADAPTERS = (
+        "several_adapters",
+        "one call for vectors that names different LoRA adapters for its prompts",
+    )
+    LORA_OVERLAP_LOADING = (
+        "lora_overlap_loading",
+        "the server runs with `--enable-lora-overlap-loading`",
+    )
+    LORA_ENCODER = "lora_encoder", "the whole server: LoRA adapters with an encoder"
+    LORA_VOCABULARY = "lora_vocabulary", _ADAPTERS
+    LORA_EXPERTS = "lora_experts", _ADAPTERS
+    KNOWN_ANSWERS_DIFFER = (
+        "known_answers_differ",
+        "the whole server: the known answers of the two paths differ",
+    )
