@@ -15,7 +15,7 @@ COMPILERS ?= 8
 JUDGES := .judges
 WHEELS ?= dist
 
-.PHONY: setup check test test-gpu demo bench bench-gpu judges doctor wheel proto lock clean
+.PHONY: setup check test test-quick test-gpu demo bench bench-gpu judges doctor wheel proto lock clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ test: setup
 	$(PYTEST) --durations 20 $(SHARE) tests --ignore tests/kernels || status=$$?; \
 	TRITON_INTERPRET=1 $(PYTEST) $(SHARE) tests/kernels || status=$$?; \
 	exit $$status
+
+# For the inner loop: starts no server, trains nothing.
+test-quick: setup
+	OMP_NUM_THREADS=1 $(PYTEST) $(SHARE) tests/unit --ignore tests/unit/bench --ignore tests/unit/modelmaker
 
 # On a machine with a Hopper GPU: the kernels compiled, then their speed. Without `setup`: docs/gpu.md.
 test-gpu: setup

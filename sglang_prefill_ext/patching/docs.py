@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
+from sglang_prefill_ext.patching.imitations import IMITATIONS
 from sglang_prefill_ext.patching.spec import Patch, Use, UseKind
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import USES
@@ -38,12 +39,21 @@ class the members, that `patching/uses.lock.json` has. A changed body is drift.
 | target | of it | for |
 |---|---|---|"""
 
+_IMITATED = """
+## Made as SGLang makes it
+
+No signature shows when SGLang makes one of these objects otherwise. The tests do, which compare it
+with SGLang's own.
+
+| made by | stands for | compared by |
+|---|---|---|"""
+
 
 def markdown(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> str:
     """The whole document, ending in a newline."""
     rows = [f"| [{p.id}](#{p.id.lower()}) | `{p.target}` | {p.kind} | {p.group} |" for p in patches]
     table = ["| patch | target | kind | group |", "|---|---|---|---|", *rows]
-    sections = [*map(_section, patches), _USED, *_use_rows(uses), ""]
+    sections = [*map(_section, patches), _USED, *_use_rows(uses), _IMITATED, *_imitation_rows(), ""]
     return "\n".join([_INTRODUCTION, *table, "", *sections])
 
 
@@ -74,6 +84,11 @@ def _use_rows(uses: Sequence[Use]) -> Iterator[str]:
         if use.target.rpartition(".")[0] not in classes:
             names = ", ".join(f"`{name}`" for name in (*use.members, *methods[use.target]))
             yield f"| `{use.target}{use.signature}` | {names} | {use.why} |"
+
+
+def _imitation_rows() -> Iterator[str]:
+    for made_by, stands_for, tests in IMITATIONS:
+        yield f"| `{made_by}` | {stands_for} | {', '.join(f'`{test}`' for test in tests)} |"
 
 
 if __name__ == "__main__":
