@@ -66,7 +66,7 @@ def make_cases(
 
     is_row = np.repeat(problem.prefix_lens > 0, problem.lens)
     table = problem.on_device(np.flatnonzero(~is_row))
-    cached = CachedKV(problem.k, problem.v, table, page_size=1)
+    cached = CachedKV(problem.k, problem.v, table)
     held = (GroupSpan(prefix, 0, suffixes),) * groups
     rows_only = problem.rows_only()
     return (

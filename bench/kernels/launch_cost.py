@@ -67,8 +67,8 @@ def launches() -> dict[str, Launch]:
     cached_layout = ForwardLayout((GroupSpan(60, 0, np.full(50, 2, np.int32)),))
     q, k, v = _projected(layout.num_tokens)
     cached_q, cached_k, cached_v = _projected(cached_layout.num_tokens)
-    pages = torch.arange(60, dtype=torch.int32)
-    cached = CachedKV(torch.zeros(64, KEY_HEADS, HEAD_DIM, dtype=q.dtype), v[:64].clone(), pages, 1)
+    slots = torch.arange(60, dtype=torch.int32)
+    cached = CachedKV(torch.zeros(64, KEY_HEADS, HEAD_DIM, dtype=q.dtype), v[:64].clone(), slots)
     plan, cached_plan = _plan(layout), _plan(cached_layout)
     scale = HEAD_DIM**-0.5
     part = shared_prefix_attention(q, k, v, plan, scale)

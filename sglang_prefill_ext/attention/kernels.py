@@ -130,7 +130,7 @@ class KernelAttention:
     def _paged(self, cached: HeldKV | None) -> fused.CachedKV | None:
         if cached is None or self._page_table is None:
             return None
-        return fused.CachedKV(*cached, self._page_table, page_size=1)
+        return fused.CachedKV(*cached, self._page_table)
 
 
 @cache

@@ -4,7 +4,6 @@ A *section* is a group's fresh prefix, or all its rows. Queries of one section h
 outside of it, hence a tile never leaves its section.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,14 +42,12 @@ class KernelPlan:
             tiles that see most keys come first, so that no long one is left over at the end.
         block_tokens: no tile has more queries.
         parts: among how many tiles the keys of a query are divided.
-        num_pages: entries of the page table: the pages of each group's held prefix, in order.
     """
 
     query_token: NDArray[np.int32]
     segment_start: NDArray[np.int32]
     tiles: NDArray[np.int32]
     block_tokens: int
-    num_pages: int
     parts: int = 1
 
 
@@ -59,17 +56,15 @@ def plan_tiles(
     *,
     block_tokens: int,
     queries: NDArray[np.int64] | None = None,
-    page_size: int = 1,
     programs: int = 0,
     key_heads: int = 1,
 ) -> KernelPlan:
     """Divide the queries of a forward into tiles; linear in its tokens.
 
     Args:
-        layout: `held` tokens of a group are in cached pages, the rest is in the forward.
+        layout: `held` tokens of a group are in the cache, the rest is in the forward.
         block_tokens: most queries of one tile, >= 1; the kernel says which is best.
         queries: int64 `[Q]`, strictly ascending: the tokens whose attention is wanted; None: all.
-        page_size: tokens of a cached page, >= 1.
         programs: how many the device runs at a time. Where there are so few tiles that most of it
             would be idle, the keys of long prefixes are divided among more of them. 0: never.
         key_heads: each tile is one program for each of them.
@@ -78,7 +73,6 @@ def plan_tiles(
         PackingError: an argument is out of range, or queries do not ascend.
     """
     _require(block_tokens >= 1, f"block_tokens is {block_tokens}; it must be at least 1")
-    _require(page_size >= 1, f"page_size is {page_size}; it must be at least 1")
     held = np.array([group.held for group in layout.groups], dtype=np.int64)
     fresh = np.array([group.fresh for group in layout.groups], dtype=np.int64)
     group_starts = layout.group_starts
@@ -95,8 +89,7 @@ def plan_tiles(
 
     first, stop = _cut(section, queries - starts[section], block_tokens)
     group, in_rows = np.divmod(section[first], 2)
-    pages = -(-held // page_size)
-    page_offsets = np.cumsum(pages) - pages
+    page_offsets = np.cumsum(held) - held
     fresh_start = group_starts[group] * in_rows
     fresh_len = fresh[group] * in_rows
     own_start, own_stop = segment_start[first], last_key[stop - 1] + 1
@@ -111,7 +104,7 @@ def plan_tiles(
     seen = int(((held[group] + fresh_len) * (stop - first)).sum()) // max(1, len(queries))
     parts = parts_of_keys(len(tiles) * key_heads, seen, programs)
     if parts > 1:
-        tiles = _divided(tiles, parts, page_size)
+        tiles = _divided(tiles, parts)
     _, _, fresh_start, fresh_stop, own_start, own_stop, _, cached_len, _, _ = tiles.T
     num_keys = cached_len + fresh_stop - fresh_start + own_stop - own_start
     return KernelPlan(
@@ -119,7 +112,6 @@ def plan_tiles(
         segment_start=segment_start.astype(np.int32),
         tiles=tiles[np.argsort(-num_keys, kind="stable")].astype(np.int32),
         block_tokens=block_tokens,
-        num_pages=int(pages.sum()),
         parts=parts,
     )
 
@@ -137,21 +129,20 @@ def parts_of_keys(busy: int, prefix_tokens: int, programs: int) -> int:
     return max(1, min(programs // busy, prefix_tokens // PART_TOKENS))
 
 
-def _divided(tiles: NDArray[np.int64], parts: int, page_size: int) -> NDArray[np.int64]:
+def _divided(tiles: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
     """Every tile `parts` times, each with its part of the prefix; part 0 has the end of it and the
     own keys of the tile."""
     number = np.tile(np.arange(parts), len(tiles))
     tiles = np.repeat(tiles, parts, axis=0)
     fresh_start, fresh_stop, cached_len = tiles[:, 2].copy(), tiles[:, 3], tiles[:, 7].copy()
     prefix = cached_len + fresh_stop - fresh_start
-    unit = math.lcm(_KEY_BLOCK, page_size)
-    size = -(-prefix // (parts * unit)) * unit
+    size = -(-prefix // (parts * _KEY_BLOCK)) * _KEY_BLOCK
     start, stop = np.minimum(number * size, prefix), np.minimum((number + 1) * size, prefix)
     first = np.minimum(start, cached_len)
     tiles[:, 2] = fresh_start + np.maximum(start - cached_len, 0)
     tiles[:, 3] = fresh_start + np.maximum(stop - cached_len, 0)
     tiles[:, 5] = np.where(number == parts - 1, tiles[:, 5], tiles[:, 4])
-    tiles[:, 6] += first // page_size
+    tiles[:, 6] += first
     tiles[:, 7] = np.minimum(stop, cached_len) - first
     tiles[:, 8] = prefix - stop
     tiles[:, 9] = parts - 1 - number

@@ -103,10 +103,10 @@ def test_flush_waits_for_packed_work(client: Client) -> None:
 
 
 def test_abort_ends_queued_work(client: Client) -> None:
-    bodies = [score_body(seed, **LONG) for seed in range(4)]
+    bodies = [score_body(seed, **LONG) for seed in range(16)]
     with client.counting() as moved, ThreadPoolExecutor(len(bodies)) as pool:
         answers = [pool.submit(client.post, "/v1/score", body) for body in bodies]
-        wait_until(lambda: client.scheduler()["queue"]["requests"] >= 3)
+        wait_until(lambda: client.scheduler()["queue"]["requests"] >= 10)
         assert client.post("/abort_request", {"abort_all": True}).status_code == 200
         statuses = [answer.result().status_code for answer in answers]
     assert statuses.count(503) >= 3

@@ -19,7 +19,7 @@ from sglang_prefill_ext.layout.kernel_plan import KernelPlan, plan_tiles
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-UNUSED_PAGES = 3
+UNUSED_SLOTS = 3
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,6 @@ class Sizes:
     head_dim: int = 16
     value_dim: int = 16
     block_tokens: int = 8
-    page_size: int = 16
-    cache_dtype: torch.dtype | None = None
-    """None: the dtype of q."""
     programs: int = 0
 
 
@@ -89,7 +86,6 @@ def make_case(
         layout,
         block_tokens=size.block_tokens,
         queries=index,
-        page_size=size.page_size,
         programs=size.programs,
     )
     widths = [
@@ -103,8 +99,9 @@ def make_case(
     unread = ~torch.from_numpy(_read_tokens(host, layout.num_tokens)).to(device)
     k[unread] = v[unread] = torch.nan
     cached = None
-    if host.num_pages:
-        cached = _cache(layout, host, size, random, device, dtype)
+    held = sum(group.held for group in layout.groups)
+    if held:
+        cached = _cache(held, size, random, device, dtype)
     return Case(
         q.unflatten(1, (size.heads, -1)),
         k.unflatten(1, (size.key_heads, -1)),
@@ -129,28 +126,13 @@ def _read_tokens(plan: KernelPlan, num_tokens: int) -> np.ndarray:
 
 
 def _cache(
-    layout: ForwardLayout,
-    plan: KernelPlan,
-    size: Sizes,
-    random: torch.Generator,
-    device: torch.device,
-    dtype: torch.dtype,
+    held: int, size: Sizes, random: torch.Generator, device: torch.device, dtype: torch.dtype
 ) -> CachedKV:
-    """Shuffled pages of K/V; NaN in unused pages and behind the last token of each prefix."""
-    num_pages = plan.num_pages + UNUSED_PAGES
-    table = torch.randperm(num_pages, generator=random)[: plan.num_pages]
-    used = torch.zeros(num_pages, size.page_size, dtype=torch.bool)
-    offset = 0
-    for group in layout.groups:
-        pages = -(-group.held // size.page_size)
-        token = torch.arange(pages * size.page_size).view(pages, size.page_size)
-        used[table[offset : offset + pages]] = token < group.held
-        offset += pages
-    scales = (0.7, 1.9) if size.cache_dtype == torch.float8_e4m3fn else (1.0, 1.0)
+    """Shuffled slots of K/V; NaN in unused ones."""
+    table = torch.randperm(held + UNUSED_SLOTS, generator=random)
     caches = []
     for width in (size.head_dim, size.value_dim):
-        shape = (num_pages, size.page_size, size.key_heads, width)
-        cache = torch.randn(shape, generator=random)
-        cache[~used] = torch.nan
-        caches.append(cache.to(device, dtype).to(size.cache_dtype or dtype))
-    return CachedKV(*caches, table.to(device, torch.int32), size.page_size, *scales)
+        cache = torch.randn((len(table), size.key_heads, width), generator=random)
+        cache[table[held:]] = torch.nan
+        caches.append(cache.to(device, dtype))
+    return CachedKV(*caches, table[:held].to(device, torch.int32))

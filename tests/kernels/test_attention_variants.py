@@ -94,7 +94,6 @@ def test_all_at_once_in_both_ways(device: torch.device, dtype: torch.dtype, wind
 @given(
     forward=layouts(max_groups=2),
     data=st.data(),
-    page_size=st.sampled_from([1, 16]),
     block=st.sampled_from([3, 16]),
     window=st.none() | st.integers(0, 120),
     soft_cap=st.sampled_from([0.0, 2.0]),
@@ -104,7 +103,6 @@ def test_any_forward_any_queries_and_any_variant(
     device: torch.device,
     forward: ForwardLayout,
     data: st.DataObject,
-    page_size: int,
     block: int,
     window: int | None,
     soft_cap: float,
@@ -112,9 +110,7 @@ def test_any_forward_any_queries_and_any_variant(
 ) -> None:
     tokens = st.integers(0, forward.num_tokens - 1)
     queries = data.draw(st.none() | st.sets(tokens, max_size=20).map(sorted))
-    case = make_case(
-        forward, device, torch.float32, queries, page_size=page_size, block_tokens=block
-    )
+    case = make_case(forward, device, torch.float32, queries, block_tokens=block)
     sinks = SINKS.to(device) if has_sinks else None
     case = case.replace(scores={"soft_cap": soft_cap, "window": window, "sinks": sinks})
     case.check(run(case), factor=2.0)

@@ -46,17 +46,14 @@ def test_every_part_together(device: torch.device, dtype: torch.dtype) -> None:
 @given(
     forward=layouts(max_groups=2),
     data=st.data(),
-    page_size=st.sampled_from([1, 16, 64]),
     block=st.sampled_from([3, 16]),
 )
 def test_any_forward_and_any_queries(
-    device: torch.device, forward: ForwardLayout, data: st.DataObject, page_size: int, block: int
+    device: torch.device, forward: ForwardLayout, data: st.DataObject, block: int
 ) -> None:
     tokens = st.integers(0, forward.num_tokens - 1)
     queries = data.draw(st.none() | st.sets(tokens, max_size=20).map(sorted))
-    case = make_case(
-        forward, device, torch.float32, queries, page_size=page_size, block_tokens=block
-    )
+    case = make_case(forward, device, torch.float32, queries, block_tokens=block)
     case.check(run(case))
 
 
@@ -87,23 +84,10 @@ def test_the_largest_head_size(device: torch.device) -> None:
     case.check(run(case))
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("held", [1, 64, 100])
-def test_pages(device: torch.device, dtype: torch.dtype, page_size: int, held: int) -> None:
-    case = make_case(layout((held, 3, 4, 1), (7, 0, 2)), device, dtype, page_size=page_size)
+def test_cached_prefixes(device: torch.device, dtype: torch.dtype, held: int) -> None:
+    case = make_case(layout((held, 3, 4, 1), (7, 0, 2)), device, dtype)
     case.check(run(case))
-
-
-def test_a_cache_of_8_bit_numbers_and_its_scales(device: torch.device, dtype: torch.dtype) -> None:
-    case = make_case(FORWARD, device, dtype, cache_dtype=torch.float8_e4m3fn)
-    case.check(run(case), factor=2.0)
-
-
-def test_a_cache_of_slots(device: torch.device, dtype: torch.dtype) -> None:
-    case = make_case(FORWARD, device, dtype)
-    assert case.cached is not None
-    flat = replace(case.cached, k=case.cached.k.flatten(0, 1), v=case.cached.v.flatten(0, 1))
-    case.check(run(case.replace(cached=flat)))
 
 
 def test_one_token(device: torch.device, dtype: torch.dtype) -> None:
@@ -198,14 +182,13 @@ def test_offsets_beyond_32_bits(device: torch.device, tmp_path: Path) -> None:
     else:
         file = str(tmp_path / "cache")
         memory = torch.from_file(file, shared=True, size=2**31 + 64, dtype=torch.float16)
-    case = make_case(layout((5, 0, 2)), device, torch.float16, page_size=1)
+    case = make_case(layout((5, 0, 2)), device, torch.float16)
     assert case.cached is not None
-    small = case.cached.k[:, 0]
     in_use = case.cached.page_table.long()
     k = memory.as_strided((5, 2, 16), (2**29, 16, 1))
-    k.copy_(small[in_use])
+    k.copy_(case.cached.k[in_use])
     table = torch.arange(5, dtype=torch.int32, device=device)
-    cached = CachedKV(k, case.cached.v[in_use, 0].contiguous(), table, 1)
+    cached = CachedKV(k, case.cached.v[in_use], table)
     case = case.replace(cached=cached)
     case.check(run(case))
 
@@ -230,17 +213,15 @@ DIVIDED = layout((150, 70, 2, 3), (40, 0, 1), (0, 100, 1))
 
 
 @pytest.mark.usefixtures("_divided")
-@pytest.mark.parametrize("page_size", [1, 16, 128])
 @pytest.mark.parametrize(
     "scores", [{}, {"soft_cap": 2.0}, {"window": 30}, {"window": 100}, {"sinks": True}], ids=str
 )
 def test_divided_keys_give_what_whole_ones_do(
-    device: torch.device, dtype: torch.dtype, page_size: int, scores: dict[str, Any]
+    device: torch.device, dtype: torch.dtype, scores: dict[str, Any]
 ) -> None:
     ends = DIVIDED.row_ends.tolist()
-    sizes = {"page_size": page_size, "block_tokens": 8}
-    case = make_case(DIVIDED, device, dtype, ends, **sizes, programs=15)
-    whole = make_case(DIVIDED, device, dtype, ends, **sizes)
+    case = make_case(DIVIDED, device, dtype, ends, programs=15)
+    whole = make_case(DIVIDED, device, dtype, ends)
     assert (case.plan.parts, whole.plan.parts) == (5, 1)
     if "sinks" in scores:
         scores = {"sinks": torch.tensor([1.5, -4.0, 3.0, 0.0], device=device), "window": 90}
@@ -251,7 +232,7 @@ def test_divided_keys_give_what_whole_ones_do(
 
 @pytest.mark.usefixtures("_divided")
 def test_divided_keys_of_every_query_and_part(device: torch.device) -> None:
-    case = make_case(DIVIDED, device, torch.float32, programs=200, page_size=1)
+    case = make_case(DIVIDED, device, torch.float32, programs=200)
     assert case.plan.parts > 1
     for parts in (KeyParts.ALL, *KeyParts, KeyParts.PREFIX):
         case.check(run(case, parts), parts)
@@ -302,17 +283,11 @@ WRONG: dict[str, Callable[[Case], Case]] = {
     "plan.block_tokens is 0": _with_plan(block_tokens=0),
     "plan.parts is 0: it must be at least 1": _with_plan(parts=0),
     "cached.k is torch.float16": _with_cache(lambda c: {"k": c.k.half()}),
-    "cached.k is of shape .*must be .*, 8, 2, 16": _with_cache(lambda c: {"page_size": 8}),
-    "cached.k is of shape": _with_cache(lambda c: {"k": c.k[0, 0]}),
-    "cached.k is strided": _with_cache(lambda c: {"k": c.k.repeat(1, 2, 1, 1)[:, :16]}),
-    "cached.v is torch.float32 of .* slots: it must be like": _with_cache(
-        lambda c: {"v": c.v[:-1]}
-    ),
-    "cached.v is torch.float8_e4m3fn of": _with_cache(lambda c: {"v": c.v.to(torch.float8_e4m3fn)}),
-    "cached.page_size is 0: it must be at least 1": _with_cache(lambda c: {"page_size": 0}),
+    "cached.k is of shape": _with_cache(lambda c: {"k": c.k[:, 0]}),
+    "cached.k is strided": _with_cache(lambda c: {"k": c.k.repeat(1, 1, 2)[:, :, ::2]}),
+    "cached.v is of .* slots: it must have": _with_cache(lambda c: {"v": c.v[:-1]}),
+    "cached.v is torch.float8_e4m3fn": _with_cache(lambda c: {"v": c.v.to(torch.float8_e4m3fn)}),
     "cached.page_table is torch.int64": _with_cache(lambda c: {"page_table": c.page_table.long()}),
-    "cached.k_scale is 0": _with_cache(lambda c: {"k_scale": 0}),
-    "cached.v_scale is -1.0": _with_cache(lambda c: {"v_scale": -1.0}),
     "head_dim is 129: head sizes go up to 128": lambda c: c.replace(
         v=torch.cat([c.v] * 9, dim=2)[:, :, :129]
     ),

@@ -39,8 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def stock(case: Case, variant: AttentionVariant) -> Tensor:
     """SGLang's kernel, for each row a prompt whose prefix is cached; `[tokens of rows, H, Dv]`."""
     assert case.cached is not None
-    pages = case.cached.page_table.long()
-    cached_k, cached_v = (x[pages].flatten(0, 1)[:HELD] for x in (case.cached.k, case.cached.v))
+    slots = case.cached.page_table.long()
+    cached_k, cached_v = case.cached.k[slots], case.cached.v[slots]
     device, rows = case.q.device, len(ROWS)
     q, k, v = (x[FRESH:].contiguous() for x in (case.q, case.k, case.v))
     out = torch.empty_like(q)
@@ -72,7 +72,7 @@ def stock(case: Case, variant: AttentionVariant) -> Tensor:
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_the_same_as_sglang(device: torch.device, options: dict[str, Any]) -> None:
     forward = layout((HELD, FRESH, *ROWS))
-    case = make_case(forward, device, torch.float32, page_size=1)
+    case = make_case(forward, device, torch.float32)
     variant = AttentionVariant(**options)
     if variant.sinks is not None:
         variant = AttentionVariant(variant.soft_cap, variant.window, SINKS.to(device))
@@ -80,10 +80,10 @@ def test_the_same_as_sglang(device: torch.device, options: dict[str, Any]) -> No
     scores = {name: getattr(variant, name) for name in ("soft_cap", "window", "sinks")}
     assert case.cached is not None
     cached = case.cached
-    pages = cached.page_table.long()
-    held = (cached.k[pages].flatten(0, 1), cached.v[pages].flatten(0, 1))
     inputs = LayerInputs(case.q, case.k, case.v, case.scale, variant)
-    dense = DenseAttention(forward, device).forward(inputs, [held])
+    attention = DenseAttention(forward, device)
+    attention.bind((), cached.page_table)
+    dense = attention.forward(inputs, (cached.k, cached.v))
     fused, _ = shared_prefix_attention(*case.arguments, cached=cached, **scores)
     for found in (dense, fused):
         torch.testing.assert_close(found[FRESH:], wanted, rtol=1e-5, atol=1e-5)

@@ -50,14 +50,14 @@ def _expected(forward: ForwardLayout) -> list[list[Key]]:
     return seen
 
 
-def _seen(plan: KernelPlan, tile: np.ndarray, query: int, pages: list[Key]) -> list[Key]:
-    """The keys of one query as the kernel walks them, with pages of one token."""
+def _seen(plan: KernelPlan, tile: np.ndarray, query: int, cached: list[Key]) -> list[Key]:
+    """The keys of one query as the kernel walks them."""
     _, _, fresh_start, fresh_stop, own_start, own_stop, page_offset, cached_len, _, _ = (
         tile.tolist()
     )
     first, last = plan.segment_start[query], plan.query_token[query]
     own = [token for token in range(own_start, own_stop) if first <= token <= last]
-    return pages[page_offset : page_offset + cached_len] + [
+    return cached[page_offset : page_offset + cached_len] + [
         ("token", token) for token in [*range(fresh_start, fresh_stop), *own]
     ]
 
@@ -71,13 +71,12 @@ def test_every_query_is_in_one_tile_and_sees_what_it_should(
     plan = plan_tiles(forward, block_tokens=block_tokens, queries=queries)
     wanted = list(range(forward.num_tokens)) if queries is None else queries.tolist()
     assert plan.query_token.tolist() == forward.last_keys()[wanted].tolist()
-    pages = [(str(i), token) for i, g in enumerate(forward.groups) for token in range(g.held)]
-    assert plan.num_pages == len(pages)
+    cached = [(str(i), token) for i, g in enumerate(forward.groups) for token in range(g.held)]
     expected = _expected(forward)
     placed: list[int] = []
     for tile in plan.tiles:
         for query in range(tile[0], tile[1]):
-            assert _seen(plan, tile, query, pages) == expected[wanted[query]]
+            assert _seen(plan, tile, query, cached) == expected[wanted[query]]
             placed.append(query)
     assert sorted(placed) == list(range(len(wanted)))
 
@@ -127,16 +126,15 @@ def test_no_plan_has_more_tiles_than_there_is_room_for(
     rows=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     others=st.lists(st.integers(0, 3000), max_size=2),
     programs=st.integers(0, 600),
-    page_size=st.sampled_from([1, 16, 128]),
 )
 def test_the_parts_of_a_tile_are_the_whole(
-    prefix: tuple[int, int], rows: list[int], others: list[int], programs: int, page_size: int
+    prefix: tuple[int, int], rows: list[int], others: list[int], programs: int
 ) -> None:
     forward = layout((*prefix, *rows), *((held, 0, 1) for held in others))
-    sizes = {"block_tokens": 32, "page_size": page_size}
     ends = forward.row_ends
-    whole = plan_tiles(forward, **sizes, queries=ends)
-    divided = plan_tiles(forward, **sizes, queries=ends, programs=programs, key_heads=8)
+    whole = plan_tiles(forward, block_tokens=32, queries=ends)
+    sizes = {"programs": programs, "key_heads": 8}
+    divided = plan_tiles(forward, block_tokens=32, queries=ends, **sizes)
     assert whole.parts == 1
     assert len(divided.tiles) == divided.parts * len(whole.tiles)
     assert divided.parts == 1 or len(divided.tiles) * 8 <= programs
@@ -148,9 +146,8 @@ def test_the_parts_of_a_tile_are_the_whole(
         assert parts[:, 9].tolist() == list(range(divided.parts))[::-1]
         assert parts[-1, 4:6].tolist() == own.tolist()
         assert (parts[:-1, 4] == parts[:-1, 5]).all()
-        pages = [p + i for _, p, n in parts[:, [0, 6, 7]] for i in range(-(-n // page_size))]
-        assert pages == [*range(offset, offset + -(-held // page_size))]
-        assert (parts[:-1, 7] % page_size == 0).all() or parts[-1, 7] == 0
+        cached = [at + i for at, n in parts[:, [6, 7]] for i in range(n)]
+        assert cached == [*range(offset, offset + held)]
         assert parts[:, 7].sum() == held
         fresh = [token for start, stop in parts[:, 2:4] for token in range(start, stop)]
         assert fresh == [*range(fresh_start, fresh_stop)]
@@ -196,16 +193,12 @@ def test_own_keys_begin_with_the_first_segment_and_end_with_the_last_query() -> 
     assert plan.segment_start.tolist() == [3, 7]
 
 
-@pytest.mark.parametrize(
-    ("page_size", "offsets"), [(1, [0, 7, 7]), (4, [0, 2, 2]), (64, [0, 1, 1])]
-)
-def test_each_group_has_its_own_pages(page_size: int, offsets: list[int]) -> None:
+def test_each_group_has_its_own_slots() -> None:
     forward = layout((7, 0, 1), (0, 0, 1), (9, 0, 1))
-    plan = plan_tiles(forward, block_tokens=8, page_size=page_size)
+    plan = plan_tiles(forward, block_tokens=8)
     by_group = plan.tiles[np.argsort(plan.tiles[:, 0])]
-    assert by_group[:, 6].tolist() == offsets
+    assert by_group[:, 6].tolist() == [0, 7, 7]
     assert by_group[:, 7].tolist() == [7, 0, 9]
-    assert plan.num_pages == offsets[-1] + -(-9 // page_size)
 
 
 def test_no_query_is_no_tile() -> None:
@@ -240,7 +233,6 @@ def test_queries_of_another_dtype_are_refused() -> None:
         plan_tiles(FORWARD, block_tokens=8, queries=np.array([1.0]))
 
 
-@pytest.mark.parametrize("argument", ["block_tokens", "page_size"])
-def test_sizes_below_one_are_refused(argument: str) -> None:
-    with pytest.raises(PackingError, match=f"{argument} is 0; it must be at least 1"):
-        plan_tiles(FORWARD, **{"block_tokens": 1, argument: 0})
+def test_tiles_without_a_query_are_refused() -> None:
+    with pytest.raises(PackingError, match="block_tokens is 0; it must be at least 1"):
+        plan_tiles(FORWARD, block_tokens=0)

@@ -29,7 +29,7 @@ class KeyParts(Flag):
     """The parts of a query's keys."""
 
     CACHED = auto()
-    """The cached prefix of its group, in pages."""
+    """The cached prefix of its group."""
     FRESH = auto()
     """The fresh prefix of its group; a query of that prefix has none."""
     OWN = auto()
@@ -80,24 +80,18 @@ class CachedKV:
     """Keys and values of cached prefixes.
 
     Attributes:
-        k: `[slots, KH, D]` or `[pages, page_size, KH, D]`, the dtype of q or `float8_e4m3fn`.
-        v: likewise with Dv.
-        page_table: int32 `[entries]`: the pages of each prefix, in order.
-        page_size: tokens of a page; page p holds the slots p * page_size and following.
-        k_scale, v_scale: what stored numbers are multiplied with, > 0.
+        k: `[slots, KH, D]` in the dtype of q.
+        v: `[slots, KH, Dv]`, likewise.
+        page_table: int32 `[entries]`: the slots of each prefix, token by token.
     """
 
     k: Tensor
     v: Tensor
     page_table: Tensor
-    page_size: int
-    k_scale: float = 1.0
-    v_scale: float = 1.0
 
     def look(self) -> Hashable:
         """What its checks read."""
-        tensors = look(self.k), look(self.v), look(self.page_table)
-        return *tensors, self.page_size, self.k_scale, self.v_scale
+        return look(self.k), look(self.v), look(self.page_table)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, plan: TilePlan, scale: float) -> None:
@@ -138,36 +132,15 @@ def _check_index(name: str, index: Tensor, q: Tensor, shape: list[int | None]) -
     require(index.is_contiguous(), name, f"strided by {index.stride()}", "call .contiguous()")
 
 
-def slots_of(cached: CachedKV, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The checked cache as `[slots, KH, D]` and `[slots, KH, Dv]`, views of it."""
+def check_cached(cached: CachedKV, q: Tensor, k: Tensor, v: Tensor) -> None:
     _check_index("cached.page_table", cached.page_table, q, [None])
-    remedy = "it must be at least 1"
-    require(cached.page_size >= 1, "cached.page_size", cached.page_size, remedy)
-    for name, factor in (("k_scale", cached.k_scale), ("v_scale", cached.v_scale)):
-        require(factor > 0, f"cached.{name}", factor, "it must be positive; 1.0 for no scale")
-    keys = _slots("cached.k", cached.k, cached.page_size, q, k)
-    values = _slots("cached.v", cached.v, cached.page_size, q, v)
-    require(
-        keys.shape[0] == values.shape[0] and keys.dtype == values.dtype,
-        "cached.v",
-        f"{values.dtype} of {values.shape[0]} slots",
-        f"it must be like cached.k, {keys.dtype} of {keys.shape[0]} slots",
-    )
-    return keys, values
-
-
-def _slots(name: str, cache: Tensor, page_size: int, q: Tensor, fresh: Tensor) -> Tensor:
-    check_device(name, cache, q.device)
-    check_dtype(name, cache, (q.dtype, torch.float8_e4m3fn))
-    check_unit_stride(name, cache)
-    if cache.ndim == 4:
-        check_shape(name, cache, [None, page_size, *fresh.shape[1:]])
-        pages_touch = cache.stride(0) == page_size * cache.stride(1)
-        remedy = "a page must begin where the one before it ends"
-        require(pages_touch, name, f"strided by {cache.stride()}", remedy)
-        cache = cache.flatten(0, 1)
-    check_shape(name, cache, [None, *fresh.shape[1:]])
-    return cache
+    for name, cache, fresh in (("cached.k", cached.k, k), ("cached.v", cached.v, v)):
+        check_device(name, cache, q.device)
+        check_dtype(name, cache, (q.dtype,))
+        check_unit_stride(name, cache)
+        check_shape(name, cache, [None, *fresh.shape[1:]])
+    slots, remedy = cached.v.shape[0], f"it must have {cached.k.shape[0]}, as cached.k"
+    require(cached.k.shape[0] == slots, "cached.v", f"of {slots} slots", remedy)
 
 
 def check_outputs(out: Tensor | None, lse: Tensor | None, q: Tensor, value_dim: int) -> None:

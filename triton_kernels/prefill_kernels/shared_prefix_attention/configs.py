@@ -85,13 +85,11 @@ def constexprs(
 
 
 def variants() -> Iterable[Variant]:
-    """Every entry with a cache in pages of 64, and what differs most from it."""
+    """Every entry and what differs most from it."""
     parts = {"CACHED": True, "FRESH": True, "OWN": True}
     for (head_dim, itemsize), config in _CONFIGS.items():
         yield variant(config, head_dim, "bf16" if itemsize == 2 else "fp32", parts)
     config = _CONFIGS[128, 2]
-    yield variant(config, 128, "bf16", parts, cache_type="fp8e4nv", name="fp8 cache")
-    yield variant(config, 128, "bf16", parts, page_size=1, name="pages of 1")
     yield variant(config, 128, "fp16", {**parts, "CACHED": False}, name="no cache")
     yield variant(config, 80, "bf16", parts, group_size=7, name="7 heads")
     for head_dim in (128, 256):
@@ -108,25 +106,23 @@ def variant(
     parts: dict[str, bool],
     *,
     group_size: int = 2,
-    page_size: int = 64,
-    cache_type: str | None = None,
     soft_cap: float = 0.0,
     window: int = -1,
     sinks: bool = False,
     name: str = "",
 ) -> Variant:
     """One compiled form, of tensors that are aligned as a server's are."""
-    pointer, cache, strides = f"*{dtype}:16", f"*{cache_type or dtype}:16", ("i32:16", "i32:16")
+    pointer, strides = f"*{dtype}:16", ("i32:16", "i32:16")
     signature: dict[str, TypeSpec] = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), pointer),
-        **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), cache),
+        **dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), pointer),
         **{f"{tensor}_strides": strides for tensor in ("q", "k", "v", "k_cache", "v_cache")},
         "out_strides": ("i32:16", *strides),
         **dict.fromkeys(("query_token_ptr", "segment_start_ptr", "tiles_ptr"), "*i32:16"),
         "page_table_ptr": "*i32:16",
         "lse_ptr": "*fp32:16",
         "lse_strides": ("i32:16", "i32", "i32"),
-        **dict.fromkeys(("scale", "cached_scale", "v_scale"), "fp32"),
+        "scale": "fp32",
         "num_key_heads": "i32",
     }
     rule: dict[str, Any] = {"SOFT_CAP": soft_cap, "WINDOW": window}
@@ -139,7 +135,7 @@ def variant(
         name=", ".join(filter(None, (dtype, f"head size {head_dim}", name))),
         function=attention_kernel,
         signature=signature,
-        constexprs={**sizes, **parts, **rule, "PAGE_SIZE": page_size},
+        constexprs={**sizes, **parts, **rule},
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         needs_wgmma=dtype != "fp32",

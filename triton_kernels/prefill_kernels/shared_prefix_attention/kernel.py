@@ -36,14 +36,11 @@ def attention_kernel(
     lse_ptr,  # [parts, Q, H]
     lse_strides,
     sinks_ptr,  # [H] or None
-    scale,  # of scores with k; where they are capped, twice that over the cap
-    cached_scale,  # of scores with k_cache
-    v_scale,  # of v_cache
+    scale,  # of scores; where they are capped, twice that over the cap
     num_key_heads,
     CACHED: tl.constexpr,
     FRESH: tl.constexpr,
     OWN: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
     SOFT_CAP: tl.constexpr,  # of scores, times log2(e); 0: none
     WINDOW: tl.constexpr,  # tokens before its own that a query sees; -1: all
     GROUP_SIZE: tl.constexpr,  # query heads of one key head
@@ -114,12 +111,9 @@ def attention_kernel(
             page_table_ptr + tl.load(tile_ptr + 6),
         )
         state = _attend_prefix(
-            *(state, q, cache, 0, cached_len, cached_first, cached_scale),
-            *(SOFT_CAP, WINDOW, PAGE_SIZE, WIDTHS, BLOCK_N),
+            *(state, q, cache, 0, cached_len, cached_first, scale),
+            *(SOFT_CAP, WINDOW, True, WIDTHS, BLOCK_N),
         )
-        # So far only cached values were summed.
-        row_max, row_sum, acc = state
-        state = (row_max, row_sum, acc * v_scale)
 
     tokens = (
         k_ptr + key_head * k_strides[1] + dim,
@@ -131,7 +125,7 @@ def attention_kernel(
     if FRESH:
         state = _attend_prefix(
             *(state, q, tokens, fresh_start, fresh_stop, fresh_first, scale),
-            *(SOFT_CAP, WINDOW, 0, WIDTHS, BLOCK_N),
+            *(SOFT_CAP, WINDOW, False, WIDTHS, BLOCK_N),
         )
     if OWN:
         start = tl.load(tile_ptr + 4)
@@ -145,11 +139,11 @@ def attention_kernel(
             full_stop = start + tl.where(one_segment, seen_by_all // BLOCK_N * BLOCK_N, 0)
             state = _attend(
                 *(state, q, tokens, start, full_stop, own_first, token, scale),
-                *(SOFT_CAP, False, 0, WIDTHS, BLOCK_N),
+                *(SOFT_CAP, False, False, WIDTHS, BLOCK_N),
             )
         state = _attend(
             *(state, q, tokens, full_stop, stop, own_first, token, scale),
-            *(SOFT_CAP, True, 0, WIDTHS, BLOCK_N),
+            *(SOFT_CAP, True, False, WIDTHS, BLOCK_N),
         )
 
     row_max, row_sum, acc = state
@@ -174,7 +168,7 @@ def _attend_prefix(
     scale,
     SOFT_CAP: tl.constexpr,
     WINDOW: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
+    PAGED: tl.constexpr,
     WIDTHS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -186,11 +180,11 @@ def _attend_prefix(
         full_stop = start + (stop - start) // BLOCK_N * BLOCK_N
         state = _attend(
             *(state, q, source, start, full_stop, first, stop - 1, scale),
-            *(SOFT_CAP, False, PAGE_SIZE, WIDTHS, BLOCK_N),
+            *(SOFT_CAP, False, PAGED, WIDTHS, BLOCK_N),
         )
     return _attend(
         *(state, q, source, full_stop, stop, first, stop - 1, scale),
-        *(SOFT_CAP, True, PAGE_SIZE, WIDTHS, BLOCK_N),
+        *(SOFT_CAP, True, PAGED, WIDTHS, BLOCK_N),
     )
 
 
@@ -212,7 +206,7 @@ def _attend(
     scale,
     SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,  # if not: every query sees every key, and the keys fill whole blocks
-    PAGE_SIZE: tl.constexpr,  # 0: keys lie where their number says
+    PAGED: tl.constexpr,  # if not: keys lie where their number says
     WIDTHS: tl.constexpr,  # HEAD_DIM, VALUE_DIM
     BLOCK_N: tl.constexpr,
 ):
@@ -221,9 +215,9 @@ def _attend(
     k_ptrs, v_ptrs, k_stride, v_stride, page_table_ptr = source
     for block in tl.range(start, stop, BLOCK_N):
         key = block + tl.arange(0, BLOCK_N)
-        slot = _slots(page_table_ptr, key, stop, MASKED, PAGE_SIZE)[:, None]
+        slot = _slots(page_table_ptr, key, stop, MASKED, PAGED)[:, None]
         exists = (key < stop)[:, None]
-        k = _load(k_ptrs + slot * k_stride, exists, MASKED, WIDTHS[0]).to(q.dtype)
+        k = _load(k_ptrs + slot * k_stride, exists, MASKED, WIDTHS[0])
         # The precision matters to float32 only: three products, as exact as float32 needs.
         scores = tl.dot(q, k.T, input_precision="tf32x3")
         factor = scale
@@ -241,19 +235,19 @@ def _attend(
         rescale = tl.exp2(row_max - base)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
-        v = _load(v_ptrs + slot * v_stride, exists, MASKED, WIDTHS[1]).to(q.dtype)
+        v = _load(v_ptrs + slot * v_stride, exists, MASKED, WIDTHS[1])
         acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="tf32x3")
     return row_max, row_sum, acc
 
 
 @triton.jit
-def _slots(page_table_ptr, key, stop, MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr):
+def _slots(page_table_ptr, key, stop, MASKED: tl.constexpr, PAGED: tl.constexpr):
     """Where the keys lie; int64, because a cache has more than 2**31 elements."""
-    if PAGE_SIZE == 0:
+    if not PAGED:
         return key.to(tl.int64)
-    entry_ptrs = page_table_ptr + key // PAGE_SIZE
-    page = tl.load(entry_ptrs, mask=key < stop, other=0) if MASKED else tl.load(entry_ptrs)
-    return page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    # Keys beyond the last have its slot, and are not loaded: a mask here makes the kernel spill.
+    entry = tl.minimum(key, stop - 1) if MASKED else key
+    return tl.load(page_table_ptr + entry).to(tl.int64)
 
 
 @triton.jit

@@ -14,10 +14,10 @@ from prefill_kernels.shared_prefix_attention.arguments import (
     CachedKV,
     KeyParts,
     TilePlan,
+    check_cached,
     check_inputs,
     check_outputs,
     check_scores,
-    slots_of,
 )
 from prefill_kernels.shared_prefix_attention.configs import TileConfig, constexprs, tile_config
 from prefill_kernels.shared_prefix_attention.kernel import attention_kernel
@@ -114,8 +114,9 @@ class _Launch(NamedTuple):
     grid: tuple[int]
     tensor_strides: tuple[tuple[int, ...], ...]
     """Of q, k, v and the cache: from token to token and from head to head."""
-    scales: tuple[float, float, float, int]
-    """The kernel's `scale`, `cached_scale`, `v_scale` and `num_key_heads`."""
+    scale: float
+    """The kernel's."""
+    key_heads: int
     out_shape: tuple[int, int, int]
     constants: dict[str, Any]
 
@@ -168,7 +169,7 @@ def launch(
         *(k_cache, k_cache_strides, v_cache, v_cache_strides),
         *(table, plan.query_token, plan.segment_start, plan.tiles),
         *(out, out_strides, lse, lse_strides, sinks),
-        *prepared.scales,
+        *(prepared.scale, prepared.key_heads),
         **prepared.constants,
     )
     if plan.parts > 1:
@@ -212,23 +213,23 @@ def _prepare(
     assert config is not None
     check_outputs(out, lse, q, value_dim)
     if cached is None:
-        tensors, scales, page_size = (q, k, v, k, v), (1.0, 1.0), 1
+        tensors = (q, k, v, k, v)
         parts &= ~KeyParts.CACHED
     else:
-        tensors = (q, k, v, *slots_of(cached, q, k, v))
-        scales, page_size = (cached.k_scale, cached.v_scale), cached.page_size
+        check_cached(cached, q, k, v)
+        tensors = (q, k, v, cached.k, cached.v)
     # tanh takes twice its argument; the last factor of a score takes it to base 2.
     scale *= 2 / soft_cap if soft_cap else math.log2(math.e)
     return _Launch(
         grid=(plan.tiles.shape[0] * k.shape[1],),
         tensor_strides=tuple(x.stride()[:2] for x in tensors),
-        scales=(scale, scale * scales[0], scales[1], k.shape[1]),
+        scale=scale,
+        key_heads=k.shape[1],
         out_shape=(q.shape[0], q.shape[1], value_dim),
         constants={
             "CACHED": KeyParts.CACHED in parts,
             "FRESH": KeyParts.FRESH in parts,
             "OWN": KeyParts.OWN in parts,
-            "PAGE_SIZE": page_size,
             "SOFT_CAP": soft_cap * math.log2(math.e),
             "WINDOW": -1 if window is None else window,
             **constexprs(config, group_size, q.shape[2], value_dim),

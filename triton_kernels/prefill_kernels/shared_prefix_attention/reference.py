@@ -60,11 +60,8 @@ def shared_prefix_attention_reference(
 
 
 def _cached_prefix(cached: CachedKV, page_offset: int, cached_len: int) -> tuple[Tensor, Tensor]:
-    token = torch.arange(cached_len, device=cached.page_table.device)
-    page = cached.page_table[page_offset + token // cached.page_size].long()
-    slot = page * cached.page_size + token % cached.page_size
-    k, v = (x.flatten(0, -3) for x in (cached.k, cached.v))
-    return k[slot].double() * cached.k_scale, v[slot].double() * cached.v_scale
+    slots = cached.page_table[page_offset : page_offset + cached_len].long()
+    return cached.k[slots].double(), cached.v[slots].double()
 
 
 def _attend(
