@@ -8,8 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sglang_prefill_ext.config import TokenizerChoice
-from sglang_prefill_ext.texts import libraries
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import libraries, sample_texts
 from sglang_prefill_ext.texts.comparison import Comparison, us_per_text
 from sglang_prefill_ext.texts.comparison_file import key_of, processor, remembered
 from sglang_prefill_ext.texts.comparison_process import NotComparedError, compare_in_child
@@ -72,7 +71,9 @@ class Choice:
 
     def _comparison_of(self, library: TokenizerChoice) -> Comparison:
         versions = (library, libraries.version_of(library), version("tokenizers"))
-        key = key_of(self._json, *versions, str(texts.EDITION), str(self._count), processor())
+        key = key_of(
+            self._json, *versions, str(sample_texts.EDITION), str(self._count), processor()
+        )
         try:
             return remembered(
                 self._directory, key, lambda: self._compare(library, self._json, self._count)

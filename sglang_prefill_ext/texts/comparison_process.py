@@ -18,8 +18,7 @@ import msgspec
 
 from sglang_prefill_ext.config import TokenizerChoice
 from sglang_prefill_ext.process.children import module_command
-from sglang_prefill_ext.texts import libraries
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import libraries, sample_texts
 from sglang_prefill_ext.texts.comparison import Comparison, compare
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 
@@ -49,7 +48,7 @@ def compare_here(library: TokenizerChoice, json: str, count: int) -> Comparison:
     except Exception as error:  # whatever a library raises of what it does not know
         return Comparison(f"not loaded: {type(error).__name__}: {error}")
     added = [token["content"] for token in json_format.loads(json).get("added_tokens", ())]
-    return compare(encoder, TokenizerCopy(json), texts.texts(count, added))
+    return compare(encoder, TokenizerCopy(json), sample_texts.texts(count, added))
 
 
 def compare_in_child(library: TokenizerChoice, json: str, count: int) -> Comparison:

@@ -8,7 +8,7 @@ import torch
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.graphs import replay as graphs_module
+from sglang_prefill_ext.forward.graphs import replay
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import Piece, split_request
@@ -116,7 +116,7 @@ def test_longer_prefixes_than_the_page_table_holds_run_eagerly(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.launch(plan_forward([piece_of(0)]), [None], [FIRST_SLOTS])
-    monkeypatch.setattr(graphs_module, "HELD_TOKENS", 10)
+    monkeypatch.setattr(replay, "HELD_TOKENS", 10)
     behind = plan_forward([piece_of(0, cached=11)])
     found = served.launch(behind, [FIRST_SLOTS], [None])
     np.testing.assert_allclose(found, served.wanted(0), rtol=0, atol=1e-5)

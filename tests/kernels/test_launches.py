@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bench import host_cost
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.graphs import replay as graphs_module
+from sglang_prefill_ext.forward.graphs import replay
 from sglang_prefill_ext.forward.graphs.capture import Work, capture_for
 from sglang_prefill_ext.forward.model import ProductHead
-from sglang_prefill_ext.forward.readers import labels as readout
+from sglang_prefill_ext.forward.readers import labels
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from tests.kernels.conftest import COMPILED
 from tests.kernels.test_graph_prefixes import FIRST_SLOTS, SECOND_SLOTS, piece_of, slots
@@ -86,8 +86,8 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
         def capture(self, work: Work) -> Work:
             return counting.wrapped("replay", self._capture.capture(work))
 
-    monkeypatch.setattr(graphs_module, "capture_for", OneLaunch)
-    monkeypatch.setattr(readout, "upload", counting.wrapped("transfer", readout.upload))
+    monkeypatch.setattr(replay, "capture_for", OneLaunch)
+    monkeypatch.setattr(labels, "upload", counting.wrapped("transfer", labels.upload))
     kernels = type(label_logits_kernel)
     launch = kernels.__getitem__
     monkeypatch.setattr(

@@ -11,7 +11,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 from sglang_prefill_ext.border.activation import config_of
-from sglang_prefill_ext.border.http_server import own_routes as http
+from sglang_prefill_ext.border.http_server import own_routes
 from sglang_prefill_ext.border.http_server.embeddings_route import shorten_embeddings
 from sglang_prefill_ext.border.http_server.fast_route import raise_if_taken, restore
 from sglang_prefill_ext.border.http_server.gc_route import add_gc_route
@@ -68,7 +68,7 @@ def attach_frontend(_result: None, manager: Any) -> None:
 
     A process may make one engine after the other, with the flag and without.
     """
-    app = http.application()
+    app = own_routes.application()
     if app is not None:
         restore(app)
     config = config_of(manager.server_args)
@@ -101,9 +101,9 @@ def attach_frontend(_result: None, manager: Any) -> None:
     manager._result_dispatcher._mapping[GcReq] = collection.take
     STARTUP.mark("tokenizer")
     if app is not None:
-        http.add_routes(app, frontend, link, broker)
+        own_routes.add_routes(app, frontend, link, broker)
         add_gc_route(app, collection)
-        accept_bodies(app, config, frontend.metrics, ("/v1/score", http.EXPLAIN_PATH))
+        accept_bodies(app, config, frontend.metrics, ("/v1/score", own_routes.EXPLAIN_PATH))
         if manager.is_generation:  # in front of that: bodies with embeddings are passed on
             serve = partial(_packed_scores, manager, frontend)
             shorten_scores(app, manager, serve, frontend.answers)
@@ -125,17 +125,17 @@ async def score_request(
     if not manager.is_generation:
         # SGLang makes these scores of vectors; the call for those is packed and counted.
         explained = partial(explain_stock, StockReason.NOT_GENERATION)
-        http.note_explanation(call.request, explained)
+        own_routes.note_explanation(call.request, explained)
         return await original(manager, **with_tensors(call).arguments())
     try:
         raise_if_taken(call.request)
         scored = await _packed_scores(manager, frontend, with_arrays(call))
     except StockPathTaken as stock:
         frontend.metrics.record_fallback(stock.reason)
-        http.note_explanation(call.request, partial(explain_stock, stock.reason))
+        own_routes.note_explanation(call.request, partial(explain_stock, stock.reason))
         with token_hooks.stock_path():
             return await original(manager, **with_tensors(stock.call or call).arguments())
-    http.note_explanation(call.request, partial(explain_packed, scored))
+    own_routes.note_explanation(call.request, partial(explain_packed, scored))
     return ScoreResult(
         scores=scored.scores,
         prompt_tokens=scored.prompt_tokens,

@@ -13,14 +13,14 @@ from sglang_prefill_ext.errors import (
     RequestAbortedError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend import client_wait as connection
+from sglang_prefill_ext.frontend import client_wait
 from sglang_prefill_ext.frontend.worker import Worker
 from tests.unit.frontend.links import StubRequest
 
 
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_DISCONNECT_POLL_S", 0.001)
+    monkeypatch.setattr(client_wait, "_DISCONNECT_POLL_S", 0.001)
 
 
 @asynccontextmanager

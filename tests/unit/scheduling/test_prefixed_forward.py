@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.scheduling import prefixed_forward as prefixed_forward
+from sglang_prefill_ext.scheduling import prefixed_forward
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward

@@ -20,7 +20,7 @@ from tokenizers import (
 )
 
 from sglang_prefill_ext.modelmaker import corpus
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import sample_texts
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -82,7 +82,7 @@ def byte_level(pre_tokenizer: Any, normalizer: Any = None, post: Any = None) -> 
 
 def _trained(tokenizer: Tokenizer, trainer: Any, post: Any) -> Tokenizer:
     lines = [line for line, _ in zip(corpus.lines(), range(1500), strict=False)]
-    tokenizer.train_from_iterator([*lines, *texts.texts(400, [])], trainer)
+    tokenizer.train_from_iterator([*lines, *sample_texts.texts(400, [])], trainer)
     if post is not None:
         tokenizer.post_processor = post
     return tokenizer

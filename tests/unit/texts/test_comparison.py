@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sglang_prefill_ext.texts import comparison as gate
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import sample_texts
 from sglang_prefill_ext.texts.boundary import Boundaries
 from sglang_prefill_ext.texts.comparison import compare
 from sglang_prefill_ext.texts.encoder import flat, lists
@@ -84,8 +84,8 @@ class _Joining(Bytes):
 
 
 def test_texts_are_the_same_everywhere_and_all_different() -> None:
-    drawn = texts.texts(5_000, ["<own>"])
-    assert drawn == texts.texts(5_000, ["<own>"])
+    drawn = sample_texts.texts(5_000, ["<own>"])
+    assert drawn == sample_texts.texts(5_000, ["<own>"])
     assert len(set(drawn)) == 5_000
     assert sum("<own>" in text for text in drawn) > 50
     assert any(len(text) > 1_000 for text in drawn)
@@ -93,7 +93,7 @@ def test_texts_are_the_same_everywhere_and_all_different() -> None:
     assert all(each in joined for each in ("\u200d", "\ufffd", "\u0301", "漢", "\r\n", " " * 33))
     joined.encode()  # no surrogates: these are `UNREADABLE`
     with pytest.raises(UnicodeEncodeError):
-        "".join(texts.UNREADABLE).encode()
+        "".join(sample_texts.UNREADABLE).encode()
 
 
 def test_speed_is_measured_on_ordinary_requests() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.texts import comparison_file as comparisons
+from sglang_prefill_ext.texts import comparison_file
 from sglang_prefill_ext.texts.comparison import Comparison
 from sglang_prefill_ext.texts.comparison_file import (
     cache_directory,
@@ -123,7 +123,7 @@ def test_a_verdict_that_cannot_be_kept_counts_all_the_same(
 def test_who_waits_for_a_judge_that_hangs_judges_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparisons, "LONGEST_S", 0.01)
+    monkeypatch.setattr(comparison_file, "LONGEST_S", 0.01)
     with (tmp_path / "k.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert remembered(tmp_path, "k", lambda: Comparison("", 3)).texts == 3

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sglang_prefill_ext.config import TokenizerChoice
-from sglang_prefill_ext.texts import comparison_process as comparing
+from sglang_prefill_ext.texts import comparison_process
 from sglang_prefill_ext.texts.comparison_process import (
     NotComparedError,
     compare_here,
@@ -36,7 +36,7 @@ compare.start()
 
 def children(process: psutil.Process) -> list[psutil.Process]:
     """The processes below one that compare."""
-    return [each for each in process.children() if comparing.__name__ in each.cmdline()]
+    return [each for each in process.children() if comparison_process.__name__ in each.cmdline()]
 
 
 def until(found: Callable[[], object]) -> None:
@@ -80,7 +80,7 @@ def test_a_child_that_cannot_be_started_gives_no_verdict(monkeypatch: pytest.Mon
 
 
 def test_a_child_that_takes_too_long_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "LONGEST_S", 0.01)
+    monkeypatch.setattr(comparison_process, "LONGEST_S", 0.01)
     with pytest.raises(NotComparedError, match="it took longer than"):
         compare_in_child(FASTOKENS, json_of("gpt2"), ENDLESS)
     assert children(psutil.Process()) == []
@@ -89,7 +89,7 @@ def test_a_child_that_takes_too_long_gives_no_verdict(monkeypatch: pytest.Monkey
 def test_a_child_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question is larger than a pipe holds."""
     deaf = [sys.executable, "-c", "pass"]
-    monkeypatch.setattr(comparing, "module_command", lambda *_: deaf)
+    monkeypatch.setattr(comparison_process, "module_command", lambda *_: deaf)
     with pytest.raises(NotComparedError, match="status 0"):
         compare_in_child(FASTOKENS, " " * (1 << 20), 10)
 

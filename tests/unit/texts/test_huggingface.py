@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import sample_texts
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy, faithful_copy
 from tests.unit.attach.engines import word_tokenizer
 from tests.unit.texts.made import SPECIALS, json_of
@@ -41,7 +41,7 @@ def test_a_copy_is_used_only_if_it_agrees_with_the_original() -> None:
 
 def test_threads_share_a_copy() -> None:
     copy = TokenizerCopy(json_of("llama3"))
-    parts = [texts.texts(400, SPECIALS, seed=seed) for seed in range(8)]
+    parts = [sample_texts.texts(400, SPECIALS, seed=seed) for seed in range(8)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(copy.encode, parts))
     assert found == [TokenizerCopy(json_of("llama3")).encode(part) for part in parts]

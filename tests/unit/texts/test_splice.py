@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import sample_texts
 from sglang_prefill_ext.texts.encoder import flat, lists
 from sglang_prefill_ext.texts.frame import frame_of
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
@@ -18,7 +18,15 @@ from sglang_prefill_ext.wire.flat import FlatRows
 from tests.unit.texts.made import PROVEN, json_of
 
 _SEVERE = st.sampled_from(
-    [*texts._WORDS, *texts._SPACES, *texts._RARE_SPACES, *texts._MARKS, "<|end|>", "<s>", "\u0338"]
+    [
+        *sample_texts._WORDS,
+        *sample_texts._SPACES,
+        *sample_texts._RARE_SPACES,
+        *sample_texts._MARKS,
+        "<|end|>",
+        "<s>",
+        "\u0338",
+    ]
 )
 TEXT = st.lists(st.one_of(_SEVERE, st.text(max_size=4), st.just(" ")), max_size=7).map("".join)
 
@@ -57,7 +65,7 @@ def test_spliced_prompts_have_the_ids_of_whole_ones(
 
 def test_the_tokenizer_of_made_models_is_spliced() -> None:
     source = train_tokenizer(2000, 512).backend_tokenizer.to_str()
-    for shared, items in texts.splice_cases(["<|im_start|>"]):
+    for shared, items in sample_texts.splice_cases(["<|im_start|>"]):
         check(source, shared, items)
     assert check(source, "One question: ", ["yes", "no"]) == 2
 

@@ -12,14 +12,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from sglang.srt.models import utils
 
-    from sglang_prefill_ext.border.model import decoder_model as model
+    from sglang_prefill_ext.border.model import decoder_model
 
 
-def batch_of(row_lens: list[int]) -> model.PackedForwardBatch:
+def batch_of(row_lens: list[int]) -> decoder_model.PackedForwardBatch:
     total = sum(row_lens)
     tokens = torch.arange(total)
     zeros = torch.zeros(total, dtype=torch.int64)
-    return model._forward_batch(tokens, tokens, row_lens, zeros)
+    return decoder_model._forward_batch(tokens, tokens, row_lens, zeros)
 
 
 def test_rows_have_no_slot_and_no_prefix() -> None:
@@ -45,7 +45,10 @@ def test_no_model_stores_keys_while_it_rotates(monkeypatch: pytest.MonkeyPatch) 
 def test_forwards_share_what_nobody_writes_to() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     tiny = SimpleNamespace(_some_zeros=none, device=none.device)
-    first = model.SglangModel._zeros(tiny, 5)
-    shorter, longer = model.SglangModel._zeros(tiny, 3), model.SglangModel._zeros(tiny, 9)
+    first = decoder_model.SglangModel._zeros(tiny, 5)
+    shorter, longer = (
+        decoder_model.SglangModel._zeros(tiny, 3),
+        decoder_model.SglangModel._zeros(tiny, 9),
+    )
     assert [each.tolist() for each in (first, shorter, longer)] == [[0] * 5, [0] * 3, [0] * 9]
     assert shorter.data_ptr() == first.data_ptr()

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import sample_texts
 from sglang_prefill_ext.texts.libraries import FastokensEncoder
 from tests.unit.texts.made import json_of
 
@@ -37,7 +37,9 @@ TEMPLATES = {
     "tools": "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
     "{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}{{ mood }}",
 }
-TEXTS = st.text() | st.sampled_from([*texts.texts(300, ["<s>", "<|im_end|>"]), *texts.UNREADABLE])
+TEXTS = st.text() | st.sampled_from(
+    [*sample_texts.texts(300, ["<s>", "<|im_end|>"]), *sample_texts.UNREADABLE]
+)
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
 MESSAGES = st.lists(
     st.fixed_dictionaries(

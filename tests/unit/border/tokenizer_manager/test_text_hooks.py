@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.texts import sample_texts as texts
+from sglang_prefill_ext.texts import sample_texts
 from tests.unit.texts.made import json_of
 
 with warnings.catch_warnings():
@@ -30,8 +30,8 @@ with warnings.catch_warnings():
 
 KINDS = ["llama3", "wordpiece"]
 CONFIG = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
-AWKWARD = texts.texts(300, ["<s>", "<|im_end|>"])
-ANY_TEXT = st.text() | st.sampled_from(AWKWARD) | st.sampled_from(texts.UNREADABLE)
+AWKWARD = sample_texts.texts(300, ["<s>", "<|im_end|>"])
+ANY_TEXT = st.text() | st.sampled_from(AWKWARD) | st.sampled_from(sample_texts.UNREADABLE)
 
 
 def model_config(*, is_embedding_gemma: bool = False) -> SimpleNamespace:

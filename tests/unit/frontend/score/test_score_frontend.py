@@ -22,7 +22,7 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
     TooManyItemsError,
 )
-from sglang_prefill_ext.frontend import client_wait as connection
+from sglang_prefill_ext.frontend import client_wait
 from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
@@ -45,7 +45,7 @@ CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
 
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_DISCONNECT_POLL_S", 0.001)
+    monkeypatch.setattr(client_wait, "_DISCONNECT_POLL_S", 0.001)
 
 
 @pytest.fixture
