@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -q
 # Byte code once at install: a server imports some 5,000 modules in each of its processes.
 UV     := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 STAMP  := $(VENV)/.installed
-# Whole files on each worker, so that a server serves one of them; each worker needs about 8 GiB.
+# Whole files on each worker, so that a server serves one of them; each worker needs about 6 GiB.
 # In the order of the names: servers first, and the many short tests fill up what is left.
 WORKERS ?= 2
 SHARE   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -31,13 +31,14 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) tests/contract
+	OMP_NUM_THREADS=1 $(PYTEST) $(SHARE) tests/contract
 
-# Both parts run and tell what failed, whatever becomes of the first one.
+# All that `check` leaves. Both parts run and tell what failed, whatever becomes of the first one.
+# Kernels need no servers, so whoever is done first takes tests off the other.
 test: setup
 	@status=0; export OMP_NUM_THREADS=1; \
-	$(PYTEST) --durations 20 $(SHARE) tests --ignore tests/kernels || status=$$?; \
-	TRITON_INTERPRET=1 $(PYTEST) $(SHARE) tests/kernels || status=$$?; \
+	$(PYTEST) --durations 20 $(SHARE) tests/integration tests/unit || status=$$?; \
+	TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) --dist worksteal tests/kernels || status=$$?; \
 	exit $$status
 
 # For the inner loop: starts no server, trains nothing.
@@ -49,7 +50,7 @@ test-gpu: setup
 	$(PYTEST) -n $(COMPILERS) tests/kernels
 
 bench-gpu: setup
-	for kernel in merge_state label_readout shared_prefix_attention; do \
+	for kernel in merge_state label_readout shared_prefix_attention expert_blocks; do \
 	  $(BIN)/python -m bench.kernels.bench_$$kernel || exit 1; done
 
 demo: setup

@@ -15,6 +15,7 @@ from bench.plan import Plan
 from bench.plot import save_plot
 from bench.record import append
 from bench.report import closed_table, compare_paths, open_table
+from bench.server import env_of_wheel
 from bench.session import ModelRun
 from bench.workloads import Shape, parse_load
 from sglang_prefill_ext.modelmaker import make_model
@@ -48,7 +49,7 @@ def main(
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Least seconds per measurement.")] = None,
     alternations: Annotated[
-        int, typer.Option(min=1, help="Starts of each server, in turn: A B A B.")
+        int, typer.Option(min=1, help="Measurements of each server, in turn: A B A B.")
     ] = 2,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     text: Annotated[bool, typer.Option("--text", help="Send text instead of token ids.")] = False,
@@ -59,11 +60,22 @@ def main(
         bool,
         typer.Option("--radix-cache", help="Leave the prefix cache on in both servers."),
     ] = False,
+    side_by_side: Annotated[
+        bool,
+        typer.Option(
+            "--side-by-side",
+            help="Start each server once; alternate between them, the other one stopped.",
+        ),
+    ] = False,
     server_flags: Annotated[str, typer.Option(help="Further flags of both servers.")] = "",
     flags: Annotated[str, typer.Option(help="Further flags of the extension's server.")] = "",
     against: Annotated[
         str | None,
         typer.Option(help="Flags of a second extension server that takes the place of stock."),
+    ] = None,
+    against_wheel: Annotated[
+        Path | None,
+        typer.Option(help="Wheel of another release, whose server takes the place of stock."),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the files that are written.")] = "local",
     results: Annotated[
@@ -75,7 +87,9 @@ def main(
 ) -> None:
     """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
     console, context = begin("bench")
-    with no_figures_on_error(console):
+    if against_wheel is not None and against is None:
+        against = flags
+    with no_figures_on_error(console), tempfile.TemporaryDirectory(prefix="bench-") as other:
         plan = Plan(
             shapes=tuple(Shape.parse(each) for each in shape or SHAPES),
             loads=tuple(parse_load(each) for each in load or (QUICK_LOADS if quick else LOADS)),
@@ -86,7 +100,9 @@ def main(
             extension_args=() if self_check else (*EXTENSION_ARGS, *shlex.split(flags)),
             stock_args=() if against is None else (*EXTENSION_ARGS, *shlex.split(against)),
             args_of_both=tuple(shlex.split(server_flags)),
+            stock_env={} if against_wheel is None else env_of_wheel(against_wheel, Path(other)),
             radix_cache=radix_cache,
+            side_by_side=side_by_side,
         )
         presets = preset or (PRESETS[:1] if quick else PRESETS)
         runs = measure([] if model else presets, model or [], plan, logs, console)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -38,6 +39,8 @@ _ENDPOINT = "/v1/score"
 _POOL_REQUESTS = 64
 _GATE_REQUESTS = 4
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -46,15 +49,17 @@ class Plan:
     Attributes:
         shapes, loads: every load is put on every shape.
         seconds: least length of one measurement.
-        alternations: how often each of the two servers is started, in turn.
+        alternations: how often each of the two servers is started and measured, in turn.
         extension_args: what the second server gets beyond stock's flags.
         dtype: of the model in both servers; decides the gate's tolerance.
         text: send text instead of token ids.
         seed: of requests and arrivals.
         stock_args: what the first one gets; empty unless two extension servers are compared.
+        stock_env: environment of the first one, where it is another release.
         args_of_both: what both get beside the benchmark's own.
         radix_cache: leave SGLang's prefix cache on in both. Requests come again after
             `_POOL_REQUESTS`, and stock then has them whole.
+        side_by_side: start each server once, and stop it while the other is measured.
 
     Raises:
         ConfigError: an unknown dtype, or a load relative to a closed loop that is not there.
@@ -69,8 +74,10 @@ class Plan:
     text: bool = False
     seed: int = 0
     stock_args: tuple[str, ...] = ()
+    stock_env: Mapping[str, str] = field(default_factory=dict)
     args_of_both: tuple[str, ...] = ()
     radix_cache: bool = False
+    side_by_side: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in TOLERANCE:
@@ -80,6 +87,10 @@ class Plan:
     def ordered_loads(self) -> list[Load]:
         """In the order in which they are put on a server."""
         return closed_first(self.loads)
+
+    def server_env(self, path: str) -> dict[str, str]:
+        """Environment variables of the stock or the extension server, beyond the launcher's own."""
+        return dict(self.stock_env) if path == STOCK else {}
 
     def server_args(self, path: str) -> list[str]:
         """Flags of the stock or the extension server, beyond the launcher's own."""
@@ -130,3 +141,13 @@ def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
         str(model / "tokenizer.json")
     ).decode
     return decode
+
+
+def alternating(subjects: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
+    """Number each turn and yield every subject in it, every other time in the opposite order.
+
+    So what else the machine does meets all of them alike.
+    """
+    for turn in range(turns):
+        for subject in subjects[:: -1 if turn % 2 else 1]:
+            yield turn, subject

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from bench.http_client import KEEP_ALIVE_ENV
@@ -15,7 +16,7 @@ from bench.load import (
     poisson_arrivals,
     run_loop,
 )
-from bench.plan import PATHS, STOCK, Case, Plan, make_cases
+from bench.plan import EXTENSION, PATHS, STOCK, Case, Plan, alternating, make_cases
 from bench.record import Result
 from bench.score_gate import ScoreGate
 from bench.server import MeasuredServer
@@ -60,17 +61,38 @@ class ModelRun:
             ServerStartError: a server did not start.
         """
         cases = make_cases(self.model, self.plan)
-        for repeat in range(self.plan.alternations):
-            for path in PATHS:
-                self.tell(f"{self.preset}: start {repeat + 1} of {path}")
-                log = self.logs / f"{self.preset}-{path}-{repeat + 1}.log"
-                args = self.plan.server_args(path)
-                with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
-                    self._check_before_timing(path, server.port, cases)
-                    for case in cases:
-                        for load in self.plan.ordered_loads():
-                            self.tell(f"{self.preset}: {path}, {case.shape}, {load}")
-                            self._measure(path, repeat, server.port, case, load)
+        if self.plan.side_by_side:
+            self._side_by_side(cases)
+        else:
+            for repeat in range(self.plan.alternations):
+                self._in_turn(repeat, cases)
+
+    def _in_turn(self, repeat: int, cases: list[Case]) -> None:
+        for path in PATHS:
+            self.tell(f"{self.preset}: start {repeat + 1} of {path}")
+            with self._server(path, repeat) as server:
+                self._check_before_timing(path, server.port, cases)
+                for case, load in self._loads(cases):
+                    self._measure(path, repeat, server.port, case, load)
+
+    def _side_by_side(self, cases: list[Case]) -> None:
+        """Start both once; measure either while the other stands still, each first in turn."""
+        with self._server(STOCK, 0) as stock, self._server(EXTENSION, 0) as extension:
+            turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
+            for path, server, _ in turns:
+                self._check_before_timing(path, server.port, cases)
+            for case, load in self._loads(cases):
+                for repeat, (path, server, other) in alternating(turns, self.plan.alternations):
+                    with other.paused():
+                        self._measure(path, repeat, server.port, case, load)
+
+    def _loads(self, cases: list[Case]) -> Iterator[tuple[Case, Load]]:
+        return product(cases, self.plan.ordered_loads())
+
+    def _server(self, path: str, repeat: int) -> MeasuredServer:
+        log = self.logs / f"{self.preset}-{path}-{repeat + 1}.log"
+        env = KEEP_ALIVE_ENV | self.plan.server_env(path)
+        return MeasuredServer(self.model, self.plan.server_args(path), env=env, log_path=log)
 
     def _check_before_timing(self, path: str, port: int, cases: list[Case]) -> None:
         for case in cases:

@@ -81,6 +81,21 @@ def scheduled_requests(port: int) -> int:
     return sum(each["counters"]["requests"].get("ok", 0) for each in schedulers)
 
 
+def pool_totals(status: dict[str, Any]) -> list[dict[str, int]]:
+    """What SGLang's pools can give, scheduler by scheduler.
+
+    A slot of the prefix cache counts as free, as SGLang takes it when it needs one.
+    """
+    return [
+        {
+            "kv_slots": memory["kv_slots_free"] + memory["kv_slots_evictable"],
+            "request_rows": memory["request_rows_free"],
+            "kv_slots_protected": memory["kv_slots_protected"],
+        }
+        for memory in (each["memory"] for each in status["schedulers"])
+    ]
+
+
 async def packed_counters(port: int) -> PackedCounters:
     """Ask the extension's server.
 

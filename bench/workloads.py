@@ -6,64 +6,18 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.sizing.shape import Shape as Shape
 
 LABEL_IDS = (1001, 1002)
 """Tokens whose probabilities are asked for; two, as for a yes/no question."""
 
 _FIRST_ID = 16  # the ids below may be special tokens
-_SHAPE = re.compile(r"([1-9]\d*)\+(\d+)x([1-9]\d*)")
 _CLOSED = re.compile(r"[1-9]\d*")
 _OPEN = re.compile(r"(\d+(?:\.\d+)?)(/s|%)")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of one request; written ``<query>+<item>x<items>``, as in ``60+2x50``.
-
-    Attributes:
-        query_tokens: tokens of the query, which every row starts with; at least 1.
-        item_tokens: tokens of each item; 0 makes the query itself the prompt.
-        items: rows of the request; at least 1.
-    """
-
-    query_tokens: int
-    item_tokens: int
-    items: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read ``60+2x50``.
-
-        Raises:
-            ConfigError: `text` is not of that form.
-        """
-        match = _SHAPE.fullmatch(text)
-        if match is None:
-            raise ConfigError(f"shape {text!r}: write <query>+<item>x<items>, for example 60+2x50.")
-        return cls(*(int(number) for number in match.groups()))
-
-    def __str__(self) -> str:
-        return f"{self.query_tokens}+{self.item_tokens}x{self.items}"
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of one row."""
-        return self.query_tokens + self.item_tokens
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens that all rows share; a row keeps at least one token of its own."""
-        return min(self.query_tokens, self.row_tokens - 1)
-
-    @property
-    def packed_tokens(self) -> int:
-        """Tokens of a packed forward: the shared ones once, and the rest of every row."""
-        return self.prefix_tokens + self.items * (self.row_tokens - self.prefix_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -16,8 +16,10 @@ from sglang_prefill_ext.client import explanation
 from sglang_prefill_ext.client.commands import COMMANDS, ApiKey, Url
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.errors import PrefillExtError
+from sglang_prefill_ext.fleet.command import fleet
 from sglang_prefill_ext.grpc_frontend.command import serve_grpc
 from sglang_prefill_ext.modelmaker.presets import PRESETS
+from sglang_prefill_ext.sizing.command import plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +29,10 @@ app = typer.Typer(
 for client_command in COMMANDS:
     app.command()(client_command)
 app.command("serve-grpc")(serve_grpc)
+app.command("fleet", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    fleet
+)
+app.command("plan")(plan)
 
 
 def _show_version(asked: bool) -> None:
@@ -83,10 +89,22 @@ def explain(
     """Have a server run a scoring request, and show how it was served."""
     table = Table(show_header=False, box=box.SIMPLE)
     for name, value in explanation.explain(url, request.read(), api_key=api_key).items():
-        if value is not None:
-            shown = f"{value:,.1f}" if isinstance(value, float) else str(value)
+        for shown in _lines(value):
             table.add_row(name.replace("_", " "), shown)
     Console().print(table)
+
+
+def _lines(value: Any) -> list[str]:
+    """What stands beside a name: nothing of None, of a list a line for each of its objects."""
+    match value:
+        case None:
+            return []
+        case list():
+            return [", ".join(f"{name} {one:.4g}" for name, one in each.items()) for each in value]
+        case float():
+            return [f"{value:,.1f}"]
+        case _:
+            return [str(value)]
 
 
 @app.command()

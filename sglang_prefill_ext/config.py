@@ -44,6 +44,22 @@ class AttentionWay(StrEnum):
     TORCH = "torch"  # dense torch calls, on every device
 
 
+class MoePolicy(StrEnum):
+    """How the block of rows is chosen in which the experts of a mixture are computed."""
+
+    AUTO = "auto"  # least-time where times were measured at start, else padding-ratio
+    LEAST_TIME = "least-time"  # the least predicted time over all blocks of SGLang's tuning
+    PADDING_RATIO = "padding-ratio"  # 64 for 128 rows where more than half as many are padding
+    STOCK = "stock"  # SGLang's own choice, by tokens alone
+
+
+class MoeSource(StrEnum):
+    """From which routing the block of rows is chosen."""
+
+    HISTORY = "history"  # that of earlier forwards, on the host
+    DEVICE = "device"  # that of the forward itself, between two blocks, on the device
+
+
 class KnownAnswers(StrEnum):
     """Whether both paths are compared on a few known prompts at start."""
 
@@ -157,6 +173,21 @@ class PrefillOnlyConfig:
             "help": "Packed forwards of up to so many tokens are replayed as CUDA graphs that are "
             f"captured at start; 0 captures none. auto is {GRAPH_TOKENS} on CUDA with --tp-size 1 "
             "and without --disable-cuda-graph, else 0.",
+        },
+    )
+    moe: MoePolicy = field(
+        default=MoePolicy.AUTO,
+        metadata={
+            "help": "How the block of rows is chosen in which SGLang's Triton kernel computes the "
+            "experts of a mixture: auto (least-time where times were measured at start, else "
+            "padding-ratio), least-time, padding-ratio, or stock (by tokens alone)."
+        },
+    )
+    moe_source: MoeSource = field(
+        default=MoeSource.HISTORY,
+        metadata={
+            "help": "From which routing that block is chosen: history (of earlier forwards), or "
+            "device (of the forward itself; two blocks are launched, and one computes)."
         },
     )
     known_answers: KnownAnswers = field(

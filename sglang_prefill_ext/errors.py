@@ -18,6 +18,7 @@
     │   ├── ServerUnavailableError   no connection, or HTTP 503
     │   └── UnexpectedAnswerError    what answers there is not an SGLang server
     ├── ServerStartError         a local server did not start, or was not ready in time
+    ├── ClusterError             no cluster of Ray, or one with too little room
     └── ModelSpecError           `make-model` was asked for something it cannot make
 
 `RequestError` is also a `ValueError`, because that is what SGLang's HTTP and gRPC
@@ -96,6 +97,10 @@ class UnexpectedAnswerError(ClientError):
 
 class ServerStartError(PrefillExtError):
     """A local server did not start; the message ends with the last lines of its log."""
+
+
+class ClusterError(PrefillExtError):
+    """A cluster of Ray cannot be reached, or has too little room for the engines."""
 
 
 class ModelSpecError(PrefillExtError):

@@ -11,15 +11,16 @@ import http
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.process.children import module_command
@@ -27,11 +28,15 @@ from sglang_prefill_ext.process.children import module_command
 CPU_ARGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "131072")
 """What a CPU needs: bf16 is slow there, and the default KV pool takes all memory."""
 
+LOOPBACK = "127.0.0.1"
+
 _ENV = {
     "HF_HUB_OFFLINE": "1",  # local directories only; a look-up would wait for its timeout
     "PYTHONUNBUFFERED": "1",  # the log must be complete when a start fails
 }
 _ACCELERATOR_NODES = ("nvidia[0-9]*", "kfd", "dxg")
+_PORTS = range(20_000, 32_000)
+_PORT_TRIES = 100
 _POLL_S = 0.25
 _REAP_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -42,12 +47,25 @@ def has_accelerator() -> bool:
     return any(any(Path("/dev").glob(pattern)) for pattern in _ACCELERATOR_NODES)
 
 
-def free_port() -> int:
-    """A TCP port that was free on 127.0.0.1 a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(host: str = LOOPBACK) -> int:
+    """A TCP port that was free at an address of this machine a moment ago.
+
+    It lies below those that a system gives to outgoing connections, which could take it before the
+    server does. Nobody else is given it here until this process ends: it keeps the UDP port of that
+    number, of which a server has no need.
+    """
+    # Not of the seed that a test may have set: two processes would draw the same.
+    for port in random.SystemRandom().sample(_PORTS, _PORT_TRIES):
+        with (
+            socket.socket() as probe,
+            socket.socket(type=socket.SOCK_DGRAM) as claim,
+            contextlib.suppress(OSError),
+        ):
+            probe.bind((host, port))
+            claim.bind((host, port))
+            claim.detach()
+            return port
+    raise ServerStartError(f"{host}: none of {_PORT_TRIES} ports is free; end what listens there.")
 
 
 def server_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -75,6 +93,8 @@ class LocalServer:
     while it starts, call `start()`, `wait_ready(on_tick=...)` and `stop()` oneself.
     """
 
+    _popen: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
+
     def __init__(
         self,
         model_path: str | Path,
@@ -83,6 +103,7 @@ class LocalServer:
         env: Mapping[str, str] | None = None,
         log_path: str | Path | None = None,
         ready_timeout_s: float = 600.0,
+        host: str = LOOPBACK,
     ) -> None:
         """Prepare the command; nothing runs yet.
 
@@ -93,12 +114,14 @@ class LocalServer:
             log_path: file for the server's output, overwritten; None makes a temporary file
                 that is kept, so that a failure can be read afterwards.
             ready_timeout_s: what entering the context waits at most, in seconds.
+            host: address of this machine that it listens at.
         """
-        self.port = free_port()
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.host = host
+        self.port = free_port(host)
+        self.base_url = f"http://{host}:{self.port}"
         self.command = module_command("sglang.launch_server")
         self.command += ["--model-path", str(model_path)]
-        self.command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        self.command += ["--host", host, "--port", str(self.port)]
         self.command += [*(() if has_accelerator() else CPU_ARGS), *args]
         self.log_path = Path(log_path) if log_path is not None else _temporary_log()
         self._env = server_env(env)
@@ -132,6 +155,11 @@ class LocalServer:
         """Ids of all living processes of the server, ascending; empty before a start."""
         return [] if self.pid is None else _group_members(self.pid)
 
+    @property
+    def running(self) -> bool:
+        """Whether the server's main process is alive."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start the process and return at once.
 
@@ -142,7 +170,7 @@ class LocalServer:
             raise ServerStartError(f"the server at {self.base_url} was started already; stop() it.")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = self._popen(
                 self.command,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
@@ -171,7 +199,7 @@ class LocalServer:
             raise ServerStartError("wait_ready() needs a running server; call start() first.")
         begin = time.monotonic()
         while True:
-            healthy = _is_healthy(self.port)
+            healthy = self._is_healthy()
             waited = time.monotonic() - begin
             if self._process.poll() is not None:
                 raise self._start_error(f"exited with status {self._process.returncode}")
@@ -192,10 +220,19 @@ class LocalServer:
             ServerStartError: it has not decided in time.
         """
         deadline = time.monotonic() + timeout_s
-        while not _is_settled(self.port):
+        while not self._is_settled():
             if time.monotonic() > deadline:
                 raise self._start_error(f"had no tokenizer decided upon within {timeout_s:g} s")
             time.sleep(_POLL_S)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let every process of the server stand still; it is harmless when none runs."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
 
     def stop(self, grace_s: float = 20.0) -> None:
         """End every process of the server; harmless when none runs.
@@ -211,7 +248,7 @@ class LocalServer:
             process.terminate()
             _wait_until(lambda: process.poll() is not None, grace_s)
         if process.poll() is None or _group_members(process.pid):
-            _kill_group(process.pid)
+            _signal_group(process.pid, signal.SIGKILL)
         process.wait()
         _wait_until(lambda: not _group_members(process.pid), _REAP_S)
 
@@ -221,6 +258,33 @@ class LocalServer:
             return ""
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+    def _is_healthy(self) -> bool:
+        try:
+            status, _ = self._get("/health")
+        except (OSError, http.client.HTTPException):
+            return False
+        return status == http.HTTPStatus.OK
+
+    def _is_settled(self) -> bool:
+        status, page = self._get("/prefill_only/status")
+        if status == http.HTTPStatus.NOT_FOUND:
+            return True
+        known = json.loads(page) if status == http.HTTPStatus.OK else None
+        return known is not None and bool(known["frontend"]["tokenizer"]["ready"])
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=_HEALTH_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is not None:
+            _signal_group(self.pid, number)
 
     def _start_error(self, what: str) -> ServerStartError:
         return ServerStartError(
@@ -233,31 +297,6 @@ def _temporary_log() -> Path:
     handle, name = tempfile.mkstemp(prefix="sglang-prefill-", suffix=".log")
     os.close(handle)
     return Path(name)
-
-
-def _is_healthy(port: int) -> bool:
-    try:
-        status, _ = _get(port, "/health")
-    except (OSError, http.client.HTTPException):
-        return False
-    return status == http.HTTPStatus.OK
-
-
-def _is_settled(port: int) -> bool:
-    status, page = _get(port, "/prefill_only/status")
-    if status == http.HTTPStatus.NOT_FOUND:
-        return True
-    return status == http.HTTPStatus.OK and bool(json.loads(page)["frontend"]["tokenizer"]["ready"])
-
-
-def _get(port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_HEALTH_TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
 
 
 def _group_members(group: int) -> list[int]:
@@ -274,9 +313,9 @@ def _group_members(group: int) -> list[int]:
     return sorted(members)
 
 
-def _kill_group(group: int) -> None:
+def _signal_group(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
 
 
 def _wait_until(done: Callable[[], bool], timeout_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from filelock import FileLock
 from hypothesis import settings
 
 from sglang_prefill_ext.local_server import LocalServer
+from tests.forking.launch import ForkedServer
 
-# No deadline: how long an example takes says more about the machine than about the code.
-settings.register_profile("default", deadline=None)
-settings.load_profile("default")
+# No deadline: how long an example takes says more about the machine than about the code. The same
+# examples in every run; `--hypothesis-profile=new` looks for others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("new", deadline=None)
+settings.load_profile("same")
 
 CACHE = Path(__file__).parent.parent / ".cache"
 
@@ -27,6 +31,14 @@ EXTENSION_FLAGS = (
 
 IN_FLIGHT = {"PREFILL_ONLY_TEST_IN_FLIGHT": "1"}
 """Has a server on the CPU collect forwards one step after their launch, as on CUDA."""
+
+
+TRACES = CACHE / "traces"
+_IN_SERVERS = str(Path(__file__).parent / "integration" / "in_servers")
+
+# In all processes of these tests: one that imports SGLang forks all of them.
+if _IN_SERVERS not in (_path := os.environ.get("PYTHONPATH", "")).split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_IN_SERVERS, _path)))
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +59,14 @@ def model_dir() -> Callable[[str], Path]:
 def server(model_dir: Callable[[str], Path], worker_id: str) -> Iterator[LocalServer]:
     """The shared server: the extension on the `micro` model, in the overlap event loop.
 
-    Each worker of a run has its own. A forward is in flight between its iterations, as on CUDA.
+    Each worker of a run has its own; that of the first is started as a user starts one, the others
+    are forked. A forward is in flight between its iterations, as on CUDA. Its processes can record
+    the calls that they make (`tests/integration/in_servers`).
     """
     log = CACHE / "logs" / f"server-{worker_id}.log"
     model = model_dir("micro")
-    with LocalServer(model, EXTENSION_FLAGS, env=IN_FLIGHT, log_path=log) as running:
+    TRACES.mkdir(parents=True, exist_ok=True)
+    env = {**IN_FLIGHT, "PREFILL_ONLY_TEST_TRACES": str(TRACES)}
+    kind = LocalServer if worker_id in ("master", "gw0") else ForkedServer
+    with kind(model, EXTENSION_FLAGS, env=env, log_path=log) as running:
         yield running

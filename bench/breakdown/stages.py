@@ -19,17 +19,17 @@ from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.score.labels import pack_labels
-from sglang_prefill_ext.frontend.score.score_api import answer_body, read_request
+from sglang_prefill_ext.frontend.score.score_body import ScoreBody, answer_body
+from sglang_prefill_ext.frontend.score.score_call import pack_labels
 from sglang_prefill_ext.frontend.score.score_frontend import Scored
 from sglang_prefill_ext.frontend.score.scores import scores_from_values
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
+from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 
 with warnings.catch_warnings():
@@ -66,10 +66,10 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
         body: of ``POST /v1/score``, with token ids as lists or as arrays.
     """
     yield timed("HTTP request parsed", _parser(body))
-    yield timed("body read", lambda: read_request(body, None))
-    wanted = read_request(body, None)
-    assert wanted is not None, "a plain body"
-    call, model = wanted
+    yield timed("body read", lambda: ScoreBody.of(body).call(None))
+    read = ScoreBody.of(body)
+    call, model = read.call(None), read.model
+    assert call is not None, "a plain body"
     labels = pack_labels(call.label_token_ids, call.num_items, vocabulary)
     assert labels is not None, "plain labels"
     yield timed("labels checked", lambda: pack_labels(call.label_token_ids, call.num_items, 10**6))
@@ -88,8 +88,8 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
     result = PackedResult(Status.OK, values=values.tobytes())
     yield from _sent("result", PackedRowsResults(results={"packed-1": result}))
     kind: dict[str, Any] = {"apply_softmax": True, "temperature": 1.0}
-    yield timed("scores", lambda: scores_from_values(values, rows, **kind))
-    scored = Scored(scores_from_values(values, rows, **kind), 1, None, rows, result)
+    yield timed("scores", lambda: scores_from_values(values, rows.read, **kind))
+    scored = Scored(scores_from_values(values, rows.read, **kind), 1, None, rows, result)
     usage = UsageInfo().model_dump()
     yield timed("answer written", lambda: answer_body(scored, model=model, usage=usage))
     answer = answer_body(scored, model=model, usage=usage)

@@ -16,8 +16,10 @@ from sglang_prefill_ext.texts.encoder import Encoder, flat
 from sglang_prefill_ext.texts.frame import with_ids
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.arrays import NO_INTS, int_array
 from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 Request: TypeAlias = tuple[str, list[str]]
 """A query and its items."""
@@ -29,7 +31,7 @@ ONE_BY_ONE = "stock, one by one"
 BATCH = "stock, batch"
 SERVED = "extension"
 
-_LABELS = int_array([0]), NO_INTS
+_LABELS = Labels(int_array([0]))
 _ANY_VOCABULARY = 1 << 24
 
 

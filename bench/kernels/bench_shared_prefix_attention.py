@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from prefill_kernels import partial_prefix_attention as partial_prefix
 from prefill_kernels import shared_prefix_attention as shared_prefix
 from prefill_kernels.merge_state import merge_state
 from prefill_kernels.shared_prefix_attention import CachedKV, KeyParts, TilePlan
@@ -96,17 +95,18 @@ def our_ways(
     layout, scale = ForwardLayout(groups), problem.scale
     tokens = problem.on_device(problem.query_tokens(), torch.int64)
     q, k, v = problem.q, problem.k[tokens], problem.v[tokens]
-    sizes = (HEADS // KEY_HEADS, HEAD_DIM, q.dtype)
+    sizes = (HEADS // KEY_HEADS, HEAD_DIM, q.dtype, q.device)
     tiles = _plan(layout, shared_prefix.block_tokens(*sizes), q.device)
-    large_tiles = _plan(layout, partial_prefix.block_tokens(*sizes, q.device), q.device)
+    large_tiles = _plan(layout, shared_prefix.block_tokens(*sizes, KeyParts.PREFIX), q.device)
 
     def fused() -> tuple[Tensor]:
         out, _ = shared_prefix.shared_prefix_attention(q, k, v, tiles, scale, cached=cached)
         return (out,)
 
     def merge() -> tuple[Tensor]:
-        prefix = partial_prefix.partial_prefix_attention(q, k, v, large_tiles, scale, cached=cached)
-        own = shared_prefix.shared_prefix_attention(q, k, v, tiles, scale, parts=KeyParts.OWN)
+        attend, parts = shared_prefix.shared_prefix_attention, KeyParts.PREFIX
+        prefix = attend(q, k, v, large_tiles, scale, cached=cached, parts=parts)
+        own = attend(q, k, v, tiles, scale, parts=KeyParts.OWN)
         out, _ = merge_state(*prefix, *own, out=own[0], lse=own[1])
         return (out,)
 

@@ -19,10 +19,15 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import triton
+from prefill_kernels.block_choice import Aligned, choose_block
 from prefill_kernels.compilation import HOPPER
 from prefill_kernels.merge_state import merge_state
-from prefill_kernels.partial_prefix_attention import partial_prefix_attention
-from prefill_kernels.shared_prefix_attention import CachedKV, TilePlan, shared_prefix_attention
+from prefill_kernels.shared_prefix_attention import (
+    CachedKV,
+    KeyParts,
+    TilePlan,
+    shared_prefix_attention,
+)
 from triton.runtime.jit import JITFunction
 
 from sglang_prefill_ext.layout.kernel_plan import plan_tiles
@@ -72,13 +77,18 @@ def launches() -> dict[str, Launch]:
     plan, cached_plan = _plan(layout), _plan(cached_layout)
     scale = HEAD_DIM**-0.5
     part = shared_prefix_attention(q, k, v, plan, scale)
+    experts, padded = torch.zeros(256, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    large, small = (Aligned(experts, padded, block, 0.0, 1.0) for block in (128, 64))
     return {
         "shared_prefix_attention": lambda: shared_prefix_attention(q, k, v, plan, scale),
         "shared_prefix_attention, cached": lambda: shared_prefix_attention(
             cached_q, cached_k, cached_v, cached_plan, scale, cached=cached
         ),
-        "partial_prefix_attention": lambda: partial_prefix_attention(q, k, v, plan, scale),
+        "shared_prefix_attention, prefix": lambda: shared_prefix_attention(
+            q, k, v, plan, scale, parts=KeyParts.PREFIX
+        ),
         "merge_state": lambda: merge_state(*part, *part, out=part[0], lse=part[1]),
+        "block_choice": lambda: choose_block(large, small),
     }
 
 

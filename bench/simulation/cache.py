@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 CACHE_TOKENS = 1 << 16
 

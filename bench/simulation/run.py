@@ -25,7 +25,7 @@ from bench.simulation.variants import Variant
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.packed import Float32Array
+from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.status import Status
 
 WARM_UP = 0.1  # share of the requests that is left out of the figures
@@ -82,7 +82,7 @@ class SimulatedForward:
     """Answers zeros."""
 
     def __init__(self, plan: ForwardPlan) -> None:
-        self._num_values = plan.num_values
+        self._num_values = plan.reads.num_values
 
     def wait(self) -> Float32Array:
         return np.zeros(self._num_values, dtype=np.float32)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 LENGTHS = (128, 512, 2048, 8192)
 SHARED_PREFIXES = 50  # a length; how often each comes follows Zipf's law, 1 / rank
@@ -68,7 +70,7 @@ class Traffic:
         prefix_len = length // 2 if prefix >= 0 else 0
         tokens[:prefix_len] = 1 + prefix * len(LENGTHS) + length_class
         return PackedRows(
-            tokens, prefix_len, int_array([length - prefix_len]), int_array([1]), _NOTHING
+            tokens, prefix_len, int_array([length - prefix_len]), Labels(int_array([1]))
         )
 
 

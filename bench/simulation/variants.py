@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
-from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.queue import JobQueue
+from sglang_prefill_ext.scheduling.queue import JobQueue, QueueLimits
 
 DEFAULTS = PrefillOnlyConfig()
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bench.__main__ import RESULTS
-from bench.command import begin, measured_model, show_gate
+from bench.command import begin, measured_model, show_gate, title_of
 from bench.record import append
 from bench.soak.report import save_soak_plot, soak_table
 from bench.soak.session import SoakPlan, SoakRun
@@ -26,6 +26,9 @@ def main(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between samples.")] = 5.0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     flags: Annotated[str, typer.Option(help="Further flags of the server.")] = "",
+    engines: Annotated[
+        int, typer.Option(min=0, help="Behind a router, one core each; 0 for one server alone.")
+    ] = 0,
     seed: Annotated[int, typer.Option()] = 0,
     name: Annotated[str, typer.Option(help="File name in bench/results.")] = "soak",
 ) -> None:
@@ -39,6 +42,7 @@ def main(
         every_s=every,
         dtype=dtype,
         extension_args=tuple(shlex.split(flags)),
+        engines=engines,
         seed=seed,
     )
     with measured_model(console, preset) as (model, status):
@@ -50,7 +54,8 @@ def main(
     found = {"preset": preset, "rate_per_s": run.rate_per_s, "verdict": asdict(verdict)}
     found |= {"reports": run.reports, "plan": asdict(plan), "gate": run.gate.as_dict()}
     append(RESULTS / f"{name}.jsonl", run.windows, found | context)
-    title = f"{preset}, {shape}, {load:.0%} load, {context['machine']['cpu']}, {context['commit']}"
+    over = f"{preset}, {engines} engines behind a router" if engines else preset
+    title = f"{over}, {shape}, {load:.0%} load, {title_of(context)}"
     save_soak_plot(RESULTS / f"{name}.png", run.windows, title)
     console.print(f"written: {RESULTS / name}.jsonl, .png")
     raise typer.Exit(0 if verdict.passed else 1)

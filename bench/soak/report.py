@@ -24,11 +24,8 @@ def soak_table(windows: Sequence[SoakWindow], verdict: Verdict) -> Table:
         memory = f"{sum(window.memory_mib.values()):,.0f}"
         rate = f"{window.requests_per_s:.1f}"
         table.add_row(name, rate, f"{window.p50_ms:.1f}", f"{window.p99_ms:.1f}", memory)
-    throughput = _judged(
-        f"{verdict.throughput_drift:+.1%}", abs(verdict.throughput_drift) <= MOST_DRIFT
-    )
-    memory = _judged(f"{verdict.memory_drift:+.1%}", abs(verdict.memory_drift) <= MOST_DRIFT)
-    table.add_row("drift", throughput, "", "", memory)
+    drifts = _drift(verdict.throughput_drift), "", "", _drift(verdict.memory_drift)
+    table.add_row("drift", *drifts)
     long = _judged(f"{verdict.long_pauses} over {LONG_PAUSE_MS} ms", not verdict.long_pauses)
     waits = f"{verdict.long_waits} by the wall clock"
     table.add_row(f"{verdict.pauses} pauses", long, waits, "", "")

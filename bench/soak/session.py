@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,19 +13,15 @@ import numpy as np
 import psutil
 
 from bench.floor import ModelShape
-from bench.http_client import KEEP_ALIVE_ENV, LoadError, connect, post_bytes
+from bench.http_client import LoadError, post_bytes
 from bench.load import Measurement, Window, closed_loop, open_loop, run_loop
 from bench.score_gate import ScoreGate
-from bench.server import MeasuredServer
+from bench.soak.subjects import Reports, running
 from bench.soak.windows import SoakWindow, Verdict, verdict_of, windows_of
-from bench.status import packed_counters
 from bench.workloads import Shape, draw_requests, score_body
 
 _POOL = 64
 _STOCK = "x-prefill-only: off"
-
-Reports = list[dict[str, Any]]
-"""What the processes of a server report of their garbage collection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,8 @@ class SoakPlan:
         saturation_seconds: its least length.
         every_s: how often memory is sampled.
         dtype: of the model; decides the gate's tolerance.
-        extension_args: further flags of the server.
+        extension_args: further flags of the server, or of every engine.
+        engines: behind a router, with a core each; 0 for one server without a router.
         seed: of the requests.
     """
 
@@ -53,6 +49,7 @@ class SoakPlan:
     every_s: float = 5.0
     dtype: str = "float32"
     extension_args: tuple[str, ...] = ()
+    engines: int = 0
     seed: int = 0
 
 
@@ -91,18 +88,15 @@ class SoakRun:
             ServerStartError: it did not start.
         """
         plan = self.plan
-        args = ["--dtype", plan.dtype, "--enable-prefill-only", *plan.extension_args]
-        log = self.model.parent / f"{self.preset}-soak.log"
+        flags = ("--dtype", plan.dtype, *plan.extension_args)
         self.tell(f"{self.preset}: start")
-        with MeasuredServer(self.model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
-            pool = self._gated_pool(server.port)
-            self.rate_per_s = plan.load * self._capacity(server.port, pool)
+        with running(self.model, plan.engines, self.tell, *flags) as subject:
+            pool = self._gated_pool(subject.port)
+            self.rate_per_s = plan.load * self._capacity(subject.port, pool)
             self.tell(f"{self.preset}: {plan.seconds:g} s at {plan.load:.0%}")
-            before = run_loop(gc_reports(server.port))
-            packed = run_loop(packed_counters(server.port)).requests
-            seen, samples = run_loop(self._load(server.port, pool, before))
-            packed = run_loop(packed_counters(server.port)).requests - packed
-            self.reports = run_loop(gc_reports(server.port))
+            before, packed = subject.gc_reports(), subject.packed()
+            seen, samples = run_loop(self._load(subject.port, pool, before))
+            packed, self.reports = subject.packed() - packed, subject.gc_reports()
         if packed != seen.sent:
             raise LoadError(f"only {packed} of {seen.sent} requests took the packed path")
         self._check("soak", seen)
@@ -134,7 +128,7 @@ class SoakRun:
         self, port: int, pool: Sequence[bytes], processes: Reports
     ) -> tuple[Measurement, list[tuple[float, dict[str, float]]]]:
         """Offer the load at even distances, so that only the server makes a difference."""
-        arrivals = np.arange(1, self.plan.seconds * self.rate_per_s) / self.rate_per_s
+        arrivals = np.arange(1, max(2.0, self.plan.seconds * self.rate_per_s)) / self.rate_per_s
         samples: list[tuple[float, dict[str, float]]] = []
         begin_s = time.perf_counter()
 
@@ -161,21 +155,3 @@ def memory_mib(processes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         f"{each['role']} {each['pid']}": psutil.Process(each["pid"]).memory_info().rss / 2**20
         for each in processes
     }
-
-
-async def gc_reports(port: int) -> Reports:
-    """Ask every process of a server for its garbage collection so far.
-
-    Raises:
-        LoadError: the server does not answer, or some of its processes are silent.
-    """
-    connection = await connect(port)
-    try:
-        asked = post_bytes("/prefill_only/gc", b'{"action": "stats"}')
-        answer = json.loads(await connection.send(asked))
-    finally:
-        connection.close()
-    if not answer["complete"]:
-        raise LoadError("some processes did not report their garbage collection")
-    reports: Reports = answer["processes"]
-    return reports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,8 @@ def _memory_drifts(first: Sequence[SoakWindow], last: Sequence[SoakWindow]) -> l
 
 
 def _drift(first: Sequence[float], last: Sequence[float]) -> float:
-    return statistics.mean(last) / statistics.mean(first) - 1.0
+    start = statistics.mean(first)  # of a short run on a busy machine it may be 0
+    return statistics.mean(last) / start - 1.0 if start else math.inf
 
 
 def _pauses(reports: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import zmq
@@ -18,13 +17,13 @@ import zmq
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import listening
+from sglang_prefill_ext.attach.engine import Engine, result_of
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
 from sglang_prefill_ext.attach.messages import (
     Abort,
     Answer,
     Beat,
     Call,
-    Facts,
     Farewell,
     FromEngine,
     FromFrontend,
@@ -40,46 +39,13 @@ from sglang_prefill_ext.attach.messages import (
     StockAnswer,
     StockError,
 )
-from sglang_prefill_ext.errors import PackingError, PrefillExtError
 from sglang_prefill_ext.frontend.ask_processes import Questions
-from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
-from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.status import Status, end_by
 
 logger = logging.getLogger(__name__)
 
 _LINGER_MS = 200
 """What the last messages to front ends may take, in ms."""
-
-
-class Engine(Protocol):
-    """What the broker needs of the process it lives in."""
-
-    def facts(self) -> Facts: ...
-
-    def adapter(self, name: str) -> AbstractAsyncContextManager[str]:
-        """The id of a LoRA adapter that is not unloaded inside; empty for none.
-
-        Raises:
-            RequestError: there is no adapter of that name.
-        """
-        ...
-
-    async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
-        """Serve a call as if it had come by HTTP; never raises for what a caller can cause."""
-        ...
-
-    async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
-        """Admit and serve rows like those of this process.
-
-        Raises:
-            DeadlineExceededError: the deadline passed before they were admitted.
-        """
-        ...
-
-    def count(self, beat: Beat) -> None: ...
 
 
 @dataclass
@@ -212,20 +178,7 @@ class Broker:
         self._send(name, self._engine.facts())
 
     async def _serve_rows(self, name: bytes, message: Rows) -> None:
-        try:
-            _require_finite(message.options)
-            rows = message.row_bytes.rows()
-            async with self._engine.adapter(rows.adapter) as adapter:
-                if adapter:
-                    rows = replace(rows, adapter=adapter)
-                result = await self._engine.serve_rows(rows, message.options)
-        except PrefillExtError as error:
-            result = PackedResult(end_by(error).status, str(error))
-            if result.status is Status.FAILED:
-                logger.warning("Rows of a front end cannot be served: %s", error)
-        except Exception as error:
-            logger.exception("A packed request of a front end failed")
-            result = PackedResult(Status.FAILED, f"{type(error).__name__}: {error}")
+        result = await result_of(self._engine, message.row_bytes, message.options)
         self._answer(name, message, RowsAnswer(message.rid, result))
 
     async def _serve_stock(self, name: bytes, call: Stock) -> None:
@@ -269,9 +222,3 @@ def _router(descriptor: int) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.SocketOption.USE_FD, descriptor)
     socket.setsockopt(zmq.SocketOption.ROUTER_MANDATORY, 1)  # it says who has gone
     return socket
-
-
-def _require_finite(options: RequestOptions) -> None:
-    """Raises: PackingError: no queue could be sorted by such a deadline."""
-    if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
-        raise PackingError(f"a deadline cannot be {options.deadline_ms}")

@@ -32,7 +32,7 @@ from sglang_prefill_ext.attach.messages import (
 )
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.frontend.names import unique_name
+from sglang_prefill_ext.frontend.exchange import unique_name
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
 

@@ -32,8 +32,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -91,7 +90,7 @@ class Rows(msgspec.Struct, tag=True, frozen=True):
     """A packed request; its adapter is a name, in the place of which the engine puts its id."""
 
     rid: str
-    row_bytes: RowBytes
+    row_bytes: bytes
     options: RequestOptions
 
 

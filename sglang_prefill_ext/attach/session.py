@@ -23,14 +23,14 @@ from sglang_prefill_ext.attach.messages import (
 from sglang_prefill_ext.errors import EngineUnavailableError, PrefillExtError
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.huggingface import faithful_copy
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.row_bytes import RowBytes
 from sglang_prefill_ext.wire.status import Status, end_with_http
 
 
@@ -47,7 +47,6 @@ class Session:
     ) -> None:
         self.facts = facts
         self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
-        self.prefixes = repeated_prefixes(facts.config, caching=facts.caching)
         if facts.declined:
             self.exchange.decline(facts.declined)
         copy = faithful_copy(facts.tokenizer, facts.probes)
@@ -55,6 +54,17 @@ class Session:
         if copy is not None:
             args = (copy.encode, facts.tokenizer, facts.config, metrics)
             self.texts = TextEncoder(*args, copy=copy)
+        self.path = PackedPath(
+            self,
+            self.exchange,
+            facts.config,
+            metrics,
+            vocab_size=facts.vocab_size,
+            label_vocab_size=facts.label_vocab_size,
+            embeddings=facts.embeddings,
+            has_tokenizer=self.texts is not None,
+            prefixes=repeated_prefixes(facts.config, caching=facts.caching),
+        )
         self._send = send
         self._sent: set[str] = set()
         self._stock: dict[str, asyncio.Future[StockAnswer]] = {}
@@ -63,10 +73,6 @@ class Session:
     @property
     def in_flight(self) -> int:
         return len(self._sent) + len(self._stock)
-
-    @property
-    def has_tokenizer(self) -> bool:
-        return self.texts is not None
 
     @property
     def encoder(self) -> str:
@@ -78,20 +84,23 @@ class Session:
         self._closed = why
         for rid in list(self._sent):
             self.deliver(RowsAnswer(rid, PackedResult(Status.UNREACHABLE, why)))
-        for future in self._stock.values():
-            _fail(future, EngineUnavailableError(why))
+        for rid in self._stock:
+            self.end_stock(rid, EngineUnavailableError(why))
 
     def deliver(self, answer: RowsAnswer | StockAnswer | StockError) -> None:
         """Hand an answer to its waiting call; a call that left already is fine."""
         if isinstance(answer, RowsAnswer):
             self._sent.discard(answer.rid)
             self.exchange.deliver(answer.rid, answer.result)
-        elif (future := self._stock.get(answer.rid)) is None or future.done():
-            return
-        elif isinstance(answer, StockAnswer):
+        elif isinstance(answer, StockError):
+            self.end_stock(answer.rid, _error(answer))
+        elif (future := self._stock.get(answer.rid)) is not None and not future.done():
             future.set_result(answer)
-        else:
-            _fail(future, _error(answer))
+
+    def end_stock(self, rid: str, error: PrefillExtError) -> None:
+        """End a call of the engine's own; one that left already is fine."""
+        if (future := self._stock.get(rid)) is not None and not future.done():
+            future.set_exception(error)
 
     def fail(self, rid: str, why: str) -> None:
         """End a call whose answer is of no use; one that is not known is fine."""
@@ -108,7 +117,7 @@ class Session:
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._require_open()
         self._sent.add(rid)
-        self._send(Rows(rid, RowBytes.of(rows), options))
+        self._send(Rows(rid, to_bytes(rows), options))
 
     def abort(self, rid: str) -> None:
         self._sent.discard(rid)
@@ -177,8 +186,3 @@ class Session:
 def _error(answer: StockError) -> PrefillExtError:
     end = end_with_http(answer.status)
     return end.error_of(answer.message, retry_after_s=answer.retry_after_s, field=answer.field)
-
-
-def _fail(future: asyncio.Future[StockAnswer], error: PrefillExtError) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Attention of one packed forward by dense torch calls, on every device."""
+"""Attention over a packed layout in dense torch calls; the last layer's only where it is read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.last_token import ReadoutAttention
-from sglang_prefill_ext.attention.prefix import HeldKV, gather_held
+from sglang_prefill_ext.attention.inputs import Held, HeldKV, LayerInputs, check_inputs, gather_held
+from sglang_prefill_ext.attention.merge import finish_dense
+from sglang_prefill_ext.attention.partial import TokenGrid, in_token_order, partial_attention
 from sglang_prefill_ext.attention.shared_prefix import PackedAttention
 from sglang_prefill_ext.attention.windowed import WindowedAttention
+from sglang_prefill_ext.layout.last_token_plan import RowBatch, plan_readout
 from sglang_prefill_ext.layout.tokens import ForwardLayout
+
+
+class ReadoutAttention:
+    """`PackedAttention` for the last token of every row; `plan_readout` decides the calls."""
+
+    def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
+        plan = plan_readout(layout)
+        self._layout = layout
+        self._spans = plan.spans
+        self._batches = [_DeviceBatch(batch, device) for batch in plan.batches]
+
+    def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            inputs: queries at the layout's read positions; without a window, which
+                `WindowedAttention` has.
+
+        Returns:
+            `[rows, H, Dv]`, in the dtype of the queries.
+
+        Raises:
+            PackingError: an input does not have the shape that the layout asks for.
+        """
+        check_inputs(self._layout, self._layout.num_rows, inputs, held)
+        parts = (batch.attend(inputs) for batch in self._batches)
+        out, lse = in_token_order([batch.rows for batch in self._batches], parts, len(inputs.q))
+        return finish_dense(self._spans, out, lse, inputs, held)
+
+
+class _DeviceBatch:
+    """A `RowBatch` on the device."""
+
+    def __init__(self, batch: RowBatch, device: torch.device) -> None:
+        self.rows = TokenGrid(batch.rows[:, None], device)
+        self._keys = TokenGrid(batch.key_index, device)
+        mask = batch.additive_mask()
+        self._mask = None if mask is None else torch.from_numpy(mask).to(device)
+
+    def attend(self, inputs: LayerInputs) -> tuple[Tensor, Tensor]:
+        """`out` `[B, 1, H, Dv]` and `lse` `[B, 1, H]` of this batch's rows."""
+        keys = self._keys
+        return partial_attention(
+            *(self.rows.gather(inputs.q), keys.gather(inputs.k), keys.gather(inputs.v)),
+            inputs.scale,
+            mask=self._mask,
+            soft_cap=inputs.variant.soft_cap,
+        )
 
 
 class DenseAttention:

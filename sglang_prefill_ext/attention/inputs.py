@@ -1,12 +1,41 @@
-"""What a layer hands to the attention of a forward."""
+"""What an attention layer is given: inputs of the forward, and what its groups hold already."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionVariant:
+    """Options of one layer; the defaults are plain attention.
+
+    Attributes:
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` before mask and softmax, as in
+            Gemma 2; 0: no cap.
+        window: how many tokens before its own a query sees, by position in its prompt; None: all.
+            Hugging Face's ``sliding_window`` counts the query's own token, too.
+        sinks: ``[H]``, any floating dtype: per head a further score in the denominator of the
+            softmax, as in gpt-oss; None: no sinks.
+    """
+
+    soft_cap: float = 0.0
+    window: int | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.soft_cap and self.window is None and self.sinks is None
+
+
+PLAIN = AttentionVariant()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,3 +55,59 @@ class LayerInputs:
     v: Tensor
     scale: float
     variant: AttentionVariant = PLAIN
+
+
+HeldKV: TypeAlias = tuple[Tensor, Tensor]
+"""Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of n tokens of a held prefix, or of n
+slots, some of which a page table names."""
+
+Held: TypeAlias = Sequence[HeldKV | None]
+"""One entry per group; None where the group holds nothing."""
+
+
+def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
+    """Return inputs with the K/V of held prefixes, in order, behind those of the forward."""
+    pairs = [pair for pair in held if pair is not None]
+    if not pairs:
+        return inputs
+    keys, values = zip(*pairs, strict=True)
+    return replace(inputs, k=torch.cat([inputs.k, *keys]), v=torch.cat([inputs.v, *values]))
+
+
+def write_page_table(held: Sequence[Tensor | None], table: Tensor) -> None:
+    """Write the slots of all held prefixes into a page table, one behind the other.
+
+    Args:
+        held: per group its slots, integers `[held]` in the order of the tokens.
+        table: int32, at least as long as all of them together; the rest stays as it is.
+    """
+    start = 0
+    for slots in held:
+        if slots is not None:
+            table[start : start + len(slots)].copy_(slots)
+            start += len(slots)
+
+
+def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor | None) -> Held:
+    """Copy what the groups hold out of the slots that a page table names."""
+    if cached is None or page_table is None:
+        return [None] * len(layout.groups)
+    lens = [group.held for group in layout.groups]
+    keys, values = (torch.split(x.index_select(0, page_table), lens) for x in cached)
+    pairs = zip(lens, keys, values, strict=True)
+    return [(k, v) if held else None for held, k, v in pairs]
+
+
+def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:
+    """Raise PackingError unless the inputs have the lengths that the layout asks for."""
+    lens = [0 if pair is None else pair[0].shape[0] for pair in held]
+    wanted = [group.held for group in layout.groups]
+    if lens != wanted:
+        raise PackingError(f"held has {lens} tokens per group, the layout says {wanted}")
+    for name, count in (("q", num_queries), ("k", layout.num_tokens), ("v", layout.num_tokens)):
+        tokens = getattr(inputs, name).shape[0]
+        if tokens != count:
+            raise PackingError(
+                f"{name} has {tokens} tokens, the layout has {count}; "
+                "drop padding tokens before attention"
+            )

@@ -8,14 +8,13 @@ from functools import cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from prefill_kernels import partial_prefix_attention as partial
 from prefill_kernels import shared_prefix_attention as fused
 from prefill_kernels.errors import KernelArgumentError, check_launchable
 from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix import HeldKV, gather_held, merge_prefixes
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, gather_held
+from sglang_prefill_ext.attention.merge import merge_prefixes
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
@@ -57,7 +56,7 @@ class KernelAttention:
         most_groups: int | None = None,
         processors: int = 0,
     ) -> None:
-        sizes = (shape.group_size, shape.largest_dim, dtype)
+        sizes = (shape.group_size, shape.largest_dim, dtype, device)
         own = fused.block_tokens(*sizes)
         programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
         self._layout = layout
@@ -74,7 +73,8 @@ class KernelAttention:
 
         self._plans = [plan(own, few)]
         if self._merges:
-            self._plans.append(plan(partial.block_tokens(*sizes, device), processors))
+            large = fused.block_tokens(*sizes, fused.KeyParts.PREFIX)
+            self._plans.append(plan(large, processors))
         if most_groups is None:
             self._plans.append(plan(own, programs, layout.last_layer_queries()))
         else:
@@ -105,19 +105,13 @@ class KernelAttention:
             out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
             held = gather_held(self._layout, cached, self._page_table)
             tensors, library = (out, lse, inputs, held), self._library
-            merge_prefixes(self._spans, *tensors, partial=library, merge=merge_state)
+            merge_prefixes(self._spans, *tensors, attend=library, merge=merge_state)
             return out
         paged = self._paged(cached)
         if not self._merges:
             return _fused(inputs, own, cached=paged)[0]
-        # Sinks are counted with one part only.
         out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
-        part = partial.partial_prefix_attention(
-            *(inputs.q, inputs.k, inputs.v, self._device_plans[1], inputs.scale),
-            cached=paged,
-            soft_cap=variant.soft_cap,
-            window=variant.window,
-        )
+        part = _fused(inputs, self._device_plans[1], cached=paged, parts=fused.KeyParts.PREFIX)
         return merge_state(out, lse, *part, out=out, lse=lse)[0]
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
@@ -145,9 +139,7 @@ def kernel_obstacle(shape: HeadShape, dtype: torch.dtype, device: torch.device) 
     """Return why the kernels cannot compute this attention; empty if they can."""
     try:
         check_launchable("the model", torch.empty(0, device=device))
-        sizes = (shape.group_size, shape.largest_dim, dtype)
-        fused.block_tokens(*sizes)
-        partial.block_tokens(*sizes, device)
+        fused.block_tokens(shape.group_size, shape.largest_dim, dtype, device)
     except KernelArgumentError as error:
         return str(error)
     return ""
@@ -166,7 +158,8 @@ def _fused(
         parts=parts,
         soft_cap=inputs.variant.soft_cap,
         window=inputs.variant.window,
-        sinks=inputs.variant.sinks,
+        # Counted with one part only.
+        sinks=inputs.variant.sinks if fused.KeyParts.OWN in parts else None,
     )
 
 

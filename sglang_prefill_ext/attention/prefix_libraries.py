@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import Partial
+from sglang_prefill_ext.attention.merge import Partial
 from sglang_prefill_ext.config import AttentionWay
 
 HOPPER = 9

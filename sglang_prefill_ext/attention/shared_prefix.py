@@ -1,22 +1,12 @@
 """Attention of one packed forward in torch, for every device."""
 
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.merge import join_sinks
-from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.attention.prefix import (
-    Held,
-    check_inputs,
-    dense_partial,
-    merge_prefixes,
-    with_held,
-)
-from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
+from sglang_prefill_ext.attention.inputs import Held, LayerInputs, check_inputs, with_held
+from sglang_prefill_ext.attention.merge import finish_dense
+from sglang_prefill_ext.attention.partial import TokenGrid, in_token_order, partial_attention
 from sglang_prefill_ext.layout.dense_plan import TileBatch, plan_attention
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
@@ -55,12 +45,7 @@ class PackedAttention:
         """
         check_inputs(self._layout, self._num_tokens, inputs, held)
         out, lse = self._attend_tiles(inputs, held)
-        variant = inputs.variant
-        capped = partial(dense_partial, soft_cap=variant.soft_cap)
-        merge_prefixes(self._spans, out, lse, inputs, held, partial=capped)
-        if variant.sinks is not None:
-            join_sinks(out, lse, variant.sinks)
-        return out
+        return finish_dense(self._spans, out, lse, inputs, held)
 
     def _attend_tiles(self, inputs: LayerInputs, held: Held) -> tuple[Tensor, Tensor]:
         """Attention within the tiles: `out` `[T, H, Dv]` and `lse` `[T, H]`."""

@@ -7,11 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.inputs import Held, LayerInputs, check_inputs, with_held
 from sglang_prefill_ext.attention.merge import join_sinks
-from sglang_prefill_ext.attention.partial import partial_attention
-from sglang_prefill_ext.attention.prefix import Held, check_inputs, with_held
-from sglang_prefill_ext.attention.token_grid import TokenGrid, in_token_order
+from sglang_prefill_ext.attention.partial import TokenGrid, in_token_order, partial_attention
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.layout.window_plan import WindowBatch, plan_windowed
 

@@ -15,19 +15,18 @@ from sglang.srt.managers.io_struct import BaseReq, FreezeGCReq, hook_custom_type
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
 from sglang_prefill_ext.wire.packed import (
-    VECTOR_AND_STATE,
-    WHOLE_VECTOR,
+    PackedResult,
     PackedRows,
-    from_bytes,
+    head_of,
+    rows_from_bytes,
+    to_bytes,
 )
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.row_bytes import RowBytes
 
 
 class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     """Frontend to scheduler: all rows of one request (see `PackedRows`)."""
 
-    row_bytes: RowBytes
+    row_bytes: bytes
     priority: int = 0
     deadline_ms: float | None = None
     keep_prefix: bool = False
@@ -36,7 +35,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
     def of(cls, rid: str, rows: PackedRows, options: RequestOptions) -> PackedRowsReq:
         return cls(
             rid=rid,
-            row_bytes=RowBytes.of(rows),
+            row_bytes=to_bytes(rows),
             priority=options.priority,
             deadline_ms=options.deadline_ms,
             keep_prefix=options.keep_prefix,
@@ -51,8 +50,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
         Raises:
             PackingError: the message is inconsistent.
         """
-        whole = {WHOLE_VECTOR: vector_width, VECTOR_AND_STATE: vector_width + state_width}
-        return self.row_bytes.rows(whole.get(self.row_bytes.vector_width))
+        return rows_from_bytes(self.row_bytes, (vector_width, state_width))
 
     # What the data-parallel controller reads of a request when it chooses a replica.
 
@@ -62,7 +60,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
 
     @property
     def input_ids(self) -> Any:
-        return from_bytes(self.row_bytes.tokens)
+        return head_of(self.row_bytes)[0]
 
 
 class PackedRowsResults(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]

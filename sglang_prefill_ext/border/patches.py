@@ -7,6 +7,7 @@ import pkgutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any
 
 from sglang_prefill_ext.errors import UnsupportedSGLangError
@@ -42,7 +43,7 @@ class PatchState:
 @dataclass(frozen=True, slots=True)
 class _Applied:
     patch: Patch
-    owner: type
+    owner: type | ModuleType
     original: object
     installed: object
     drift: bool
@@ -66,6 +67,8 @@ def apply(
             difference and its remedy, and nothing was changed.
     """
     pending = [p for p in patches if p.group in groups and p.id not in _applied and _wanted(p)]
+    if not pending:  # as whenever arguments arrive once more
+        return
     needing = {patch.group for patch in pending}
     mismatches = guard.check_all(pending, [use for use in uses if needing & {*use.groups}])
     if needing - {Group.FLAGS}:
@@ -75,6 +78,7 @@ def apply(
     try:
         for patch in pending:
             _install(patch, drift=patch.id in drifted)
+        _rebind([_applied[patch.id] for patch in pending])
         _refuse(list(_verify(pending)))
     except Exception as error:
         _revert([patch.id for patch in pending])
@@ -116,14 +120,31 @@ def _install(patch: Patch, *, drift: bool) -> None:
     original = vars(owner)[patch.attribute]
     if patch.kind is Kind.ATTRIBUTE:
         # A plain function would become a method of the instances that look the attribute up.
-        setattr(owner, patch.attribute, staticmethod(hook))
+        installed: object = staticmethod(hook)
     else:
         # Imports SGLang, which reading the states does not need.
         from sglang_prefill_ext.border import registry
 
-        registry.wrap(patch.target, hook, patch.kind)
-    installed = vars(owner)[patch.attribute]
+        installed = registry.wrapped(original, hook, patch.kind)
+    setattr(owner, patch.attribute, installed)
     _applied[patch.id] = _Applied(patch, owner, original, installed, drift)
+
+
+def _rebind(changes: Sequence[_Applied]) -> None:
+    """Give modules that imported a function by its name what took its place.
+
+    A pass for all of them: there are thousands of modules, and this is done in every process.
+    """
+    functions = {
+        id(reach.unbound(change.original)): reach.unbound(change.installed)
+        for change in changes
+        if change.patch.kind is not Kind.ATTRIBUTE
+    }
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name, value in list(vars(module).items()):
+                if id(value) in functions:
+                    setattr(module, name, functions[id(value)])
 
 
 def _verify(patches: Sequence[Patch]) -> Iterator[Mismatch]:
@@ -145,7 +166,7 @@ def _bypassed(patch: Patch, found: str) -> Mismatch:
     return _broken(patch, Aspect.OVERRIDE, "every call reaches the hook", found)
 
 
-def _is_carried(patch: Patch, owner: type) -> bool:
+def _is_carried(patch: Patch, owner: type | ModuleType) -> bool:
     return reach.carries(vars(owner)[patch.attribute], pkgutil.resolve_name(patch.hook))
 
 

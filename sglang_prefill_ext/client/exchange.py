@@ -13,8 +13,7 @@ from urllib.request import getproxies
 import httpx
 
 from sglang_prefill_ext.client.answers import error_of
-from sglang_prefill_ext.client.deadline import Deadline
-from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
 from sglang_prefill_ext.errors import (
     ClientError,

@@ -8,10 +8,9 @@ from typing import Any
 
 import grpc
 
-from sglang_prefill_ext.client.deadline import Deadline
 from sglang_prefill_ext.client.exchange import authorization, require_time, without_secrets
 from sglang_prefill_ext.client.grpc_calls import GrpcCall, error_of, grpc_call
-from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.client.requests import AnswerT, Request
 from sglang_prefill_ext.errors import ConfigError, UnexpectedAnswerError
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub

@@ -15,7 +15,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from sglang_prefill_ext.client.deadline import Deadline
+from sglang_prefill_ext.client.options import Deadline
 from sglang_prefill_ext.errors import ConfigError, ServerBusyError, ServerUnavailableError
 
 RetryingT = TypeVar("RetryingT", Retrying, AsyncRetrying)

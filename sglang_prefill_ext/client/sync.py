@@ -12,9 +12,8 @@ from tenacity import Retrying
 
 from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
-from sglang_prefill_ext.client.deadline import Deadline
 from sglang_prefill_ext.client.grpc_carriers import GrpcCarrier
-from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, Options
+from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, Deadline, Options
 from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.client.requests import (
     AnswerT,

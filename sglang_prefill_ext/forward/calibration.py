@@ -23,11 +23,13 @@ from sglang_prefill_ext.scheduling.budget import (
     Sample,
     fit_memory,
 )
-from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
-from sglang_prefill_ext.scheduling.launched_forward import Executor
+from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
+from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
 
 logger = logging.getLogger(__name__)
@@ -51,17 +53,19 @@ Agree: TypeAlias = Callable[[list[int]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured of this model on this device; the same on every rank.
+    """What was measured of this model on this device; the same on every rank, the speed excepted.
 
     Attributes:
         budget: of one forward.
         launch_tokens: what a forward costs besides its tokens, in tokens computed in that time;
             where there are graphs, a replayed one.
         graphs: how large they are, and what other forwards cost.
+        tokens_per_s: without the launch, > 0; of this rank, as nothing is decided by it here.
     """
 
     budget: ForwardBudget
     launch_tokens: int
+    tokens_per_s: float
     graphs: GraphCost = NO_GRAPHS
 
 
@@ -130,6 +134,7 @@ def calibrate(
     return Calibration(
         ForwardBudget(max_tokens, -too_much, per_token, per_row),
         launch_tokens,
+        1 / pace.s_per_token,
         replace(graphs, eager_tokens=eager_tokens),
     )
 
@@ -193,10 +198,7 @@ def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
                 np.zeros(rows, np.int32),
                 0,
                 int_array([1] * rows),
-                NO_INTS,
-                NO_INTS,
-                num_best=1,
-                sampling=sampling,
+                Labels(num_best=1, sampling=sampling),
             )
         )
         for sampling in (NO_SAMPLING, draws)
@@ -226,15 +228,12 @@ def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
     if executor.longest_prompt is not None:
         prefix = min(prefix, executor.longest_prompt // 2)
         rows = max(rows, -(-(tokens - prefix) // (executor.longest_prompt - prefix)))
-    labels = [] if executor.vector_width else [0]
     lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
     packed = PackedRows(
         np.zeros(tokens, np.int32),
         prefix,
         int_array(lens.tolist()),
-        int_array(labels),
-        NO_INTS,
-        vector_width=executor.vector_width,
+        Vectors(executor.vector_width) if executor.vector_width else Labels(int_array([0])),
     )
     return _plan_of(packed)
 

@@ -18,14 +18,13 @@ from sglang_prefill_ext.attention.probe import wrong_kernel, wrong_library
 from sglang_prefill_ext.attention.way import kernel_way
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.forward.completion import ForwardCompletion
 from sglang_prefill_ext.forward.graphs.counts import GraphUse
 from sglang_prefill_ext.forward.graphs.replay import PackedGraphs
 from sglang_prefill_ext.forward.layers import Attention, LayerAttention
 from sglang_prefill_ext.forward.model import Model, Overrides
 from sglang_prefill_ext.forward.readers.labels import LabelReader
 from sglang_prefill_ext.forward.readers.vectors import VectorReader
-from sglang_prefill_ext.forward.upload import upload
+from sglang_prefill_ext.forward.upload import ForwardCompletion, upload
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
@@ -128,7 +127,7 @@ class PackedExecutor:
             RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
         """
         with self._model.stream():
-            hidden = self._graphs.run(plan, held, stores)
+            hidden = self._graphs.run(plan, held, stores) if self._graphs.asked else None
             if hidden is None:
                 hidden = self._run_eagerly(plan, held, stores)
             return ForwardCompletion(self._reader.read(hidden, plan))
@@ -167,7 +166,7 @@ class PackedExecutor:
             plan.adapter,
             shortened=ends_only,
         )
-        return run()[: plan.num_reads]
+        return run()[: len(plan.reads)]
 
     def _attention(self, layout: ForwardLayout) -> Attention:
         model = self._model

@@ -1,12 +1,19 @@
-"""Memory for K/V of all layers, by slot: SGLang's pool, as packed forwards read and write it."""
+"""Memory for K/V of all layers, by slot: SGLang's pool as packed forwards use it, and ours."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.inputs import HeldKV
+from sglang_prefill_ext.attention.way import HeadShape
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+
+SHARE = 4
+"""Of the memory that forwards may take, one such part is set aside for a pool of ours."""
 
 
 class KVPool(Protocol):
@@ -26,3 +33,56 @@ class KVPool(Protocol):
             k: ``[n, KH, D]``; v: ``[n, KH, Dv]``; any strides but of the last dimension.
         """
         ...
+
+
+class OwnPool:
+    """`KVPool` and `Room` of one prefix at a time; its memory is there while slots are taken.
+
+    Used where SGLang's pool cannot be written: it keeps K/V in another precision or layout, or
+    fewer tokens in some layers.
+
+    Args:
+        heads, dtype: of keys and values, in every layer.
+        num_layers: of attention.
+    """
+
+    def __init__(
+        self, heads: HeadShape, num_layers: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.capacity = 0
+        """Tokens; none before somebody has set memory aside."""
+        numbers = num_layers * heads.num_key_heads * (heads.head_dim + heads.value_dim)
+        self.bytes_per_token = numbers * dtype.itemsize
+        self._shapes = [(heads.num_key_heads, dim) for dim in (heads.head_dim, heads.value_dim)]
+        self._dtype, self._device = dtype, device
+        self._layers: dict[int, HeldKV] = {}
+        self._taken = 0
+
+    def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
+        """Take a share of the memory that forwards may have; return what is left to them."""
+        own_bytes = budget.max_bytes // SHARE
+        self.capacity = own_bytes // self.bytes_per_token
+        return replace(budget, max_bytes=budget.max_bytes - own_bytes)
+
+    def take(self, num_tokens: int) -> Tensor | None:
+        if self._taken or num_tokens > self.capacity:
+            return None
+        self._taken = num_tokens
+        return torch.arange(num_tokens, device=self._device)
+
+    def give_back(self, slots: Tensor) -> None:
+        self._taken = 0
+        self._layers.clear()
+
+    def buffers(self, layer: int) -> HeldKV:
+        if layer not in self._layers:
+            keys, values = (
+                torch.empty((self._taken, *shape), dtype=self._dtype, device=self._device)
+                for shape in self._shapes
+            )
+            self._layers[layer] = keys, values
+        return self._layers[layer]
+
+    def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        keys, values = self.buffers(layer)
+        keys[slots], values[slots] = k, v

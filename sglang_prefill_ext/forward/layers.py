@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix import HeldKV, write_page_table
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, write_page_table
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 
 class Room(Protocol):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from sglang_prefill_ext.frontend.names import unique_name
+from sglang_prefill_ext.frontend.exchange import unique_name
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
-from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.packed_path import PackedPath, Served
 from sglang_prefill_ext.frontend.worker import Worker
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.arrays import Float32Array, int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 
 logger = logging.getLogger(__name__)
 
@@ -76,24 +76,15 @@ class BatchExchange(Generic[Item]):
     Args:
         worker: packs large batches.
         size_of: tokens and numbers that packing goes through for an item.
-        most_retried: items of a batch in which each is tried alone once their forward has failed;
-            larger ones are one call's, which then has failed.
     """
 
-    def __init__(
-        self,
-        exchange: PackedExchange,
-        metrics: FrontendMetrics,
-        worker: Worker,
-        *,
-        most_retried: int,
-        size_of: Callable[[Item], int],
-    ) -> None:
-        self._exchange = exchange
-        self._metrics = metrics
+    def __init__(self, path: PackedPath, worker: Worker, *, size_of: Callable[[Item], int]) -> None:
+        self._path = path
         self._worker = worker
         self._size_of = size_of
-        self._most_retried = most_retried
+        # Of larger batches each item is not tried alone once their forward has failed: these are
+        # one call's, which then has failed.
+        self._most_retried = 2 * path.config.gather_rows
 
     async def ask(
         self,
@@ -126,8 +117,8 @@ class BatchExchange(Generic[Item]):
         if group.keep_prefix and not options.keep_prefix:
             options = replace(options, keep_prefix=True)
         try:
-            answer = await self._exchange.ask(rows, options, None)
-            self._metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+            answer = await self._path.exchange.ask(rows, options, None)
+            self._path.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
             return read_outs(group.tables(answer.row_values()), rows, answer)
         except PackedForwardError as error:
             if len(members) == 1 or len(items) > self._most_retried:
@@ -151,3 +142,13 @@ async def _all_ended(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             raise outcome
         found.append(outcome)
     return found
+
+
+def served_prompts(
+    prompt_tokens: Sequence[int], read_outs: Sequence[ReadOut], *, new_tokens: int = 0
+) -> Served:
+    """Prompts of which each was read for itself; `read_outs` are in their order."""
+    cached = int_array([each.cached_tokens for each in read_outs])
+    queue_s = max((each.queue_s for each in read_outs), default=0.0)
+    compute_s = max((each.compute_s for each in read_outs), default=0.0)
+    return Served(int_array(prompt_tokens), cached, new_tokens, queue_s, compute_s)

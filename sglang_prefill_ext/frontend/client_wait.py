@@ -20,6 +20,12 @@ T = TypeVar("T")
 _DISCONNECT_POLL_S = 1.0
 
 
+async def departure(request: Any) -> None:
+    """Return once the client of a request has left whose body was read; nobody else may receive."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
     """Wait for a future that nobody else waits for.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_prefill_ext.frontend.score.score_frontend import Scored
-from sglang_prefill_ext.scheduling.execution import ExecutionClass
-from sglang_prefill_ext.wire.distinct import distinct_rows
+from sglang_prefill_ext.scheduling.stats import ExecutionClass
+from sglang_prefill_ext.wire.parts import distinct_rows
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -38,3 +39,23 @@ def explain_packed(scored: Scored) -> dict[str, Any]:
 def explain_stock(reason: StockReason) -> dict[str, Any]:
     """Return why a request took the stock path; what it cost there is SGLang's to say."""
     return {"path": "stock", "reason": reason}
+
+
+def experts_recently(schedulers: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return how full the blocks of each layer of experts were, ready for JSON.
+
+    One forward in eight is looked at, and its counts arrive later: so these are of the forward that
+    each scheduler looked at last, seldom of one that served the request.
+
+    Args:
+        schedulers: their parts of the status page.
+
+    Returns:
+        Layers that were looked at; None where there are none.
+    """
+    return [
+        {"dp_rank": scheduler["dp_rank"], "layer": number, **layer}
+        for scheduler in schedulers
+        for number, layer in enumerate(scheduler["experts"]["layers"])
+        if layer["padded"]
+    ] or None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
 from sglang_prefill_ext.frontend.client_wait import outcome_while_connected
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -108,6 +109,15 @@ class Gatherer(Generic[Item, Answer]):
         self._max_items = max_items
         self._max_wait_s = max_wait_s
         self._lanes: dict[Hashable, _Lane[Item, Answer]] = {}
+
+    @classmethod
+    def configured(
+        cls,
+        serve: Callable[[Any, list[Item]], Awaitable[Sequence[Answer | Exception]]],
+        config: PrefillOnlyConfig,
+    ) -> Gatherer[Item, Answer]:
+        """One as large and as patient as the server's flags say."""
+        return cls(serve, max_items=config.gather_rows, max_wait_s=config.gather_ms / 1e3)
 
     async def ask(
         self, kind: Hashable, items: list[Item], request: Any = None, *, alone: bool = False

@@ -7,8 +7,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows
 
 
 class SchedulerLink(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,11 @@ KEEP_PREFIX_HEADER = "x-prefill-only-keep-prefix"
 
 ARRAYS_HEADER = "x-prefill-only-arrays"
 """Of answers: scoring requests to this server may hold token ids as base64 arrays."""
+
+READS_ARRAYS = {ARRAYS_HEADER: "int32"}
+"""Headers of answers to those who may send arrays."""
+
+JSON = "application/json"
 
 _LARGEST = 2**31 - 1  # some serialisations on the way know 64 bits only
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
@@ -34,6 +40,11 @@ class RequestOptions:
     priority: int = 0
     deadline_ms: float | None = None
     keep_prefix: bool = False
+
+
+def says_json(headers: Mapping[str, str]) -> bool:
+    """Whether a body is said to be JSON."""
+    return headers.get("content-type", "").lower().split(";", 1)[0] == JSON
 
 
 def headers_of(request: Any) -> Mapping[str, str]:
@@ -64,6 +75,17 @@ def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
         deadline_ms=None if timeout_ms is None else now_ms + timeout_ms,
         keep_prefix=_switch(headers, KEEP_PREFIX_HEADER, default="off"),
     )
+
+
+def headers_from(options: RequestOptions) -> dict[str, str]:
+    """The headers by which another process reads these options; a deadline as the time left."""
+    headers = {PRIORITY_HEADER: str(options.priority)}
+    if options.keep_prefix:
+        headers[KEEP_PREFIX_HEADER] = "on"
+    if options.deadline_ms is not None:
+        left_ms = int(options.deadline_ms - time.time() * 1e3)
+        headers[TIMEOUT_HEADER] = str(min(max(1, left_ms), _LARGEST))
+    return headers
 
 
 def _number(headers: Mapping[str, str], header: str, least: int) -> int | None:

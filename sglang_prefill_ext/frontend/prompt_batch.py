@@ -11,15 +11,11 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.read_places import ReadPlaces
+from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array, int_array
 from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
-from sglang_prefill_ext.wire.packed import (
-    NO_INTS,
-    Float32Array,
-    Int32Array,
-    PackedRows,
-    int_array,
-)
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.read import Vectors
 
 _BEGINNING = 16
 """Tokens by which prompts of one beginning are told from others."""
@@ -74,7 +70,8 @@ def pack_prompts(
     """Pack prompts, each with at least one token and all ids valid, into requests for vectors.
 
     Args:
-        vector_width, overrides, adapter: see `PackedRows`.
+        vector_width: see `Vectors`.
+        overrides, adapter: see `PackedRows`.
         policy: see `shared_beginnings`.
 
     Returns:
@@ -87,9 +84,7 @@ def pack_prompts(
             tokens,
             prefix,
             lens,
-            label_ids=NO_INTS,
-            label_lens=NO_INTS,
-            vector_width=vector_width,
+            Vectors(vector_width),
             overrides=overrides,
             adapter=adapter,
         )
@@ -112,9 +107,7 @@ def pack_read_places(
         tokens,
         prefix,
         lens,
-        label_ids=NO_INTS,
-        label_lens=reads.wanted.astype(np.int32),
-        vector_width=vector_width,
+        Vectors(vector_width, reads.wanted.astype(np.int32)),
         read_lens=reads.lens,
         overrides=overrides,
         adapter=adapter,

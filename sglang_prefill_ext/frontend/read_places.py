@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.wire.packed import Int32Array, int_array
+from sglang_prefill_ext.wire.arrays import Int32Array, int_array
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 

@@ -34,9 +34,7 @@ class TextBatches(Generic[Prompt]):
         self.metrics = metrics
         self._worker = worker
         self._finish = finish
-        self._gatherer: Gatherer[Any, Prompt] = Gatherer(
-            self._encode, max_items=config.gather_rows, max_wait_s=config.gather_ms / 1e3
-        )
+        self._gatherer: Gatherer[Any, Prompt] = Gatherer.configured(self._encode, config)
 
     async def ask(self, texts: Sequence[Any], request: Any = None) -> list[Prompt]:
         """Return a prompt of each text, or of each pair of texts.
@@ -90,3 +88,10 @@ def _is_unicode(text: str | tuple[str, str]) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def has_texts(texts: Any) -> bool:
+    """Whether that is a text, or a list of them."""
+    if isinstance(texts, list):
+        return bool(texts) and all(isinstance(text, str) for text in texts)
+    return isinstance(texts, str)

@@ -1,13 +1,16 @@
-"""A thread for what would stall the event loop of a front end for milliseconds."""
+"""What would stall the event loop of a front end for milliseconds: in a thread, and in parts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
+
+import msgspec
+from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import ServerBusyError
 from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
@@ -22,6 +25,14 @@ _INLINE_TOKENS = 20_000
 
 _PACE = 0.1
 """Weight of the newest call in the mean time that one takes."""
+
+_AT_A_TIME = 1 << 16
+"""Values that become objects in one step, during which no other thread runs."""
+
+ROWS_AT_A_TIME = 16
+"""Rows of an answer, of up to as many numbers as the vocabulary is large."""
+
+_ENCODER = msgspec.json.Encoder()
 
 
 def is_large(tokens: int) -> bool:
@@ -110,3 +121,23 @@ class _Job:
     def drop(self) -> None:
         """Let go of what it holds; nobody waits any more."""
         self._call = None
+
+
+def table_rows(table: NDArray[Any]) -> list[list[Any]]:
+    """Return a table ``[rows, columns]`` as one list a row, some rows at a time."""
+    step = max(1, _AT_A_TIME // max(1, table.shape[1]))
+    if step >= len(table):
+        rows: list[list[Any]] = table.tolist()
+        return rows
+    return [row for a in range(0, len(table), step) for row in table[a : a + step].tolist()]
+
+
+def in_parts(rows: Sequence[Any], at_a_time: int = ROWS_AT_A_TIME) -> Any:
+    """Many rows as JSON, for an encoder of `msgspec` to put in their place; few as they are.
+
+    They are made some at a time, so that other threads run between.
+    """
+    if len(rows) <= at_a_time:
+        return rows
+    parts = (rows[start : start + at_a_time] for start in range(0, len(rows), at_a_time))
+    return msgspec.Raw(b"[%s]" % b",".join(_ENCODER.encode(part)[1:-1] for part in parts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +13,10 @@ from sglang_prefill_ext.attach.address import checked_path, require_private
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings, is_loopback
-from sglang_prefill_ext.grpc_frontend.supervisor import Supervisor, reserved
 from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.process.supervisor import reserved, supervise
 
 logger = logging.getLogger(__name__)
-
-_SLACK_S = 5.0
-"""What a front end may take to go down beyond the calls under way."""
 
 _DEFAULTS = Settings(attach=Path())
 
@@ -93,13 +89,5 @@ def serve_grpc(
                 host,
             )
         logger.info("Listening at %s:%d; front ends: %d.", host, taken, processes)
-        asyncio.run(_supervise(settings, processes))
-
-
-async def _supervise(settings: Settings, processes: int) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    servicer = "sglang_prefill_ext.grpc_frontend.servicer"
-    command = module_command(servicer, settings.to_json())
-    await Supervisor(command, processes, grace_s=settings.grace_s + _SLACK_S).run(stop)
+        command = module_command("sglang_prefill_ext.grpc_frontend.servicer", settings.to_json())
+        asyncio.run(supervise(command, processes, grace_s=grace_s))

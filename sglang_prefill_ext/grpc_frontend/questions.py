@@ -6,20 +6,14 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sglang_prefill_ext.frontend.options import (
-    KEEP_PREFIX_HEADER,
-    OPT_OUT_HEADER,
-    PRIORITY_HEADER,
-    TIMEOUT_HEADER,
-    RequestOptions,
-)
+from sglang_prefill_ext.frontend.options import OPT_OUT_HEADER, RequestOptions, headers_from
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.item_overrides import ItemOverrides, item_overrides
-from sglang_prefill_ext.wire.flat import FlatRows, flat_rows, int32_array, wrong
-from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, int_array
+from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array, int_array
+from sglang_prefill_ext.wire.checks import wrong
+from sglang_prefill_ext.wire.flat import FlatRows, flat_rows, int32_array
 
-_LONGEST_MS = 2**31 - 1
 _OF_ITEMS = {"item_texts", "item_ids", "embed_overrides"}
 """Fields that every message of a stream may have."""
 
@@ -38,16 +32,8 @@ class CallOptions:
 
     def headers(self) -> dict[str, str]:
         """The same by HTTP."""
-        scheduling = self.scheduling
-        headers = {PRIORITY_HEADER: str(scheduling.priority)}
-        if scheduling.keep_prefix:
-            headers[KEEP_PREFIX_HEADER] = "on"
-        if self.stock:
-            headers[OPT_OUT_HEADER] = "off"
-        if scheduling.deadline_ms is not None:
-            left_ms = int(scheduling.deadline_ms - time.time() * 1e3)
-            headers[TIMEOUT_HEADER] = str(min(max(1, left_ms), _LONGEST_MS))
-        return headers
+        stock = {OPT_OUT_HEADER: "off"} if self.stock else {}
+        return headers_from(self.scheduling) | stock
 
 
 class ScoreQuestion(NamedTuple):

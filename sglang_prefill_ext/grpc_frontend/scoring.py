@@ -12,9 +12,8 @@ from sglang_prefill_ext.frontend.score.scores import flat_scores
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestion, stock_arguments
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import PackedRows, int_array, values_to_bytes
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.arrays import int_array, values_to_bytes
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _DOUBLES = np.dtype("<f8")
@@ -23,20 +22,9 @@ _DOUBLES = np.dtype("<f8")
 class Scoring:
     """Scores for one session with the engine."""
 
-    def __init__(self, session: Session, metrics: FrontendMetrics) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._frontend = ScoreFrontend(
-            session,
-            session.exchange,
-            session.facts.config,
-            metrics,
-            vocab_size=session.facts.vocab_size,
-            embeddings=session.facts.embeddings,
-            label_vocab_size=session.facts.label_vocab_size,
-            has_tokenizer=session.has_tokenizer,
-            truncates=True,  # if not, the engine refuses
-            prefixes=session.prefixes,
-        )
+        self._frontend = ScoreFrontend(session.path)
 
     async def score(self, question: ScoreQuestion, options: CallOptions) -> pb.ScoreResponse:
         """Serve a request.
@@ -46,7 +34,7 @@ class Scoring:
         """
         call = question.call
         try:
-            with counted(self._frontend.metrics):
+            with counted(self._session.path.metrics):
                 self._frontend.check_limits(call)
                 call = question.whole()
                 return await self._packed(call, options)
@@ -76,12 +64,11 @@ class Scoring:
 def _response(call: ScoreCall, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:
     values = answer.row_values()
     scores = flat_scores(
-        values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature
+        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
     )
-    _, counts = rows.labels_of(0, rows.num_reads)
     return pb.ScoreResponse(
         scores=scores.astype(_DOUBLES).tobytes(),
-        counts=counts.tobytes(),
+        counts=rows.read.lens_of(0, rows.num_reads).tobytes(),
         token_logprobs=values_to_bytes(values) if call.return_token_logprobs else b"",
         usage=pb.Usage(
             prompt_tokens=rows.num_prompt_tokens,

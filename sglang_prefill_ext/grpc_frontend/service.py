@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from grpc_status import rpc_status
 
-from sglang_prefill_ext.attach.connection import EngineConnection
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
+from sglang_prefill_ext.errors import (
+    EngineUnavailableError,
+    PackedForwardError,
+    PrefillExtError,
+)
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import status_of
 from sglang_prefill_ext.grpc_frontend.pipeline import in_order
@@ -25,13 +28,21 @@ from sglang_prefill_ext.grpc_frontend.questions import (
 )
 from sglang_prefill_ext.grpc_frontend.scoring import Scoring
 from sglang_prefill_ext.grpc_frontend.vectors import Vectors
-from sglang_prefill_ext.metrics import FrontendMetrics
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _AT_A_TIME = 3  # messages of a stream; while one is computed the next ones are packed
+
+
+class Engines(Protocol):
+    """One engine or several, which may be others later."""
+
+    @property
+    def session(self) -> Session:
+        """Raises: EngineUnavailableError: there is none."""
+        ...
 
 
 class _Served(NamedTuple):
@@ -41,11 +52,10 @@ class _Served(NamedTuple):
 
 
 class PrefillService:
-    """Serves calls by whatever session there is with the engine."""
+    """Serves calls by whatever session there is with the engines."""
 
-    def __init__(self, engine: EngineConnection, metrics: FrontendMetrics) -> None:
-        self._engine = engine
-        self._metrics = metrics
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
         self._last: _Served | None = None
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:  # noqa: N802
@@ -70,33 +80,45 @@ class PrefillService:
         return await _answer(context, self._classify(request, context))
 
     async def _score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        options = _options(request.options, context)
-        return await self._served().scoring.score(score_question(request), options)
+        question, options = score_question(request), _options(request.options, context)
+        return await self._by_session(lambda served: served.scoring.score(question, options))
 
     async def _embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        vectors, usage = await self._served().vectors.vectors(
-            prompts_of(request.prompts),
-            request.dimensions,
-            _options(request.options, context),
-            request.adapter,
+        prompts, options = prompts_of(request.prompts), _options(request.options, context)
+        vectors, usage = await self._by_session(
+            lambda served: served.vectors.vectors(
+                prompts, request.dimensions, options, request.adapter
+            )
         )
         return pb.EmbedResponse(vectors=vectors.tobytes(), width=vectors.shape[1], usage=usage)
 
     async def _classify(self, request: pb.ClassifyRequest, context: Any) -> pb.ClassifyResponse:
-        served = self._served()
-        values, usage = await served.vectors.vectors(
-            prompts_of(request.prompts), 0, _options(request.options, context), request.adapter
-        )
-        return pb.ClassifyResponse(
-            values=values.tobytes(),
-            width=values.shape[1],
-            class_names=served.session.facts.class_names,
-            usage=usage,
-        )
+        prompts, options = prompts_of(request.prompts), _options(request.options, context)
+
+        async def classify(served: _Served) -> pb.ClassifyResponse:
+            values, usage = await served.vectors.vectors(prompts, 0, options, request.adapter)
+            return pb.ClassifyResponse(
+                values=values.tobytes(),
+                width=values.shape[1],
+                class_names=served.session.facts.class_names,
+                usage=usage,
+            )
+
+        return await self._by_session(classify)
 
     def forget(self) -> None:
         """Keep nothing of a session that has ended; it has a tokenizer of its own."""
         self._last = None
+
+    async def _by_session(self, ask: Callable[[_Served], Awaitable[T]]) -> T:
+        """Serve by the session of now; again, if other engines have taken over meanwhile."""
+        served = self._served()
+        try:
+            return await ask(served)
+        except EngineUnavailableError:
+            if self._engines.session is served.session:
+                raise
+            return await ask(self._served())
 
     def _served(self) -> _Served:
         """What serves the session of now.
@@ -104,10 +126,9 @@ class PrefillService:
         Raises:
             EngineUnavailableError: there is none.
         """
-        session = self._engine.session
+        session = self._engines.session
         if self._last is None or self._last.session is not session:
-            metrics = self._metrics
-            self._last = _Served(session, Scoring(session, metrics), Vectors(session, metrics))
+            self._last = _Served(session, Scoring(session), Vectors(session))
         return self._last
 
 

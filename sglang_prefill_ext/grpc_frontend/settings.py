@@ -19,13 +19,12 @@ class Compression(StrEnum):
     GZIP = "gzip"
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What every front end of one supervisor has in common.
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gRPC server listens, and whom it lets in.
 
     Secrets are in files, whose paths alone are here.
 
     Attributes:
-        attach: socket file of the engine.
         tls_key, tls_cert: PEM files of the server; both or none.
         client_ca: PEM file with the authorities whose clients are let in (mTLS).
         tokens: file with bearer tokens, one a line; a client shows one of them.
@@ -37,7 +36,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         grace_s: seconds for calls under way when a front end goes down.
     """
 
-    attach: Path
     host: str = "127.0.0.1"
     port: int = 50051
     tls_key: Path | None = None
@@ -57,6 +55,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--tls-key and --tls-cert belong together. Give both, or none.")
         if self.client_ca is not None and self.tls_key is None:
             raise ConfigError("--client-ca needs TLS. Give --tls-key and --tls-cert as well.")
+
+
+class Settings(Listening, frozen=True, kw_only=True):
+    """What every front end of one supervisor has in common.
+
+    Attributes:
+        attach: socket file of the engine.
+    """
+
+    attach: Path
 
     def to_json(self) -> str:
         return msgspec.json.encode(self, enc_hook=str).decode()

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
+from sglang_prefill_ext.grpc_frontend.settings import Compression, Listening
 
 _ALGORITHMS = {
     Compression.NONE: grpc.Compression.NoCompression,
@@ -20,7 +20,7 @@ _MOST_PINGS_MS = 10_000  # clients may ping this often without a call; gRPC's ow
 _PING_TIMEOUT_MS = 20_000
 
 
-def server_options(settings: Settings) -> list[tuple[str, Any]]:
+def server_options(settings: Listening) -> list[tuple[str, Any]]:
     """Return options of a gRPC server."""
     most = settings.max_message_mib << 20
     options = [
@@ -42,17 +42,17 @@ def server_options(settings: Settings) -> list[tuple[str, Any]]:
     return options
 
 
-def address_of(settings: Settings) -> str:
+def address_of(settings: Listening) -> str:
     """Return where to listen; addresses with colons are put into brackets."""
     host = settings.host
     return f"{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
-def compression(settings: Settings) -> grpc.Compression:
+def compression(settings: Listening) -> grpc.Compression:
     return _ALGORITHMS[settings.compression]
 
 
-def credentials(settings: Settings) -> grpc.ServerCredentials | None:
+def credentials(settings: Listening) -> grpc.ServerCredentials | None:
     """Return what TLS needs; None without TLS.
 
     Raises:
@@ -67,7 +67,7 @@ def credentials(settings: Settings) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([pair], authorities, ca is not None)
 
 
-def bearer_tokens(settings: Settings) -> list[str]:
+def bearer_tokens(settings: Listening) -> list[str]:
     """Return the tokens of which a client has to show one; none: everybody is let in.
 
     Raises:

@@ -12,29 +12,19 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions
-from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.checks import check_prompt
 from sglang_prefill_ext.wire.flat import FlatRows, check_ids
-from sglang_prefill_ext.wire.packed import WHOLE_VECTOR, Int32Array
+from sglang_prefill_ext.wire.read import WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from sglang_prefill_ext.wire.token_ids import check_prompt
 
 
 class Vectors:
     """Vectors for one session with the engine: embeddings, class logits, rewards."""
 
-    def __init__(self, session: Session, metrics: FrontendMetrics) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._frontend = EmbedFrontend(
-            session,
-            session.exchange,
-            session.facts.config,
-            metrics,
-            vocab_size=session.facts.vocab_size,
-            embeddings=session.facts.embeddings,
-            has_tokenizer=session.has_tokenizer,
-            prefixes=session.prefixes,
-            reads_places=False,  # calls here name none
-        )
+        self._frontend = EmbedFrontend(session.path)
 
     async def vectors(
         self, prompts: list[str] | FlatRows, dimensions: int, options: CallOptions, adapter: str
@@ -50,7 +40,7 @@ class Vectors:
             PrefillExtError: the call is wrong, or ended badly.
         """
         try:
-            with counted(self._frontend.metrics):
+            with counted(self._session.path.metrics):
                 self._frontend.check_limits(len(prompts), field="prompts")
                 return await self._packed(prompts, dimensions, options, adapter)
         except StockPathTaken as stock:

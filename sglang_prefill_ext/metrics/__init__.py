@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sglang_prefill_ext.metrics.pauses import BOUNDS_MS
+from sglang_prefill_ext.moe.routing import LayerBalance
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.status import BAD_ENDS
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -121,6 +122,13 @@ _QUEUE = {
 }
 
 
+_EXPERTS = {
+    "padded": "Rows that the experts of a layer computed, over real rows, in a recent forward.",
+    "stock_padded": "The same with the block of rows that SGLang's own choice would have had.",
+    "busiest_share": "Share of a layer's rows that its busiest expert got, in a recent forward.",
+}
+
+
 class SchedulerMetrics:
     """The packed queue of one scheduler in Prometheus.
 
@@ -132,6 +140,7 @@ class SchedulerMetrics:
         self._gauges: dict[str, Any] = {}
         self._retried_forwards = 0
         self._by_graph: dict[str, int] = {}
+        self._balance: Sequence[LayerBalance] = ()
         if prometheus_labels is None:
             return
         # Imported late, like the counters below.
@@ -154,6 +163,15 @@ class SchedulerMetrics:
             "Packed forwards replayed as graphs (how=graph), and eager ones by reason.",
             (*names, "how"),
         )
+        self._experts = {
+            name: Gauge(
+                f"sglang:prefill_only_expert_{name}",
+                text,
+                (*names, "layer"),
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in _EXPERTS.items()
+        }
 
     @property
     def enabled(self) -> bool:
@@ -178,6 +196,15 @@ class SchedulerMetrics:
                 more = count - self._by_graph.get(how, 0)
                 self._graph_forwards.labels(**self._labels, how=how).inc(more)
             self._by_graph = dict(graph_forwards)
+
+    def show_experts(self, balance: Sequence[LayerBalance]) -> None:
+        """Show each layer of experts as it was when it was last looked at."""
+        if balance == self._balance or not self._gauges:
+            return
+        self._balance = balance
+        for layer, numbers in enumerate(balance):
+            for name, value in numbers._asdict().items():
+                self._experts[name].labels(**self._labels, layer=layer).set(value)
 
 
 class PauseMetrics:

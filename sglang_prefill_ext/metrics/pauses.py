@@ -67,12 +67,15 @@ class PauseRecorder:
 
     A collection can begin at any allocation, also inside a lock of a metrics library. So the
     callback only adds numbers up; `take` hands them on when that is safe.
+
+    Attributes:
+        new: pauses that nobody has taken, in s, oldest first.
     """
 
     def __init__(self) -> None:
         self._wall, self._cpu = _Histogram(), _Histogram()
         self._begin_s: tuple[float, float] | None = None
-        self._new: deque[float] = deque(maxlen=_MOST_NEW)
+        self.new: deque[float] = deque(maxlen=_MOST_NEW)
 
     def install(self) -> None:
         gc.callbacks.append(self._on_collection)
@@ -83,7 +86,7 @@ class PauseRecorder:
     def take(self) -> list[float]:
         """Return the pauses since the last call, in s, oldest first."""
         # One at a time: a collection may add to them meanwhile.
-        return [self._new.popleft() for _ in range(len(self._new))]
+        return [self.new.popleft() for _ in range(len(self.new))]
 
     def summary(self) -> Pauses:
         wall, cpu = self._wall, self._cpu
@@ -108,4 +111,4 @@ class PauseRecorder:
         """Record one pause, and what it took of the processor."""
         self._wall.add(pause_s)
         self._cpu.add(cpu_s)
-        self._new.append(pause_s)
+        self.new.append(pause_s)

@@ -101,6 +101,34 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "norm_topk_prob": True,
             },
         ),
+        "qwen2-moe": Family(
+            "Qwen2 mixture of experts, two of four experts and a gated shared one per token",
+            "qwen2_moe",
+            {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 128,
+                "shared_expert_intermediate_size": 192,
+                "norm_topk_prob": True,
+            },
+        ),
+        "olmoe": Family(
+            "OLMoE, two of four experts per token; queries and keys have a norm over all heads",
+            "olmoe",
+            # Of grouped keys SGLang 0.5.23 cannot load the norm.
+            {"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+        ),
+        "ernie4-moe": Family(
+            "Ernie 4.5: a dense layer, then two of four experts and a shared one per token",
+            "ernie4_5_moe",
+            {
+                "moe_num_experts": 4,
+                "moe_k": 2,
+                "moe_num_shared_experts": 1,
+                "moe_intermediate_size": 128,
+                "moe_layer_start_index": 1,
+            },
+        ),
         "mixtral": Family(
             "Mixtral, two of four experts per token",
             "mixtral",
@@ -110,6 +138,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "Granite mixture of experts, two of four experts per token",
             "granitemoe",
             {**_TWO_OF_FOUR, **_MULTIPLIERS},
+        ),
+        "granite-moe-shared": Family(
+            "Granite mixture of experts, two of four experts and a shared one per token",
+            "granitemoeshared",
+            {**_TWO_OF_FOUR, **_MULTIPLIERS, "shared_intermediate_size": 192},
         ),
         "glm4-moe": Family(
             "GLM-4.5: a dense layer, then two of four experts and a shared one per token",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching.imitations import IMITATIONS
@@ -68,8 +69,13 @@ def _section(patch: Patch) -> str:
         "remove when SGLang has": ", ".join(f"`{name}`" for name in patch.remove_when),
         "applied": "only where its module is loaded already" if patch.only_if_imported else "",
     }
-    lines = [f"* {name}: {value}" for name, value in facts.items() if value]
-    return "\n".join([f"## {patch.id}", "", patch.why, "", *lines, ""])
+    lines = [_wrapped(f"* {name}: {value}") for name, value in facts.items() if value]
+    return "\n".join([f"## {patch.id}", "", _wrapped(patch.why), "", *lines, ""])
+
+
+def _wrapped(text: str) -> str:
+    indent = "  " if text.startswith("* ") else ""
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _use_rows(uses: Sequence[Use]) -> Iterator[str]:

@@ -139,7 +139,7 @@ def _our_modules() -> scan.Modules:
 
 
 def render(report: Report, console: Console, *, everything: bool = False) -> None:
-    """Print the versions, what does not fit, and the verdict.
+    """Print the versions, what does not fit, and whether a server would start.
 
     Args:
         everything: list every patch and use instead of those that differ.
@@ -152,9 +152,9 @@ def render(report: Report, console: Console, *, everything: bool = False) -> Non
     for mismatch in report.mismatches:
         # Never wrapped or shortened: these lines are searched for and pasted into reports.
         console.print(str(mismatch), markup=False, highlight=False, soft_wrap=True)
-    verdict = "would start" if report.ok else "would refuse to start"
+    outcome = "would start" if report.ok else "would refuse to start"
     console.print(
-        f"A server with --enable-prefill-only {verdict} on this SGLang.",
+        f"A server with --enable-prefill-only {outcome} on this SGLang.",
         style=_STYLES[Status.OK if report.ok else Status.MISMATCH],
         highlight=False,
     )

@@ -15,6 +15,7 @@ import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib import metadata
+from types import ModuleType
 
 from packaging.specifiers import SpecifierSet
 
@@ -112,18 +113,18 @@ def check_all(patches: Iterable[Patch], uses: Iterable[Use]) -> list[Mismatch]:
     return [*changed, *(mismatch for use in uses for mismatch in check_use(use))]
 
 
-def load_owner(patch: Patch) -> type:
-    """Import and return the class that a patch changes.
+def load_owner(patch: Patch) -> type | ModuleType:
+    """Import and return the class or module that a patch changes.
 
     Raises:
-        Exception: whatever the import raises; `AttributeError` if the class is missing.
+        Exception: whatever the import raises; `AttributeError` if there is no such thing.
     """
     module = importlib.import_module(patch.module)
-    owner: type = getattr(module, patch.owner.rpartition(".")[2])
+    owner: type | ModuleType = getattr(module, patch.owner.rpartition(".")[2])
     return owner
 
 
-def has_drifted(patch: Patch, owner: type) -> bool:
+def has_drifted(patch: Patch, owner: type | ModuleType) -> bool:
     """Whether the target's body is none of those verified.
 
     Where none is recorded, only a patch that replaces the body depends on it.

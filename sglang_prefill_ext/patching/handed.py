@@ -19,6 +19,7 @@ _MODELS = _sglang(
     """
     arcee.ArceeModel
     commandr.CohereModel
+    ernie4.Ernie4Model
     gemma2.Gemma2Model
     gemma3_causal.Gemma3TextModel
     glm4.Glm4Model
@@ -30,7 +31,9 @@ _MODELS = _sglang(
     ministral3.Ministral3Model
     mixtral.MixtralModel
     olmo2.Olmo2Model
+    olmoe.OlmoeModel
     qwen2.Qwen2Model
+    qwen2_moe.Qwen2MoeModel
     qwen3.Qwen3Model
     qwen3_moe.Qwen3MoeModel
     stablelm.StableLMEpochModel
@@ -86,7 +89,6 @@ _SCHEDULER = _sglang("""
 _FRONTEND = _sglang("""
     srt.configs.model_config.ModelConfig
     srt.entrypoints.http_server.serve_generate_request
-    srt.entrypoints.openai.protocol.V1RerankReqInput
     srt.lora.lora_registry.LoRARegistry
     srt.observability.metrics_collector.TokenizerMetricsCollector
     srt.observability.request_metrics_exporter.RequestMetricsExporterManager

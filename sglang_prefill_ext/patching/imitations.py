@@ -54,14 +54,9 @@ IMITATIONS = (
         ("test_sampler", "test_tokens"),
     ),
     Imitation(
-        "border.model.decoder_model",
-        "`ForwardBatch` of an extend batch, as far as models and layers read it",
-        ("test_families", "test_forward_batch"),
-    ),
-    Imitation(
-        "border.model.adapters",
-        "the batch that a LoRA backend prepares, as one sequence",
-        ("test_adapters",),
+        "border.model.packed_batch",
+        "`ForwardBatch` of an extend batch as models read it, and of one sequence for LoRA",
+        ("test_families", "test_packed_batch"),
     ),
     Imitation(
         "border.scheduler.ask_both_paths",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
 _GC_CONTROL = "sglang_prefill_ext.border.gc_control"
-_PAGEABLE_HOOK = "sglang_prefill_ext.border.cpu.pageable:without_pinning"
+_PAGEABLE_HOOK = "sglang_prefill_ext.border.cpu.cpu_hooks:without_pinning"
 _REPLICA_HOOKS = "sglang_prefill_ext.border.dp_controller.several_schedulers"
 
 _MANAGERS = "sglang.srt.managers"
@@ -28,10 +28,10 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         id="P43",
         target=f"{_MANAGERS}.tokenizer_manager.TokenizerManager.freeze_gc",
         kind=Kind.AROUND,
-        hook="sglang_prefill_ext.border.tokenizer_manager.gc_frontend:freeze_gc",
+        hook="sglang_prefill_ext.border.tokenizer_manager.server_setup:freeze_gc",
         group=Group.FRONTEND,
-        why="Garbage of the start would be frozen with the rest and never be collected; neither "
-        "the tokenizer router nor attached front ends would freeze.",
+        why="Garbage of the start would be frozen too. The tokenizer router and attached front "
+        "ends would not freeze.",
         signature="(self)",
         relies_on=("FreezeGCReq", "gc_threshold", "self._dispatch_to_scheduler"),
         fingerprints={"0.5.23": "9f24041e08cc0edc03ccc8d0708d5f7b9237c0ca5a7a07171ffa2387c4c32fd1"},
@@ -71,8 +71,8 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_REPLICA_HOOKS}:start_in_turn",
         group=Group.DP_CONTROLLER,
-        why="--prefill-only-schedulers would start each scheduler on a GPU of its own, all at "
-        "once, so that none could tell how much memory the others are about to take.",
+        why="--prefill-only-schedulers would start each scheduler on a GPU of its own, and all "
+        "at once, without knowing the memory of the others.",
         signature="(self, server_args, port_args, base_gpu_id, dp_rank, worker_ports=None)",
         relies_on=("base_gpu_id", "mp.Process", "self._record_scheduler_init_infos"),
         fingerprints={"0.5.23": "287dacd5e3f0b7ba2f510e5d9f7143223a9cdc8d768ab8c83e77aed65523c0ed"},
@@ -126,10 +126,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         id="P54",
         target=f"{_PROCESSOR}.LogitsProcessor._get_logits",
         kind=Kind.AROUND,
-        hook="sglang_prefill_ext.border.cpu.soft_cap:capped_on_host",
+        hook="sglang_prefill_ext.border.cpu.cpu_hooks:capped_on_host",
         group=Group.CPU,
-        why="Without a GPU a model with a soft cap of its logits would answer nothing: the cap is "
-        "a Triton kernel.",
+        why="Without a GPU a model with a soft cap of its logits would answer nothing.",
         signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
         "use_logits_buffer=True)",
         relies_on=("self.final_logit_softcapping",),

@@ -32,12 +32,12 @@ def carries(raw: object, hook: Callable[..., Any]) -> bool:
     return False
 
 
-def overrides(owner: type, attribute: str, hook: Callable[..., Any]) -> Iterator[str]:
-    """Yield the subclasses whose own attribute keeps calls away from the hook.
+def overrides(owner: type | ModuleType, attribute: str, hook: Callable[..., Any]) -> Iterator[str]:
+    """Yield the subclasses whose own attribute keeps calls away from the hook; a module has none.
 
     An override that calls ``super()`` reaches the hook and is fine.
     """
-    subclasses: list[type] = owner.__subclasses__()
+    subclasses: list[type] = owner.__subclasses__() if isinstance(owner, type) else []
     for subclass in subclasses:
         own = vars(subclass).get(attribute)
         if own is not None and not carries(own, hook):

@@ -29,9 +29,8 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:attach_runtime",
         group=Group.SCHEDULER,
-        why="The scheduler would have no handler for packed requests; it would pause, change "
-        "weights and release memory while a packed forward runs. Embeddings would end it where "
-        "its model takes none.",
+        why="Packed requests would have no handler, pauses and weight updates would not wait for "
+        "packed forwards, and embeddings would end a scheduler whose model takes none.",
         signature="(self)",
         relies_on=(
             *("self._request_dispatcher", "TypeBasedDispatcher"),
@@ -91,8 +90,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:add_packed_load",
         group=Group.SCHEDULER,
-        why="Data-parallel balancing and load reports would take a replica full of packed work "
-        "for an idle one.",
+        why="Balancing and load reports would take a replica full of packed work for an idle one.",
         signature="(self)",
         relies_on=("LoadSnapshot", "num_waiting_reqs", "num_total_tokens"),
         fingerprints={"0.5.23": "d72b0bf022b54385208bece8ac3e26eaabf5c9b110e87f28d4e03d9515f6c87a"},
@@ -106,8 +104,8 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:add_deadline_check",
         group=Group.SCHEDULER,
-        why="Packed requests whose deadlines have passed would be computed all the same; ranks "
-        "that look at their own clocks would drop different ones and wait for each other for ever.",
+        why="Late requests would be computed, as ranks with clocks of their own would drop "
+        "different ones and wait for each other for ever.",
         signature="(self)",
         relies_on=("self.recv_from_tokenizer", "recv_reqs"),
         fingerprints={"0.5.23": "bd3c1529f9b5d17f71e10961b0266d47b8120029b07aca46ea3281cb78e2849b"},
@@ -137,8 +135,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_SCHEDULER_HOOKS}:step_then_next_prefill",
         group=Group.SCHEDULER,
-        why="The same on a prefill server of a disaggregated pair, whose event loops choose their "
-        "batches here.",
+        why="The same on a prefill server of a disaggregated pair.",
         signature="(self, running_batch, last_batch, should_retry_storage_prefetch=True)",
         relies_on=("NextBatchPlan",),
         fingerprints={"0.5.23": "c67146d47314afb78872bc4a0ac2bb83c9938607e87723b5cf77d2126871b39e"},

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dis
 import hashlib
 import inspect
 import io
 import pkgutil
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType, ModuleType
 from typing import Any
@@ -102,20 +103,33 @@ def _assigns(owner: type, name: str) -> bool:
 
 
 def _mentioned(code: CodeType) -> set[str]:
-    inner = (_mentioned(const) for const in code.co_consts if isinstance(const, CodeType))
-    return set(code.co_names).union(*inner)
+    return {name for each in _nested(code) for name in each.co_names}
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    """Code, and that of the functions within it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _nested(const)
 
 
 @lru_cache(maxsize=64)  # one class after another is looked at, many names of each
 def _assigned_by(method: Callable[..., Any]) -> set[str]:
-    return {
-        node.attr
-        for node in ast.walk(_parsed(source_of(method)))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Store)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    }
+    """Names that the code of a method stores in ``self``; reading its source would be slow."""
+    return {name for code in _nested(method.__code__) for name in _stored(code)}
+
+
+def _stored(code: CodeType) -> Iterator[str]:
+    loaded = None  # a name, or two where Python loads both at once
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR" and _last(loaded) == "self":
+            yield instruction.argval
+        loaded = instruction.argval
+
+
+def _last(loaded: object) -> object:
+    return loaded[-1] if isinstance(loaded, tuple) and loaded else loaded
 
 
 def _parsed(source: str) -> ast.Module:

@@ -31,11 +31,12 @@ class Group(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One change to one attribute of one SGLang class.
+    """One change to one attribute of one SGLang class or module.
 
     Attributes:
         id: short name for reports and tests, e.g. ``"P11"``.
-        target: ``"package.module.Class.attribute"``. The class must define the attribute itself.
+        target: ``"package.module.Class.attribute"``, where the class must define the attribute
+            itself, or ``"package.module.function"``, which nobody may have imported by its name.
         kind: how the hook joins the target.
         hook: ``"package.module:function"`` of ours; a string, so that the table imports nothing.
         group: who applies it, and when.
@@ -69,12 +70,12 @@ class Patch:
 
     @property
     def owner(self) -> str:
-        """``"package.module.Class"``."""
+        """``"package.module.Class"`` or ``"package.module"``."""
         return self.target.rpartition(".")[0]
 
     @property
     def module(self) -> str:
-        """``"package.module"``."""
+        """What holds the class or the module."""
         return self.owner.rpartition(".")[0]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_prefill_ext.patching.expert_patches import EXPERT_PATCHES
 from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
 from sglang_prefill_ext.patching.frontend_patches import FRONTEND_PATCHES
 from sglang_prefill_ext.patching.process_patches import PROCESS_PATCHES
@@ -15,4 +16,5 @@ PATCHES: tuple[Patch, ...] = (
     *FRONTEND_PATCHES,
     *PROCESS_PATCHES,
     *TEXT_PATCHES,
+    *EXPERT_PATCHES,
 )

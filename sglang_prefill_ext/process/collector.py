@@ -115,7 +115,7 @@ class Collector:
             busy: whether the process has work, so that it does not settle.
         """
         if self._last is None or self._last[0] != rid:
-            self._last = rid, self._report(self._act(action, thresholds, busy=busy))
+            self._last = rid, self.report(self._act(action, thresholds, busy=busy))
             self.show_pauses()
         return self._last[1]
 
@@ -140,7 +140,12 @@ class Collector:
             gc.unfreeze()
         return collected
 
-    def _report(self, collected: int) -> GcReport:
+    def report(self, collected: int = 0) -> GcReport:
+        """Report without acting.
+
+        Args:
+            collected: unreachable objects that an action has found.
+        """
         return GcReport(
             pid=os.getpid(),
             role=self._role,

@@ -20,7 +20,7 @@ class ForwardBudget:
     Memory is modelled as ``bytes_per_token * tokens + bytes_per_row * rows``, whole numbers that
     are the same on every tensor-parallel rank; `calibration.calibrate` measures them. K/V that a
     divided request holds from one forward to the next lie in the KV pool, or in memory that was
-    set aside before (`own_pool`).
+    set aside before (`kv_pool`).
 
     Args:
         max_tokens: tokens of one forward, >= 1.

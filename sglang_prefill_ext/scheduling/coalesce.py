@@ -1,13 +1,59 @@
-"""Which waiting jobs share the next forward: a pure function of the queue."""
+"""Which waiting jobs share the next forward, and what padding to a graph costs them.
+
+A replayed forward of ``n`` tokens costs ``launch_tokens + n``, in tokens that are computed in the
+same time. One that is launched kernel by kernel costs as much, but never less than the host needs
+for its launches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
-from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCost:
+    """The graphs of a scheduler, and what a forward without one costs; measured at start.
+
+    Attributes:
+        tokens: of the largest graph; 0: there is none, and no cost has a floor.
+        eager_tokens: what the shortest forward costs that is launched kernel by kernel.
+    """
+
+    tokens: int = 0
+    eager_tokens: int = 0
+
+    def hold(self, tokens: int, groups: int) -> bool:
+        """Whether the largest graph does."""
+        return tokens <= self.tokens and groups <= groups_of(self.tokens)
+
+    def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
+        """What a forward of so many tokens costs."""
+        cost = launch_tokens + tokens
+        return max(cost, self.eager_tokens) if eager and self.tokens else cost
+
+    def leaving_pays(self, tokens: int, launch_tokens: int) -> bool:
+        """Whether so many tokens cost less in one eager forward than in full replays.
+
+        True from ``eager_tokens * tokens / (tokens + launch_tokens)`` on; above `eager_tokens` in
+        any case.
+        """
+        return tokens * (self.tokens + launch_tokens) >= self.eager_tokens * self.tokens
+
+
+NO_GRAPHS = GraphCost()
+
+
+def groups_of(tokens: int) -> int:
+    """Groups that a graph of so many tokens holds.
+
+    Every group may add a tile that is not full, and tiles that are not there cost time.
+    """
+    return max(1, tokens // 16)
 
 
 def choose_jobs(
@@ -51,7 +97,7 @@ def choose_jobs(
             continue
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
-        tokens, reads = tokens + added, reads + piece.num_reads
+        tokens, reads = tokens + added, reads + len(piece.reads)
         groups += not is_shared
         longer = graphs.forward(tokens, launch_tokens, eager=eager)
         longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)

@@ -12,11 +12,16 @@ import numpy as np
 
 from sglang_prefill_ext.scheduling.coalesce import choose_jobs
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.launched_forward import Executor, LaunchedForward, LaunchedJob
 from sglang_prefill_ext.scheduling.planner import Share
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
+from sglang_prefill_ext.scheduling.prefixed_forward import (
+    Executor,
+    LaunchedForward,
+    LaunchedJob,
+    NoRoomError,
+    PrefixedForward,
+)
 from sglang_prefill_ext.scheduling.split import cacheable_prefix, split_request
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.status import Status

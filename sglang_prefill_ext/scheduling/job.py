@@ -10,12 +10,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.scheduling.admission import QueueLoad
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixTransaction
 from sglang_prefill_ext.scheduling.split import Piece
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, values_to_bytes
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.arrays import Float32Array, values_to_bytes
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLoad:
+    """What waits, or what one request would add to it.
+
+    Attributes:
+        tokens: still to be computed.
+        rows: of all requests.
+        bytes: of the requests' arrays, their labels repeated for every row.
+    """
+
+    tokens: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: QueueLoad) -> QueueLoad:
+        return QueueLoad(
+            self.tokens + other.tokens, self.rows + other.rows, self.bytes + other.bytes
+        )
+
+    def __sub__(self, other: QueueLoad) -> QueueLoad:
+        return QueueLoad(
+            self.tokens - other.tokens, self.rows - other.rows, self.bytes - other.bytes
+        )
+
+
+def load_of(rows: PackedRows) -> QueueLoad:
+    """Return the load of a request that just came; looks at lengths only."""
+    numbers = len(rows.tokens) + 2 * rows.num_reads + rows.num_values
+    num_bytes = numbers * rows.tokens.itemsize + rows.overrides.nbytes
+    return QueueLoad(len(rows.tokens), rows.num_rows, num_bytes)
+
 
 _NOTHING = QueueLoad()
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from sglang_prefill_ext.scheduling.split import Piece
+from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.overrides import OverrideArray, overrides_of
-from sglang_prefill_ext.wire.packed import Int32Array
-from sglang_prefill_ext.wire.sampling import Draw, Sampling
+from sglang_prefill_ext.wire.reads import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,7 @@ class ForwardPlan:
         override_at: tokens with an embedding of their own; int64, ascending.
         overrides: these embeddings, ``[len(override_at), hidden]``.
         adapter: the LoRA adapter of all pieces; empty for none.
-        label_ids: labels of the reads, read by read in the order of the layout; int32; empty
-            where vectors are read.
-        label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
-        normalised, num_best: what to read, see `PackedRows`; bool and int ``[num_reads]``.
-        draws: `Draw` of every read; int64 ``[num_reads]``.
-        sampling: of those that are drawn, in their order.
+        reads: what is asked, in the order of the layout.
         shares: one entry per piece, in the order in which the pieces were given.
     """
 
@@ -54,12 +49,7 @@ class ForwardPlan:
     override_at: NDArray[np.int64]
     overrides: OverrideArray
     adapter: str
-    label_ids: Int32Array
-    label_lens: Int32Array
-    normalised: NDArray[np.bool_]
-    num_best: NDArray[np.int64]
-    draws: NDArray[np.int64]
-    sampling: Sampling
+    reads: Reads
     shares: tuple[Share, ...]
 
     @property
@@ -69,32 +59,6 @@ class ForwardPlan:
     @property
     def num_rows(self) -> int:
         return self.layout.num_rows
-
-    @property
-    def num_reads(self) -> int:
-        return len(self.label_lens)
-
-    @property
-    def is_drawn(self) -> NDArray[np.bool_]:
-        """bool ``[num_reads]``: whether a token is drawn."""
-        drawn: NDArray[np.bool_] = self.draws != int(Draw.NONE)
-        return drawn
-
-    def drawn_positions(self) -> NDArray[np.int64]:
-        """int64 ``[draws]``: positions in their prompts of the tokens behind which one is drawn."""
-        layout = self.layout
-        positions: NDArray[np.int64] = layout.positions()[layout.read_positions()[self.is_drawn]]
-        return positions
-
-    @property
-    def value_lens(self) -> NDArray[np.int64]:
-        """int64 ``[num_reads]``: values a read."""
-        return self.label_lens + 2 * self.num_best
-
-    @property
-    def num_values(self) -> int:
-        """Values of all reads."""
-        return int(self.value_lens.sum())
 
 
 def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
@@ -118,7 +82,7 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
     token_ids = np.concatenate([ids for ids, _ in segments])
     override_at, overrides = overrides_of(segments)
     token_ids[override_at] = 0
-    reads = [pieces[number].num_reads for number in placed]
+    reads = Reads.joined([pieces[number].reads for number in placed])
     return ForwardPlan(
         layout=ForwardLayout(
             tuple(_span([pieces[number] for number in members]) for members in groups.values())
@@ -127,13 +91,8 @@ def plan_forward(pieces: Sequence[Piece]) -> ForwardPlan:
         override_at=override_at,
         overrides=overrides,
         adapter=adapter,
-        label_ids=np.concatenate([pieces[number].label_ids for number in placed]),
-        label_lens=np.concatenate([pieces[number].label_lens for number in placed]),
-        normalised=np.array([pieces[number].normalised for number in placed]).repeat(reads),
-        num_best=np.array([pieces[number].num_best for number in placed]).repeat(reads),
-        draws=np.concatenate([pieces[number].draws() for number in placed]),
-        sampling=Sampling.joined(pieces[number].sampling for number in placed),
-        shares=_shares(pieces, list(groups.values())),
+        reads=reads,
+        shares=_shares(pieces, list(groups.values()), reads.value_lens),
     )
 
 
@@ -149,14 +108,18 @@ def _span(members: list[Piece]) -> GroupSpan:
     return GroupSpan(held=first.held, fresh=first.fresh, suffix_lens=lens, read_lens=reads)
 
 
-def _shares(pieces: Sequence[Piece], groups: list[list[int]]) -> tuple[Share, ...]:
+def _shares(
+    pieces: Sequence[Piece], groups: list[list[int]], value_lens: NDArray[np.int64]
+) -> tuple[Share, ...]:
     shares: dict[int, Share] = {}
-    start = 0
+    ends = np.cumsum(value_lens)
+    reads = start = 0
     for group, members in enumerate(groups):
         for number in members:
             piece = pieces[number]
             is_first = number == members[0]
-            stop = start + piece.num_values
+            reads += len(piece.reads)
+            stop = int(ends[reads - 1]) if reads else 0
             tokens = piece.num_tokens if is_first else len(piece.suffix_ids)
             shares[number] = Share(group, slice(start, stop), tokens)
             start = stop

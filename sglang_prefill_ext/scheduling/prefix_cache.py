@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 
 class PrefixTransaction(Protocol):

@@ -1,14 +1,16 @@
-"""One forward about to be launched: its jobs' pieces, and what is known of their prefixes."""
+"""One forward: its jobs' pieces, what is known of their prefixes, and who computes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.planner import plan_forward
+from sglang_prefill_ext.scheduling.planner import ForwardPlan, Share, plan_forward
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache, PrefixTransaction
 from sglang_prefill_ext.scheduling.split import Piece, PrefixKey, cacheable_prefix
+from sglang_prefill_ext.wire.arrays import Float32Array
 
 _Key: TypeAlias = PrefixKey | Job
 
@@ -148,3 +150,66 @@ class PrefixedForward:
     def _behind_cached(self, job: Job) -> Piece:
         transaction = None if job.large else self._of(job)
         return job.piece if transaction is None else job.piece.behind(transaction.cached)
+
+
+class Completion(Protocol):
+    """A launched forward. On a GPU it runs on after `Executor.launch` has returned."""
+
+    def wait(self) -> Float32Array:
+        """Block until the forward is done; return its label values, float32, row by row."""
+        ...
+
+
+class Executor(Protocol):
+    """Launches forwards in the order of the calls."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `launch` returns before the forward is done; the same on every rank."""
+        ...
+
+    @property
+    def causal(self) -> bool:
+        """Whether prompts can share a prefix, because its tokens do not see what follows."""
+        ...
+
+    def launch(
+        self,
+        plan: ForwardPlan,
+        held: Sequence[Any],
+        stores: Sequence[Any],
+    ) -> Completion:
+        """Launch a forward.
+
+        Args:
+            held, stores: see `PrefixedForward`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedJob:
+    """A job's part in a launched forward."""
+
+    job: Job
+    attempt: int
+    share: Share
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job still waits for this forward."""
+        return not self.job.ended and self.job.attempt == self.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedForward:
+    """A launched forward that was not collected yet; `launch_s` is monotonic time."""
+
+    launched_jobs: list[LaunchedJob]
+    completion: Completion
+    launch_s: float
+    prefixed: PrefixedForward
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [each.job for each in self.launched_jobs]

@@ -13,27 +13,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from sglang_prefill_ext.scheduling.admission import QueueLoad, load_of, retry_after_s
 from sglang_prefill_ext.scheduling.budget import UNLIMITED
 from sglang_prefill_ext.scheduling.coalesce import choose_jobs
 from sglang_prefill_ext.scheduling.forwards import AfterFailure, Forwards
-from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.launched_forward import Executor
+from sglang_prefill_ext.scheduling.job import Job, QueueLoad, load_of
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.scheduling.prefixed_forward import Executor
+from sglang_prefill_ext.scheduling.queue import retry_after_s
 from sglang_prefill_ext.scheduling.split import Piece, split_request, unfit_row
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
-from sglang_prefill_ext.wire.distinct import distinct_rows
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.parts import distinct_rows, whole_rows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from sglang_prefill_ext.wire.whole_rows import whole_rows
 
 logger = logging.getLogger(__name__)
 
 # In the place of rows that contradict themselves.
-_UNREAD = PackedRows(int_array([0]), 0, int_array([1]), int_array([0]), NO_INTS)
+_UNREAD = PackedRows(int_array([0]), 0, int_array([1]), Labels(int_array([0])))
 
 Ended: TypeAlias = tuple[Job, PackedResult]
 

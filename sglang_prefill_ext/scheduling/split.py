@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import GroupSpan
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.wire.arrays import Int32Array, bounds_of
 from sglang_prefill_ext.wire.overrides import OverrideArray
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
-from sglang_prefill_ext.wire.sampling import Sampling
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.reads import Reads
 
 PrefixKey: TypeAlias = tuple[str, bytes]
 """Adapter and token ids of a whole prefix."""
@@ -33,10 +34,7 @@ class Piece:
         suffix_ids: the rows' tokens after the prefix, row by row; int32.
         overrides: the request's table of embeddings, of which negative ids name rows.
         adapter: the LoRA adapter that all of it is computed with; empty for none.
-        label_ids: labels of the reads, read by read; int32; empty where vectors are read.
-        label_lens: labels, or numbers of the vector, a read; int32 ``[num_reads]``.
-        normalised, num_best: what to read, see `PackedRows`.
-        sampling: how a token is drawn behind each row; of no row where none is.
+        reads: what is asked.
         prefix_key: pieces with equal keys compute the same prefix and can share it; None where the
             request fits no forward, where the prefix is read, and where the request has embeddings
             of its own: what these are computed to may leave the model's range, and NaN spreads in
@@ -48,33 +46,12 @@ class Piece:
     suffix_ids: Int32Array
     overrides: OverrideArray
     adapter: str
-    label_ids: Int32Array
-    label_lens: Int32Array
-    normalised: bool
-    num_best: int
-    sampling: Sampling
+    reads: Reads
     prefix_key: PrefixKey | None
 
     @property
     def num_tokens(self) -> int:
         return len(self.prefix_ids) + len(self.suffix_ids)
-
-    @property
-    def num_reads(self) -> int:
-        return len(self.label_lens)
-
-    @property
-    def num_values(self) -> int:
-        """Values that are read."""
-        return int(self.label_lens.sum()) + 2 * self.num_best * self.num_reads
-
-    def draws(self) -> NDArray[np.int64]:
-        """int64 ``[num_reads]``: the `Draw` of every read."""
-        kinds = np.zeros(self.num_reads, dtype=np.int64)  # Draw.NONE
-        if len(self.sampling):
-            ends = self.span.prefix_reads + np.cumsum(self.span.row_reads()) - 1
-            kinds[ends] = self.sampling.kinds
-        return kinds
 
     @property
     def uses_cache(self) -> bool:
@@ -107,7 +84,7 @@ class _Starts:
 
     @classmethod
     def of(cls, rows: PackedRows) -> _Starts:
-        before = np.concatenate(([0], rows.suffix_lens.cumsum(dtype=np.int64)))
+        before = bounds_of(rows.suffix_lens)
         return cls(rows.prefix_len + before, rows.read_starts())
 
 
@@ -210,7 +187,7 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
     prefix_reads = max(0, held + fresh - max(held, unread))
     first_read = max(0, held - unread) if prefix_reads else int(starts.reads[first])
     last_read = first_read + prefix_reads + int(starts.reads[last] - starts.reads[first])
-    label_ids, label_lens = rows.labels_of(first_read, last_read)
+    ends = starts.reads[first + 1 : last + 1] - (first_read + 1)
     span = GroupSpan(
         held=held,
         fresh=fresh,
@@ -227,10 +204,6 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
         suffix_ids=rows.tokens[starts.tokens[first] : starts.tokens[last]],
         overrides=rows.overrides,
         adapter=rows.adapter,
-        label_ids=label_ids,
-        label_lens=label_lens,
-        normalised=rows.normalised,
-        num_best=rows.num_best,
-        sampling=rows.sampling[first:last],
+        reads=rows.read.part(first_read, last_read, slice(first, last), ends),
         prefix_key=(rows.adapter, prefix_ids.tobytes()) if is_shared else None,
     )

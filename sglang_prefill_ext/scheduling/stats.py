@@ -1,8 +1,9 @@
-"""Counters of one scheduler's packed path."""
+"""Counters of one scheduler: of its packed path, and of its iterations of each kind."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 
 from sglang_prefill_ext.wire.status import Status
 
@@ -65,3 +66,40 @@ class RuntimeStats:
         for name in ("busy_s", "tokens_per_s", "_recent_tokens", "_recent_s"):
             del totals[name]
         return totals
+
+
+class ExecutionClass(StrEnum):
+    """What one iteration of the scheduler served."""
+
+    ONE_SHOT = "one_shot"  # packed forwards: nothing of a request is left afterwards
+    DECODE = "decode"  # stock batches: requests live on, in the paged KV cache
+    MIXED = "mixed"  # both, one after the other
+
+
+@dataclass(slots=True)
+class Account:
+    """Iterations of one class, and the tokens that they computed."""
+
+    iterations: int = 0
+    packed_tokens: int = 0
+    stock_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Accounts:
+    """One account per execution class."""
+
+    of: dict[ExecutionClass, Account] = field(
+        default_factory=lambda: {each: Account() for each in ExecutionClass}
+    )
+
+    def record(self, packed_tokens: int, stock_tokens: int) -> None:
+        """Count an iteration; one that computed nothing belongs to no class."""
+        if not packed_tokens and not stock_tokens:
+            return
+        one_sided = ExecutionClass.ONE_SHOT if packed_tokens else ExecutionClass.DECODE
+        mixed = packed_tokens and stock_tokens
+        account = self.of[ExecutionClass.MIXED if mixed else one_sided]
+        account.iterations += 1
+        account.packed_tokens += packed_tokens
+        account.stock_tokens += stock_tokens

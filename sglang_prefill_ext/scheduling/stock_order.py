@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.order import OrderKey, order_key
+from sglang_prefill_ext.scheduling.queue import OrderKey, order_key
 
 POLICY = "srpt"
 """The value of ``--schedule-policy``."""

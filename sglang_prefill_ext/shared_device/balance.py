@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_HOMES = 4096
-"""Prefixes whose scheduler is remembered; the longest unused is forgotten."""
+from sglang_prefill_ext.shared_device.homes import Homes, soonest
 
 
 class StockLoad(Protocol):
@@ -38,7 +36,7 @@ class SchedulerLoads:
         self._sent = np.zeros_like(done)
         self._stock = np.zeros_like(done)
         self._seen_s = [0.0] * len(done)
-        self._homes: OrderedDict[int, int] = OrderedDict()
+        self._homes: Homes[int] = Homes()
 
     @property
     def outstanding(self) -> NDArray[np.int64]:
@@ -50,8 +48,7 @@ class SchedulerLoads:
     ) -> int:
         """Choose the scheduler of a packed request and count it there.
 
-        A request whose prefix is remembered returns to it, unless what waits there beyond the
-        least is more than the prefix that it saves. Of equals the first is taken.
+        A request whose prefix is remembered returns to it where that is `soonest`.
 
         Args:
             tokens: of the request, its prefix once.
@@ -59,18 +56,15 @@ class SchedulerLoads:
             prefix_tokens: how long it is.
             adapter: with which it is computed, as each adapter has K/V of its own.
         """
-        costs = self.outstanding
         key = hash((adapter, prefix))
         home = self._homes.get(key) if prefix else None
+        saved = np.zeros_like(self._sent)
         if home is not None:
-            costs[home] -= prefix_tokens
-        rank = int(costs.argmin())
+            saved[home] = prefix_tokens
+        rank = soonest(self.outstanding, saved)
         self._sent[rank] += tokens
         if prefix:
-            self._homes[key] = rank
-            self._homes.move_to_end(key)
-            if len(self._homes) > MAX_HOMES:
-                self._homes.popitem(last=False)
+            self._homes.remember(key, rank)
         return rank
 
     def dispatch(self, _method: object, estimated_tokens: int = 0) -> int:

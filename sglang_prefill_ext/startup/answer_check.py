@@ -52,7 +52,7 @@ class Tolerance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnswerCheck:
     """How far the two paths' answers differ; the same on every rank.
 
     Attributes:

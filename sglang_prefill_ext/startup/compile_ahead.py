@@ -16,11 +16,12 @@ from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.launched_forward import Executor
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
+from sglang_prefill_ext.scheduling.prefixed_forward import Executor, PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels, Vectors
 
 
 class Shape(NamedTuple):
@@ -29,13 +30,15 @@ class Shape(NamedTuple):
 
     Attributes:
         prefix: tokens of the prefix; fewer where prompts cannot be so long.
-        tokens: of the request.
+        tokens: of the request; fewer where its forwards would not be full.
         forward: most tokens of a forward.
+        full: its forwards have as many tokens as they may.
     """
 
     prefix: int
     tokens: int
     forward: int
+    full: bool = True
 
 
 SMALL = Shape(prefix=64, tokens=256, forward=128)
@@ -48,7 +51,7 @@ norms, has a form of its own for that."""
 LARGE = Shape(prefix=2048, tokens=16_384, forward=8192)
 """AUTO merges both forwards, and also those of half the size where a forward may have no more."""
 
-LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, forward=DIVIDED_PREFIX_TOKENS)
+LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_TOKENS, full=False)
 """Its last forward reads few rows behind a prefix so long that its keys are divided."""
 
 
@@ -90,7 +93,7 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
         shapes.append(LONG)
     for shape in shapes:
         limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
-        rows = _request(shape, executor, slots.capacity)
+        rows = _request(shape, limit.max_tokens, executor, slots.capacity)
         job = Job(
             "compile-ahead", rows, distinct=rows, pieces=split_request(rows, limit), large=True
         )
@@ -107,15 +110,14 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
                 job.held.rollback()
 
 
-def _request(shape: Shape, executor: CompilingExecutor, room: int) -> PackedRows:
+def _request(shape: Shape, forward: int, executor: CompilingExecutor, room: int) -> PackedRows:
+    tokens = shape.tokens - (shape.tokens % forward if shape.full else 0)
     prefix = min(shape.prefix, room)
     if executor.longest_prompt is not None:
         prefix = min(prefix, executor.longest_prompt - 1)
     return PackedRows(
-        np.zeros(shape.tokens, np.int32),
+        np.zeros(tokens, np.int32),
         prefix,
-        int_array([1] * (shape.tokens - prefix)),
-        int_array([] if executor.vector_width else [0]),
-        NO_INTS,
-        vector_width=executor.vector_width,
+        int_array([1] * (tokens - prefix)),
+        Vectors(executor.vector_width) if executor.vector_width else Labels(int_array([0])),
     )

@@ -13,22 +13,18 @@ import numpy as np
 
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.errors import PackedForwardError
-from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
-from sglang_prefill_ext.scheduling.launched_forward import Executor
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
+from sglang_prefill_ext.scheduling.prefixed_forward import Executor
+from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.packed import (
-    NO_INTS,
-    Float32Array,
-    Int32Array,
-    PackedRows,
-    int_array,
-)
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array, int_array
+from sglang_prefill_ext.wire.flat import unpacked
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.parts import whole_rows
+from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.status import Status
-from sglang_prefill_ext.wire.whole_rows import whole_rows
 
 MOST_TOKENS = 400
 """Of all forwards together; fewer where a forward or a prompt may not be so long."""
@@ -70,9 +66,7 @@ def known_requests(
                 ids,
                 prefix,
                 int_array(suffixes),
-                NO_INTS if vector_width else labels,
-                NO_INTS,
-                vector_width=vector_width,
+                Vectors(vector_width) if vector_width else Labels(labels),
             )
         )
     return requests
@@ -80,13 +74,12 @@ def known_requests(
 
 def prompts_of(rows: PackedRows) -> list[Int32Array]:
     """The rows as separate prompts, int32."""
-    prefix, suffixes = np.split(rows.tokens, [rows.prefix_len])
-    ends = np.cumsum(rows.suffix_lens)[:-1]
-    return [np.concatenate([prefix, suffix]) for suffix in np.split(suffixes, ends)]
+    prefix, suffixes = unpacked(rows)
+    return [np.concatenate([prefix, suffix]) for suffix in suffixes.rows()]
 
 
 def lengths_of(requests: Sequence[PackedRows]) -> tuple[tuple[int, int], ...]:
-    """`Verdict.prompts` of requests."""
+    """`AnswerCheck.prompts` of requests."""
     return tuple((rows.prefix_len, own) for rows in requests for own in rows.suffix_lens.tolist())
 
 
@@ -131,6 +124,6 @@ def packed_answers(
         if result.status is not Status.OK:
             raise PackedForwardError(f"Packed forward: {result.message}")
     return [
-        results[str(number)].row_values().reshape(rows.num_rows, rows.values_per_read)
+        results[str(number)].row_values().reshape(rows.num_rows, -1)
         for number, rows in enumerate(requests)
     ]

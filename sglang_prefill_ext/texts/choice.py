@@ -70,7 +70,7 @@ class Choice:
         return comparison
 
     def _comparison_of(self, library: TokenizerChoice) -> Comparison:
-        versions = (library, libraries.version_of(library), version("tokenizers"))
+        versions = (library, version(library), version("tokenizers"))
         key = key_of(
             self._json, *versions, str(sample_texts.EDITION), str(self._count), processor()
         )

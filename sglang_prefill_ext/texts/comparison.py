@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from sglang_prefill_ext.texts.encoder import Encoder, lists
+from sglang_prefill_ext.texts.encoder import Encoder
 from sglang_prefill_ext.texts.sample_texts import UNREADABLE, ordinary_requests, splice_cases
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.wire.flat import FlatRows
@@ -107,7 +107,7 @@ def _chunk_difference(
         rows = encoder.rows(texts)
         if not same(rows, expected):
             return _first_difference(texts, rows, expected)
-        if decoding is not None and encoder.decode(lists(rows)) != decoding.decode(lists(rows)):
+        if decoding is not None and encoder.decode(rows.tolist()) != decoding.decode(rows.tolist()):
             return "decoding"
     except Exception as error:  # whatever a library raises
         return f"{type(error).__name__}: {error}"
@@ -115,5 +115,5 @@ def _chunk_difference(
 
 
 def _first_difference(texts: list[str], rows: FlatRows, expected: FlatRows) -> str:
-    found = zip(texts, lists(rows), lists(expected), strict=True)
+    found = zip(texts, rows.tolist(), expected.tolist(), strict=True)
     return next(f"{text[:80]!a}" for text, ours, theirs in found if ours != theirs)

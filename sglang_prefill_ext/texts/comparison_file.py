@@ -1,4 +1,4 @@
-"""Verdicts on disk: a tokenizer is compared once on a machine, not at every start."""
+"""Comparisons on disk: a tokenizer is compared once on a machine, not at every start."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ from sglang_prefill_ext.texts.comparison_process import LONGEST_S, wait_a_little
 logger = logging.getLogger(__name__)
 
 _DECODER = msgspec.json.Decoder(Comparison)
-
-
-def cache_directory() -> Path:
-    """Where this user's comparisons are: below ``$XDG_CACHE_HOME``, or ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sglang-prefill-ext" / "tokenizers"
 
 
 def key_of(json: str, *versions: str) -> str:
@@ -135,4 +129,4 @@ def _no_link(path: str, flags: int) -> int:
 
 
 def _log_useless(directory: Path, error: OSError) -> None:
-    logger.info("Verdicts on tokenizers cannot be kept in %s: %s", directory, error)
+    logger.info("Comparisons of tokenizers cannot be kept in %s: %s", directory, error)

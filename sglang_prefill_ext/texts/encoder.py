@@ -37,10 +37,3 @@ def flat(ids: Sequence[Sequence[int]]) -> FlatRows:
     counts = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
     total = int(counts.sum(dtype=np.int64))
     return FlatRows(np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=total), counts)
-
-
-def lists(rows: FlatRows) -> list[list[int]]:
-    """Return one list of ids a row."""
-    values = rows.values.tolist()
-    ends = np.cumsum(rows.counts, dtype=np.int64).tolist()
-    return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 
 import numpy as np
@@ -78,10 +77,6 @@ def candidates(choice: TokenizerChoice) -> list[TokenizerChoice]:
     """Return the installed libraries that a choice allows; none for `huggingface`."""
     wanted = _BOUNDED if choice == TokenizerChoice.AUTO else (choice,)
     return [each for each in LIBRARIES if each in wanted and find_spec(each) is not None]
-
-
-def version_of(library: TokenizerChoice) -> str:
-    return version(library)
 
 
 def require_installed(choice: TokenizerChoice) -> None:

@@ -14,18 +14,18 @@ import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.process.user_cache import cache_directory
 from sglang_prefill_ext.texts.choice import Choice
 from sglang_prefill_ext.texts.comparison import same, splice_difference
-from sglang_prefill_ext.texts.comparison_file import cache_directory
-from sglang_prefill_ext.texts.encoder import Encoder, flat, lists
+from sglang_prefill_ext.texts.encoder import Encoder, flat
 from sglang_prefill_ext.texts.frame import NO_FRAME, frame_of
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
 from sglang_prefill_ext.texts.sample_texts import texts
 from sglang_prefill_ext.texts.splice import Splice
+from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.checks import check_repeated
 from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
-from sglang_prefill_ext.wire.sizes import check_repeated
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class TextEncoder:
         self._choice: Choice | None = None
         self._encoder: Encoder | None = None
         self._choosing = threading.Lock()
-        args = (json, config, directory or cache_directory())
+        args = (json, config, directory or cache_directory("tokenizers"))
         # No daemon: killed inside of a library, a thread may take the process with it.
         self._preparing = threading.Thread(
             target=self._prepare, args=args, name="prefill-only-tokenizer"
@@ -173,7 +173,7 @@ class TextEncoder:
         except BaseException:  # also a panic in Rust; the plain way has the error that users know
             self._metrics.count("encoding_failures")
             return None
-        ids = lists(rows if continued else self._frame.around(rows))
+        ids = (rows if continued else self._frame.around(rows)).tolist()
         if self._is_sampled() and (expected := self._plain(texts, continued=continued)) != ids:
             self._distrust_encoder(encoder)
             return expected

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows, from_bytes
-from sglang_prefill_ext.wire.token_ids import check_prompt
+from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array, from_bytes
+from sglang_prefill_ext.wire.checks import check_prompt, wrong
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 # Tokens of every row that are compared at a time: at first, and at most.
 _FIRST_LOOK, _LARGEST_LOOK = 16, 1024
@@ -46,7 +47,9 @@ class FlatRows:
 
     def tolist(self) -> list[list[int]]:
         """One list a row."""
-        return [row.tolist() for row in self.rows()]
+        values = self.values.tolist()
+        ends = np.cumsum(self.counts, dtype=np.int64).tolist()
+        return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def flat_rows(values: bytes, counts: bytes, *, field: str) -> FlatRows:
@@ -84,13 +87,6 @@ def int32_array(data: bytes, *, field: str) -> Int32Array:
     return from_bytes(data)
 
 
-def wrong(field: str, message: str) -> RequestError:
-    """Return the error for a field of a request."""
-    error = RequestError(f"{field}: {message}")
-    error.field = field
-    return error
-
-
 def unpacked(rows: PackedRows) -> tuple[Int32Array, FlatRows]:
     """Return the prefix of packed rows and their suffixes."""
     prefix, rest = np.split(rows.tokens, [rows.prefix_len])
@@ -101,7 +97,7 @@ def pack_flat(
     query: Int32Array,
     items: FlatRows,
     item_first: bool,
-    labels: tuple[Int32Array, Int32Array],
+    labels: Labels,
     vocab_size: int,
 ) -> PackedRows:
     """Pack ``query + item`` rows (``item + query`` if `item_first`); see `pack.pack_token_ids`.
@@ -120,7 +116,7 @@ def pack_flat(
         items, query = _with_query_last(query, items), NO_INTS
     if len(items) == 1:  # nothing to share with
         lens = items.counts + np.int32(len(query))
-        return PackedRows(np.concatenate([query, items.values]), 0, lens, *labels)
+        return PackedRows(np.concatenate([query, items.values]), 0, lens, labels)
     inside = min(_common_beginning(items), int(items.counts.min()) - 1)
     lens, prefix_len = items.counts - np.int32(inside), len(query) + inside
     if inside < 0:  # an empty item: what is read is the query's last token
@@ -130,7 +126,7 @@ def pack_flat(
     else:
         parts = [query, items.values] if len(query) else [items.values]
     tokens = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    return PackedRows(tokens, prefix_len, lens, *labels)
+    return PackedRows(tokens, prefix_len, lens, labels)
 
 
 def check_ids(ids: Int32Array, vocab_size: int, *, field: str) -> None:
@@ -144,10 +140,8 @@ def check_ids(ids: Int32Array, vocab_size: int, *, field: str) -> None:
         check_prompt([int(ids.min()), int(ids.max())], vocab_size, field=field)
 
 
-def flat_labels(
-    labels: FlatRows, num_items: int, vocab_size: int
-) -> tuple[Int32Array, Int32Array] | None:
-    """Return ``(label_ids, label_lens)`` of `PackedRows`, or None if anything is unusual.
+def flat_labels(labels: FlatRows, num_items: int, vocab_size: int) -> Labels | None:
+    """Return what is to be read, or None if anything is unusual.
 
     Args:
         labels: one row, for all items, or one row an item; see `labels.pack_labels`.
@@ -160,7 +154,7 @@ def flat_labels(
     rows = np.repeat(np.arange(len(labels), dtype=np.int64), counts)
     if len(np.unique(rows * vocab_size + ids)) < len(ids):
         return None
-    return ids, counts if len(labels) > 1 else NO_INTS
+    return Labels(ids, counts if len(labels) > 1 else NO_INTS)
 
 
 def _with_query_last(query: Int32Array, items: FlatRows) -> FlatRows:

@@ -1,93 +1,49 @@
-"""Rows of one request as flat arrays, and their byte form.
+"""Rows of one request as flat arrays, the answer to them, and the bytes of both.
 
 ::
 
     tokens       [prefix][suffix of row 0][suffix of row 1]...           int32
     suffix_lens  one length (tokens, >= 1) a row                         int32
     read_lens    last tokens of each row that are read; empty: one each  int32
-    label_ids    label ids of read 0, of read 1, ...; or one shared list int32
-    label_lens   one count a read, of labels or, 0 or 1, of vectors;     int32
-                 empty: `label_ids` is shared, every read has a vector
     overrides    embeddings that negative token ids name                 float16 or float32
 
-A *read* is a token after which something is asked about the next one. Reads come in the order of
-their tokens: the last `prefix_reads` tokens of the prefix, then those of row 0, of row 1, ...
+Reads come in the order of their tokens: the last `prefix_reads` tokens of the prefix, then those of
+row 0, of row 1, ... What is asked there, and how it is answered, stands in `read`.
 
-A request reads labels, the most probable tokens, or both; or vectors. Where more is read than the
-ends of rows, reads may have no labels, or no vector. These cost no logits; between others they let
-tokens be read that do not follow one another.
-
-Bytes are little-endian. A round trip through bytes copies nothing on the reading side.
+A round trip through bytes copies nothing on the reading side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
-
-Int32Array: TypeAlias = NDArray[np.int32]
-Float32Array: TypeAlias = NDArray[np.float32]
-
-WHOLE_VECTOR = -1
-"""`PackedRows.vector_width` of a request that does not know how wide the model's vectors are."""
-
-VECTOR_AND_STATE = -2
-"""Likewise, with the hidden state behind each vector of which a head made it, if one did."""
-
-_INT = np.dtype("<i4")
-_FLOAT = np.dtype("<f4")
-
-
-NO_INTS: Int32Array = np.empty(0, dtype=_INT)
+from sglang_prefill_ext.wire.arrays import (
+    NO_INTS,
+    Float32Array,
+    Int32Array,
+    bounds_of,
+    from_bytes,
+    values_from_bytes,
+)
+from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray, overrides_from_bytes
+from sglang_prefill_ext.wire.read import Read
+from sglang_prefill_ext.wire.sampling import Sampling
+from sglang_prefill_ext.wire.status import Status
 
 # Of short arrays in half the time of the methods, which look at many more arguments.
 _least, _sum = np.minimum.reduce, np.add.reduce
 
 
-def int_array(values: Sequence[int]) -> Int32Array:
-    return np.array(values, dtype=_INT)
-
-
-def from_bytes(data: bytes) -> Int32Array:
-    """Read an int32 array without copying; the result is read-only."""
-    if len(data) % _INT.itemsize:
-        raise PackingError(f"an int32 array cannot have {len(data)} bytes")
-    return np.frombuffer(data, dtype=_INT)
-
-
-def values_to_bytes(values: Float32Array) -> bytes:
-    return np.ascontiguousarray(values, dtype=_FLOAT).tobytes()
-
-
-def values_from_bytes(data: bytes) -> Float32Array:
-    """Read a float32 array without copying; the result is read-only."""
-    if len(data) % _FLOAT.itemsize:
-        raise PackingError(f"a float32 array cannot have {len(data)} bytes")
-    return np.frombuffer(data, dtype=_FLOAT)
-
-
 @dataclass(frozen=True, slots=True)
 class PackedRows:
     """All rows of one request (see the module for the layout).
-
-    For every read the answer holds the values of its labels: log-probs over the vocabulary if
-    `normalised`, else logits, of which only the differences within a read mean something; a
-    softmax over the labels needs no more. Behind them come, with `num_best` > 0, the log-prob and
-    the id of the most probable token, then the log-probs of the `num_best - 1` most probable
-    tokens, and then their ids. With a `vector_width` it holds so many numbers of the vector that
-    the model makes of every read.
-
-    With `sampling`, of every row, it is otherwise at the last token of a row: the token named
-    first is one that was drawn, and log-probs are those that it was drawn by (SGLang's: after
-    biases and temperature, before tokens are left out).
 
     All rows are computed with the LoRA adapter of the id `adapter`, or with the model as it is
     where that is empty.
@@ -99,14 +55,9 @@ class PackedRows:
     tokens: Int32Array
     prefix_len: int
     suffix_lens: Int32Array
-    label_ids: Int32Array
-    label_lens: Int32Array
-    normalised: bool = True
-    vector_width: int = 0
+    read: Read
     read_lens: Int32Array = field(default_factory=lambda: NO_INTS)
     prefix_reads: int = 0
-    num_best: int = 0
-    sampling: Sampling = NO_SAMPLING
     overrides: OverrideArray = field(default_factory=lambda: NO_OVERRIDES)
     adapter: str = ""
 
@@ -119,21 +70,7 @@ class PackedRows:
             raise PackingError("packed tokens name embeddings that there are not")
         if not self._reads_exist:
             raise PackingError("packed reads do not fit the rows")
-        if len(self.sampling) and (len(self.sampling) != self.num_rows or not self.num_best):
-            raise PackingError("packed draws do not fit the rows")
-        if self.vector_width:
-            consistent = not len(self.label_ids) and not self.num_best and self._vectors_fit
-        elif self.shared_labels:
-            consistent = len(self.label_ids) > 0 or self.num_best > 0
-        else:
-            consistent = (
-                len(self.label_lens) == self.num_reads
-                and int(self.label_lens.min()) >= (self.reads_row_ends and not self.num_best)
-                and int(self.label_lens.sum()) == len(self.label_ids)
-                and (len(self.label_ids) > 0 or self.num_best > 0)
-            )
-        if not consistent:
-            raise PackingError("packed labels do not fit the reads")
+        self.read.check(self.num_reads, self.num_rows, row_ends=self.reads_row_ends)
 
     @property
     def num_rows(self) -> int:
@@ -150,23 +87,9 @@ class PackedRows:
         return self.prefix_reads + rows
 
     @property
-    def shared_labels(self) -> bool:
-        return not len(self.label_lens)
-
-    @property
     def num_values(self) -> int:
-        """Values in the answer, read by read."""
-        if self.shared_labels:
-            return self.values_per_read * self.num_reads
-        if self.vector_width:
-            return self.vector_width * int(self.label_lens.sum())
-        return len(self.label_ids) + 2 * self.num_best * self.num_reads
-
-    @property
-    def values_per_read(self) -> int:
-        """Values of every read, where all have equally many."""
-        assert self.shared_labels, "reads have labels of their own"
-        return (self.vector_width or len(self.label_ids)) + 2 * self.num_best
+        """Values in the answer."""
+        return self.read.num_values(self.num_reads)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -181,38 +104,93 @@ class PackedRows:
         """int64 ``[rows + 1]``: number of each row's first read, and of all reads."""
         if not len(self.read_lens):
             return np.arange(self.prefix_reads, self.prefix_reads + self.num_rows + 1)
-        ends = np.cumsum(self.read_lens, dtype=np.int64)
-        return self.prefix_reads + np.concatenate(([0], ends))
-
-    def labels_of(self, first: int, last: int) -> tuple[Int32Array, Int32Array]:
-        """Return label ids and counts of ``first <= read < last``, shared ones repeated.
-
-        Where vectors are read, what is counted is their numbers.
-        """
-        if self.shared_labels:
-            reads = last - first
-            counts = np.full(reads, self.vector_width or len(self.label_ids), dtype=_INT)
-            return self.label_ids if reads == 1 else np.tile(self.label_ids, reads), counts
-        if self.vector_width:
-            return self.label_ids, self.label_lens[first:last] * _INT.type(self.vector_width)
-        start, stop = int(self.label_lens[:first].sum()), int(self.label_lens[:last].sum())
-        return self.label_ids[start:stop], self.label_lens[first:last]
-
-    @property
-    def _vectors_fit(self) -> bool:
-        if self.shared_labels:
-            return self.reads_row_ends
-        counts = self.label_lens
-        if self.reads_row_ends or len(counts) != self.num_reads:
-            return False
-        return bool(((counts == 0) | (counts == 1)).all() and counts.any())
+        return self.prefix_reads + bounds_of(self.read_lens)
 
     @property
     def _reads_exist(self) -> bool:
-        if not 0 <= self.prefix_reads <= self.prefix_len or self.num_best < 0:
+        if not 0 <= self.prefix_reads <= self.prefix_len:
             return False
         if not len(self.read_lens):
             return True
         if len(self.read_lens) != self.num_rows:
             return False
         return bool(((self.read_lens >= 1) & (self.read_lens <= self.suffix_lens)).all())
+
+
+_Fields: TypeAlias = tuple[Int32Array, int, Int32Array, Read, Int32Array, int, OverrideArray, str]
+_fields_of = attrgetter(*(field.name for field in fields(PackedRows)))
+
+
+def to_bytes(rows: PackedRows) -> bytes:
+    return _encode(_fields_of(rows))
+
+
+def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> PackedRows:
+    """Return what `to_bytes` was given; its arrays are read-only, and not copied again.
+
+    Args:
+        widths: of the model's vectors and states, which make that of the rows concrete.
+
+    Raises:
+        PackingError: it is something else, or contradicts itself.
+    """
+    try:
+        values = _decode(data)
+    except msgspec.MsgspecError as error:
+        raise PackingError(f"packed rows cannot be read: {error}") from error
+    if widths is not None:
+        values = (*values[:3], values[3].of_width(*widths), *values[4:])
+    return PackedRows(*values)
+
+
+def head_of(data: bytes) -> tuple[Int32Array, int, str]:
+    """Return tokens, `prefix_len` and adapter of what `to_bytes` was given, and check nothing."""
+    tokens, prefix_len, *_, adapter = msgspec.msgpack.decode(data)
+    return from_bytes(tokens), prefix_len, adapter
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, Sampling):
+        return value.draws.tobytes(), value.biases.tobytes()
+    if value.ndim == 2:
+        return value.tobytes(), value.dtype.name if len(value) else "", value.shape[1]
+    return value.tobytes()
+
+
+def _array(kind: Any, value: Any) -> Sampling | NDArray[Any]:
+    if kind is OverrideArray:
+        return overrides_from_bytes(*value)
+    return Sampling.from_bytes(*value) if kind is Sampling else from_bytes(value)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_simple).encode
+_decode = msgspec.msgpack.Decoder(_Fields, dec_hook=_array).decode
+
+
+class PackedResult(msgspec.Struct, frozen=True):
+    """How a packed request ended.
+
+    Attributes:
+        message: why, unless the status is OK.
+        values: float32 bytes, see `PackedRows`; empty unless the status is OK.
+        forwards, tokens_computed: what it took.
+        queue_ms, compute_ms: from its arrival to the first launch, and from there to its end.
+        retry_after_s: estimates, for a rejected request, when there will be room; 0 if unknown.
+        tokens_cached: tokens of the prefix that the prefix cache had when a forward was launched.
+        longest_row: most tokens of a row that a forward has room for, if one of these has more.
+    """
+
+    status: Status
+    message: str = ""
+    values: bytes = b""
+    forwards: int = 0
+    tokens_computed: int = 0
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+    retry_after_s: float = 0.0
+    tokens_cached: int = 0
+    longest_row: int = 0
+
+    def row_values(self) -> Float32Array:
+        """The values, read-only and not copied."""
+        return values_from_bytes(self.values)

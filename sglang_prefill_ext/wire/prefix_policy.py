@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 BLOCK_TOKENS = 16
 """Prefixes are recognised again in blocks of so many tokens; only the last may be shorter."""

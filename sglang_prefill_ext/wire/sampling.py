@@ -11,7 +11,6 @@ Parameters have SGLang's meaning, after it has filled in and checked them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.arrays import places_of_ranges
 
 Records: TypeAlias = NDArray[np.void]
 
@@ -51,7 +51,6 @@ class Draw(IntEnum):
     FILTERED = 3  # by top_k, top_p or min_p
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Sampling:
     """How a token is drawn behind each of some rows; none at all where nothing is drawn.
 
@@ -59,13 +58,13 @@ class Sampling:
         PackingError: the arrays contradict each other.
     """
 
-    draws: Records
-    biases: Records
+    __slots__ = ("biases", "draws")
 
-    def __post_init__(self) -> None:
-        counts = self.draws["num_biases"]
-        if (counts < 0).any() or int(counts.sum()) != len(self.biases):
+    def __init__(self, draws: Records, biases: Records) -> None:
+        counts = draws["num_biases"]
+        if (counts < 0).any() or int(counts.sum()) != len(biases):
             raise PackingError("packed biases do not fit the draws")
+        self.draws, self.biases = draws, biases
 
     @classmethod
     def one(
@@ -119,8 +118,7 @@ class Sampling:
             return self
         draws, lens = self.draws[rows], self.draws["num_biases"].astype(np.int64)
         starts, counts = (np.cumsum(lens) - lens)[rows], lens[rows]
-        places = np.repeat(starts - (np.cumsum(counts) - counts), counts)
-        return Sampling(draws, self.biases[places + np.arange(len(places))])
+        return Sampling(draws, self.biases[places_of_ranges(starts, counts)])
 
     @property
     def kinds(self) -> NDArray[np.int64]:

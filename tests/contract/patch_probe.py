@@ -106,8 +106,10 @@ def hook_problem(patch: Patch) -> str:
     if asynchronous != inspect.iscoroutinefunction(hook):
         return "one of hook and target is a coroutine function"
     first = 0 if patch.kind in (Kind.BEFORE, Kind.REPLACE) else 1
+    parameters = inspect.signature(function).parameters.values()
+    named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
     try:
-        inspect.signature(hook).bind(*range(first + len(inspect.signature(function).parameters)))
+        inspect.signature(hook).bind(*range(first + len(parameters) - len(named)), **named)
     except TypeError as error:
         return str(error)
     return ""

@@ -7,23 +7,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name
 from sglang_prefill_ext.errors import RequestError, ServerBusyError
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
-from sglang_prefill_ext.frontend.exchange import PackedExchange
-from sglang_prefill_ext.frontend.overrides.override_body import read_score_overrides
+from sglang_prefill_ext.frontend.score.score_body import stock_score_body
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.worker import Worker
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.scheduling.admission import QueueLimits, QueueLoad
-from sglang_prefill_ext.wire import sizes
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from tests.unit.frontend.links import StubLink
+from sglang_prefill_ext.scheduling.job import QueueLoad
+from sglang_prefill_ext.scheduling.queue import QueueLimits
+from sglang_prefill_ext.wire import checks
+from tests.unit.frontend.links import StubLink, path_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sglang_prefill_ext"
@@ -39,23 +36,8 @@ def table() -> dict[str, tuple[str, str]]:
     return {what: (bound, beyond) for what, bound, beyond in rows[1:]}
 
 
-EMBEDDINGS = EmbeddingKind(4, "float32")
-
-
 def frontend(**knobs: int) -> ScoreFrontend:
-    link = StubLink()
-    return ScoreFrontend(
-        link,
-        PackedExchange(link, max_row_tokens=9),
-        PrefillOnlyConfig(**knobs),
-        FrontendMetrics(),
-        vocab_size=300,
-        embeddings=EMBEDDINGS,
-        label_vocab_size=300,
-        has_tokenizer=True,
-        truncates=False,
-        prefixes=None,
-    )
+    return ScoreFrontend(path_of(StubLink(), PrefillOnlyConfig(**knobs), max_row_tokens=9))
 
 
 async def items() -> None:
@@ -63,22 +45,17 @@ async def items() -> None:
 
 
 async def prompts() -> None:
-    link, config = StubLink(), PrefillOnlyConfig(max_items=2)
-    exchange = PackedExchange(link, max_row_tokens=9)
-    about: dict[str, Any] = {"vocab_size": 300, "embeddings": EMBEDDINGS, "reads_places": False}
-    vectors = EmbedFrontend(
-        link, exchange, config, FrontendMetrics(), has_tokenizer=True, prefixes=None, **about
-    )
+    vectors = EmbedFrontend(path_of(StubLink(), PrefillOnlyConfig(max_items=2)))
     vectors.check_limits(3, field="input")
 
 
 async def documents() -> None:
-    sizes.check_count(3, PrefillOnlyConfig(max_items=2), field="documents")
+    checks.check_count(3, PrefillOnlyConfig(max_items=2), field="documents")
 
 
 async def embeddings() -> None:
     body = b'{"items": [[1], [1], [1]], "item_embed_overrides": [{}, {}, {}]}'
-    read_score_overrides(body, PrefillOnlyConfig(max_items=2))
+    stock_score_body(body, PrefillOnlyConfig(max_items=2))
 
 
 async def memory_of_a_call() -> None:
@@ -91,7 +68,7 @@ async def too_long() -> None:
 
 
 async def repeated_text() -> None:
-    sizes.check_repeated("a" * (sizes.MOST_REPEATED_CHARACTERS // 2 + 1), ["b"] * 3)
+    checks.check_repeated("a" * (checks.MOST_REPEATED_CHARACTERS // 2 + 1), ["b"] * 3)
 
 
 async def waiting() -> None:
@@ -157,4 +134,4 @@ async def test_beyond_its_bound_a_request_is_refused(what: str) -> None:
 
 
 def test_the_weights_are_those_of_the_table() -> None:
-    assert (sizes.TOKEN_BYTES, sizes.NUMBER_BYTES) == (4, 32)
+    assert (checks.TOKEN_BYTES, checks.NUMBER_BYTES) == (4, 32)

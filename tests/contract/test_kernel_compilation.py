@@ -15,6 +15,8 @@ from prefill_kernels.compilation import (
     report,
 )
 
+from bench.kernels import expert_compilation
+
 DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
 
 
@@ -56,9 +58,21 @@ def test_every_argument_is_described() -> None:
 
 
 def test_the_documentation_is_generated() -> None:
-    assert DOCS.read_text(encoding="utf-8") == report(), (
-        "run `python -m prefill_kernels.compilation > docs/kernels.md`"
+    assert DOCS.read_text(encoding="utf-8") == report() + expert_compilation.report(), (
+        "run `python -m prefill_kernels.compilation > docs/kernels.md`, and then "
+        "`python -m bench.kernels.expert_compilation >> docs/kernels.md`"
     )
+
+
+def test_every_block_of_sglangs_experts_fits_and_spills_nothing() -> None:
+    compiled = expert_compilation.compile_experts()
+    assert {c.variant.constexprs["BLOCK_SIZE_M"] for c in compiled} == {16, 32, 64, 128}
+    for each in compiled:
+        described = {*each.variant.signature, *each.variant.constexprs}
+        assert described == set(each.variant.function.arg_names), each.variant.name
+        assert each.spill_bytes == 0, each.variant.name
+        assert each.shared_bytes <= SHARED_BYTES_LIMIT, each.variant.name
+        assert each.has_wgmma or not each.variant.needs_wgmma, each.variant.name
 
 
 def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,17 @@ from torch import Tensor
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
-from sglang_prefill_ext.attention.variant import AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.model import Attend, ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.startup.compile_ahead import compile_ahead
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of_rows, run_alone
@@ -119,7 +120,7 @@ def requests(draw: st.DrawFn) -> PackedRows:
     labels = int_array(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
     tokens = np.zeros(prefix + sum(lens), np.int32)
     normalised = draw(st.booleans())
-    return PackedRows(tokens, prefix, int_array(lens), labels, NO_INTS, normalised=normalised)
+    return PackedRows(tokens, prefix, int_array(lens), Labels(labels, normalised=normalised))
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=str)
@@ -153,7 +154,7 @@ def test_divided_keys_are_among_the_forms(compiled: tuple[PackedExecutor, Forms]
 def test_a_new_form_is_noticed(compiled: tuple[PackedExecutor, Forms]) -> None:
     executor, forms = compiled
     before = set(forms.seen)
-    rows = PackedRows(np.zeros(9, np.int32), 4, int_array([5]), int_array([0]), NO_INTS)
+    rows = PackedRows(np.zeros(9, np.int32), 4, int_array([5]), Labels(int_array([0])))
     one_more = AttentionVariant(window=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{__name__}.VARIANTS", (one_more, one_more))

@@ -41,8 +41,9 @@ LAYERS = {
     "config": Layer("errors"),
     "wire": Layer("errors config", "msgspec numpy"),
     "layout": Layer("errors", "numpy"),
-    "metrics": Layer("wire", "msgspec prometheus_client"),
-    "process": Layer("errors metrics", "msgspec psutil"),
+    "moe": Layer("config", "msgspec numpy"),
+    "metrics": Layer("wire moe", "msgspec prometheus_client"),
+    "process": Layer("errors metrics", "msgspec psutil uvicorn"),
     "shared_device": Layer("errors", "numpy"),
     "scheduling": Layer("errors config wire layout", "numpy"),
     "startup": Layer("errors config wire layout scheduling", "numpy"),
@@ -51,7 +52,7 @@ LAYERS = {
         "errors config layout prefill_kernels", "flashinfer numpy sgl_kernel torch", light=False
     ),
     "forward": Layer(
-        "errors config wire layout scheduling attention prefill_kernels",
+        "errors config wire layout moe scheduling attention prefill_kernels",
         "numpy psutil torch",
         light=False,
     ),
@@ -68,23 +69,29 @@ LAYERS = {
         light=False,
     ),
     "client": Layer("errors frontend grpc_frontend", "google grpc httpx numpy rich tenacity typer"),
+    "local_server": Layer("errors process"),
+    "fleet": Layer(
+        "errors config wire metrics process shared_device frontend attach grpc_frontend"
+        " local_server",
+        "aiohttp jinja2 msgspec numpy prometheus_client ray starlette typer uvicorn uvloop yarl",
+    ),
+    "sizing": Layer("errors config fleet", "rich typer"),
     "patching": Layer("errors", "packaging rich"),
     "border": Layer(
-        "errors config wire metrics process shared_device scheduling startup attention"
+        "errors config wire moe metrics process shared_device scheduling startup attention"
         " forward texts frontend attach patching",
-        "sglang transformers torch numpy fastapi msgspec starlette uvicorn",
+        "sglang transformers torch numpy fastapi msgspec starlette",
         light=False,
     ),
     "plugin": Layer("border"),
     "platforms": Layer("border"),
     "modelmaker": Layer("errors", "numpy torch transformers tokenizers", light=False),
-    "local_server": Layer("errors process"),
     "demo": Layer(
         "errors client modelmaker local_server",
         "httpx matplotlib prometheus_client rich tokenizers",
         light=False,
     ),
-    "cli": Layer("errors client grpc_frontend patching modelmaker demo", "rich typer"),
+    "cli": Layer("errors client fleet sizing grpc_frontend patching modelmaker demo", "rich typer"),
 }
 
 
@@ -210,6 +217,19 @@ def test_the_rule_catches_a_forbidden_import(module: str, source: str) -> None:
 
 def test_only_the_border_may_import_sglang() -> None:
     assert [n for n, layer in LAYERS.items() if "sglang" in layer.libraries.split()] == ["border"]
+
+
+def test_only_one_folder_needs_ray() -> None:
+    importers = {
+        name
+        for name, path in MODULES.items()
+        if any(each.partition(".")[0] == "ray" for each in _imports(ast.parse(path.read_text())))
+    }
+    folder = "sglang_prefill_ext.fleet.ray_serve"
+    assert importers == {
+        f"{folder}.{name}" for name in ("cluster", "deployments", "engine", "routers")
+    }
+    assert _python("import sys, sglang_prefill_ext.cli; print('ray' in sys.modules)") == "False"
 
 
 def test_nothing_may_import_an_entrance() -> None:

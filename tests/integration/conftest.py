@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.local_server import LocalServer, free_port
 from tests.integration.client import Client
 from tests.integration.own_server import client_of
 from tests.integration.reference import Reference
@@ -24,6 +24,12 @@ def client(server: LocalServer) -> Iterator[Client]:
 def reference(model_dir: Callable[[str], Path]) -> Reference:
     """The model of the shared server in Hugging Face."""
     return Reference(model_dir("micro"))
+
+
+@pytest.fixture(scope="module")
+def grpc_port() -> int:
+    """For the routers of a module, drawn right before they start."""
+    return free_port()
 
 
 @pytest.fixture

@@ -23,9 +23,11 @@ from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.parts import whole_rows
+from sglang_prefill_ext.wire.read import Vectors
 from sglang_prefill_ext.wire.token_types import typed_ids
-from sglang_prefill_ext.wire.whole_rows import whole_rows
 
 BUDGETS = {"one_forward": 16_384, "small_budget": 300}
 SHAPES = ((0, (1, 5, 130, 200, 64, 64, 3)), (40, (1, 2, 8, 30)), (150, (9, 50, 50)))
@@ -86,9 +88,7 @@ def _packed_rows(
         int_array([*typed[0][:prefix], *(token for suffix in suffixes for token in suffix)]),
         prefix,
         int_array(list(map(len, suffixes))),
-        NO_INTS,
-        NO_INTS,
-        vector_width=vector_width,
+        Vectors(vector_width),
     )
 
 

@@ -57,19 +57,19 @@ def with_tensors(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def another_engine(model: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    """What an engine answers that is made after another one; this process knows HTTP by then."""
-    importlib.import_module("sglang.srt.entrypoints.http_server")
-    for _ in range(2):
-        engine = sglang.Engine(model_path=model, enable_prefill_only=True, **CPU)
-        try:
-            scores = [plain(engine.score(**body)) for body in bodies]
-            counters = engine.tokenizer_manager._prefill_only_frontend.metrics.as_dict()
-        finally:
-            engine.shutdown()
+    """What an engine answers that is made after another one, in a process that knows HTTP."""
+    engine = sglang.Engine(model_path=model, enable_prefill_only=True, **CPU)
+    try:
+        scores = [plain(engine.score(**body)) for body in bodies]
+        counters = engine.tokenizer_manager._prefill_only.path.metrics.as_dict()
+    finally:
+        engine.shutdown()
     return {"score": scores, "requests": counters["requests"]}
 
 
 def main() -> None:
+    # An engine puts routes into the application, which the one after it has to take over.
+    importlib.import_module("sglang.srt.entrypoints.http_server")
     model, out = sys.argv[1], Path(sys.argv[2])
     bodies = [with_tensors(body) for body in json.loads(Path(sys.argv[3]).read_text())]
     report: dict[str, Any] = {
@@ -89,7 +89,7 @@ def main() -> None:
         sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
         generated = engine.generate(input_ids=[5, 6, 7], sampling_params=sampling)
         report["generated"] = generated["output_ids"]
-        report["counters"] = engine.tokenizer_manager._prefill_only_frontend.metrics.as_dict()
+        report["counters"] = engine.tokenizer_manager._prefill_only.path.metrics.as_dict()
         report["children"] = living_children()
     finally:
         engine.shutdown()

@@ -8,6 +8,7 @@ forked after the imports, which take most of the time.
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import random
@@ -34,6 +35,7 @@ from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
 from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
+from sglang.srt.models import ernie4  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -43,7 +45,7 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
 )
 
-from sglang_prefill_ext.border.cpu.soft_cap import capped_on_host  # noqa: E402
+from sglang_prefill_ext.border.cpu.cpu_hooks import capped_on_host  # noqa: E402
 from sglang_prefill_ext.border.model.capability import (  # noqa: E402
     ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
@@ -51,17 +53,19 @@ from sglang_prefill_ext.border.model.capability import (  # noqa: E402
 )
 from sglang_prefill_ext.border.model.decoder_model import SglangModel, SglangVectorModel  # noqa: E402
 from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
-from sglang_prefill_ext.forward.own_pool import OwnPool  # noqa: E402
+from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
 from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room  # noqa: E402
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
-from sglang_prefill_ext.frontend.score.labels import pack_labels  # noqa: E402
+from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
-from sglang_prefill_ext.wire.packed import PackedRows, int_array  # noqa: E402
+from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
+from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
 from tests.integration.encoder_report import encoder_report  # noqa: E402
+from tests.unit.wire.strategies import labels_by_read  # noqa: E402
 
 VOCABULARY = 8_000
 ARGS = (
@@ -158,9 +162,8 @@ def prompts(rows: PackedRows) -> Iterator[list[int]]:
 def labelled(logits: list[torch.Tensor], rows: PackedRows) -> list[float]:
     """Label log-probs, row by row, of the rows' last logits."""
     values: list[float] = []
-    for row, row_logits in enumerate(logits):
-        label_ids, _ = rows.labels_of(row, row + 1)
-        values += row_logits.log_softmax(-1)[torch.from_numpy(label_ids.copy())].tolist()
+    for row_logits, labels in zip(logits, labels_by_read(rows), strict=False):
+        values += row_logits.log_softmax(-1)[torch.tensor(labels)].tolist()
     return values
 
 
@@ -255,7 +258,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
     ]
     return {
         "vectors": vectors(runner, embedding_of(reference)),
-        "row_labels": [rows.labels_of(0, rows.num_rows)[1].tolist() for rows in work],
+        "row_labels": [rows.read.lens_of(0, rows.num_rows).tolist() for rows in work],
         "forwards": {name: [r["forwards"] for r in results[name]] for name in BUDGETS},
         "packed": {name: [r["values"] for r in each] for name, each in results.items()},
         "stock": [labelled(logits, rows) for logits, rows in zip(stock, work, strict=False)],
@@ -298,11 +301,8 @@ def vectors(runner: Any, wanted: Callable[[list[int]], torch.Tensor]) -> dict[st
     """Vectors of all rows, packed with both budgets, and of Hugging Face; `[rows, width]`."""
     if type(runner.model).__name__ not in VECTOR_ARCHITECTURES:
         return {}
-    model, empty = SglangVectorModel(runner, None), int_array([])
-    work = [
-        replace(rows, label_ids=empty, label_lens=empty, vector_width=model.vector_width)
-        for rows in requests()
-    ]
+    model = SglangVectorModel(runner, None)
+    work = [replace(rows, read=Vectors(model.vector_width)) for rows in requests()]
     found = {
         name: [value for rows in work for value in packed(model, rows, budget)["values"]]
         for name, budget in BUDGETS.items()
@@ -326,6 +326,7 @@ def classes(runner: Any, directory: str) -> dict[str, Any]:
 
 def report(directory: str, dtype: str, out: Path) -> None:
     torch.set_num_threads(1)
+    ernie4._is_cpu = True  # as on SGLang's own CPU platform; else its router fails without a GPU
     # As the patch table has it in a server.
     logits = LogitsProcessor._get_logits
     LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
@@ -344,6 +345,7 @@ def report(directory: str, dtype: str, out: Path) -> None:
 
 def main() -> None:
     out, *models = sys.argv[1:]
+    importlib.import_module("sglang.srt.models.registry")  # of all models: each child would
     context = multiprocessing.get_context("fork")
     for model in models:
         half, directory = model.startswith(HALF), model.removeprefix(HALF)

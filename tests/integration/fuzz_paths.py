@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from operator import itemgetter
 from typing import Any
 
 import httpx
@@ -14,9 +15,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.difference import VOLATILE
 from tests.integration.client import OPT_OUT, Client, Json
 from tests.integration.fuzz_spoiling import LIMITS, encoded, spoilt
-from tests.integration.parity import VOLATILE, assert_same
+from tests.integration.parity import assert_same
 
 _JSON = {"content-type": "application/json"}
 _RANDOM = re.compile(
@@ -33,7 +35,12 @@ TIMES = {
 
 _GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 
-_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+_CUT = (httpx.ReadError, httpx.RemoteProtocolError)
+
+_TIES_FROM = 100
+"""Of more best tokens some are as probable as the next one, up to the last bits."""
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
 
 def fuzz(client: Client, path: str, bodies: st.SearchStrategy[Json], examples: int = 60) -> None:
@@ -43,7 +50,7 @@ def fuzz(client: Client, path: str, bodies: st.SearchStrategy[Json], examples: i
         examples: how many, the same ones in every run; FUZZ_EXAMPLES asks for so many new ones.
     """
 
-    @settings(max_examples=_EXAMPLES or examples, derandomize=not _EXAMPLES, database=None)
+    @settings(max_examples=EXAMPLES or examples, derandomize=not EXAMPLES, database=None)
     @given(spoilt(bodies) | bodies.map(encoded))
     def answered_alike(body: str) -> None:
         assert_answered_alike(client, path, body)
@@ -69,15 +76,23 @@ def assert_answered_alike(client: Client, path: str, body: str) -> None:
 def _answer(http: httpx.Client, path: str, body: str, headers: Json) -> tuple[int, str, Any]:
     """Status, type and content; a stream is the list of its events.
 
-    An error that SGLang does not expect ends the connection, too, maybe before the answer is read.
+    An error that SGLang does not expect ends the connection, too, maybe before the answer is read,
+    and maybe once the next request is on its way: that one is sent again, on a connection of its
+    own.
     """
+    asked: Json = {"content": body.encode(), "headers": _JSON | headers}
     try:
-        reply = http.post(path, content=body.encode(), headers=_JSON | headers)
-    except (httpx.ReadError, httpx.RemoteProtocolError):
+        try:
+            reply = http.post(path, **asked)
+        except _CUT:
+            with httpx.Client(base_url=http.base_url, timeout=http.timeout) as fresh:
+                reply = fresh.post(path, **asked)
+    except _CUT:
         return 500, "text/plain; charset=utf-8", "Internal Server Error"
     kind = reply.headers.get("content-type", "")
     if kind.startswith("text/event-stream"):
-        lines = (line.removeprefix("data: ") for line in reply.text.splitlines() if line)
+        # Not `splitlines`, for which a token can be the end of a line.
+        lines = (line.removeprefix("data: ") for line in reply.text.split("\n") if line)
         events = [_read(line) for line in lines]
         return reply.status_code, kind, sorted(events, key=_prompt_of)
     return reply.status_code, kind, _read(reply.text)
@@ -100,8 +115,14 @@ def _read(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without what differs from call to call, and vectors in base64 as their numbers."""
+    """Without what differs from call to call, and vectors in base64 as their numbers.
+
+    Best tokens, `[log-prob, id, text]` each or by text, are put in the order of their ids or texts
+    if they are many.
+    """
     if isinstance(value, list):
+        if len(value) > _TIES_FROM and all(map(_is_best, value)):
+            value = sorted(value, key=itemgetter(1))
         return [_plain(each) for each in value]
     if isinstance(value, str):
         return _RANDOM.sub("random", value)
@@ -109,7 +130,12 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(vector := value.get("embedding"), str):
         value["embedding"] = np.frombuffer(base64.b64decode(vector), "<f4").tolist()
-    return {name: _plain(each) for name, each in value.items() if name not in TIMES}
+    fields = sorted(value.items()) if len(value) > _TIES_FROM else value.items()
+    return {name: _plain(each) for name, each in fields if name not in TIMES}
+
+
+def _is_best(value: Any) -> bool:
+    return isinstance(value, list) and [*map(type, value[:2])] == [float, int]
 
 
 def _is_exact(path: str, body: str) -> bool:

@@ -21,6 +21,9 @@ from tests.integration.own_server import LOGS
 
 SERVICE = "prefill_ext.v1.Prefill"
 
+_GRACE_S = 120
+"""More than front ends leave to calls under way, on a busy machine."""
+
 
 class FrontEnds(NamedTuple):
     process: subprocess.Popen[bytes]
@@ -41,7 +44,7 @@ def front_ends(attach: Path, name: str, *flags: str) -> Iterator[FrontEnds]:
         yield FrontEnds(process, f"localhost:{port}", log)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(_GRACE_S)
 
 
 def health(channel: grpc.Channel, service: str = SERVICE) -> str:

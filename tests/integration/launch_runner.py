@@ -13,6 +13,7 @@ import io
 import json
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 import warnings
@@ -28,6 +29,7 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 from sglang.srt.server_args import prepare_server_args  # noqa: E402
 
 from sglang_prefill_ext.border.activation import config_of  # noqa: E402
+from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
 
 TIMEOUT_S = 120.0
 ROLES = ("scheduler", "tokenizer_manager", "data_parallel_controller")
@@ -72,6 +74,8 @@ def main() -> None:
     for role in ROLES:
         importlib.import_module(f"sglang.srt.managers.{role}")
     importlib.import_module("sglang.srt.entrypoints.http_server")
+    for patch in PATCHES:
+        pkgutil.resolve_name(patch.hook)
     cases, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     context, outcomes = multiprocessing.get_context("fork"), {}
     for name, case in cases.items():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sglang_prefill_ext.local_server import LocalServer, server_env
+from tests.forking.launch import ForkedServer, Popen
 from tests.integration.client import Client
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ LOGS = ROOT / ".cache" / "logs"
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 """One core for each of two ranks; without it SGLang wants one NUMA node a rank."""
 
-_PROCESS_TIMEOUT_S = 600.0
+_PROCESS_TIMEOUT_S = 1200
 
 
 class Serving(NamedTuple):
@@ -35,11 +36,19 @@ def client_of(server: LocalServer) -> Iterator[Client]:
 
 @contextmanager
 def serving(
-    model: Path, name: str, *flags: str, env: Mapping[str, str] | None = None
+    model: Path,
+    name: str,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    kind: type[LocalServer] = ForkedServer,
 ) -> Iterator[Serving]:
-    """A server of one's own and its client; the log is ``.cache/logs/<name>.log``."""
+    """A server of one's own and its client; the log is ``.cache/logs/<name>.log``.
+
+    It sleeps while it is idle: its schedulers would take a core each from the other tests.
+    """
     log = LOGS / f"{name}.log"
-    with LocalServer(model, flags, env=env, log_path=log) as server, client_of(server) as client:
+    flags = ("--sleep-on-idle", *flags)
+    with kind(model, flags, env=env, log_path=log) as server, client_of(server) as client:
         yield Serving(server, client)
 
 
@@ -59,7 +68,19 @@ def run_python(
     )
 
 
-def run_script(name: str, *args: str | Path, env: Mapping[str, str] | None = None) -> None:
-    """Run a module of this directory, which must succeed."""
-    run = run_python("-m", f"{__package__}.{name}", *args, env=env)
+def run_forked(
+    command: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m MODULE`` or ``-c CODE`` to its end, where SGLang is imported already."""
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Popen(command, cwd=ROOT, env=server_env(env), **how) as process:
+        output, errors = process.communicate(timeout=_PROCESS_TIMEOUT_S)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def run_script(name: str, *args: str | Path, env: Mapping[str, str] | None = None) -> str:
+    """Run a module of this directory, which must succeed; return what it printed."""
+    command = [sys.executable, "-m", f"{__package__}.{name}", *map(str, args)]
+    run = run_forked(command, env)
     assert run.returncode == 0, run.stderr[-4000:]
+    return run.stdout

@@ -6,21 +6,15 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+import httpx
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
+from bench.difference import difference
 from tests.integration.client import Client, Json, random_ids
 
 TOLERANCE = 1e-5
 """Largest difference in probability and in log-prob, in float32 on the CPU."""
-
-
-VOLATILE = {
-    *("id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"),
-    *("cached_tokens_details", "dp_rank"),
-}
-"""Fields that differ from call to call, or from path to path by right."""
 
 
 def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -> Json:
@@ -51,23 +45,17 @@ def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any
 
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     """Equal up to the tolerance for numbers, and up to what differs from call to call."""
-    assert type(found) is type(wanted), (where, found, wanted)
-    if isinstance(found, dict):
-        assert found.keys() == wanted.keys(), (where, found.keys() ^ wanted.keys())
-        for name in found.keys() - VOLATILE:
-            assert_same(found[name], wanted[name], f"{where}.{name}")
-    elif isinstance(found, list):
-        assert len(found) == len(wanted), (where, found, wanted)
-        for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            assert_same(one, other, f"{where}[{number}]")
-    elif isinstance(found, float):
-        assert found == pytest.approx(wanted, abs=TOLERANCE * max(1.0, abs(wanted) / 10)), (
-            where,
-            found,
-            wanted,
-        )
+    said = difference(found, wanted, where)
+    assert not said, said
+
+
+def assert_same_response(found: httpx.Response, wanted: httpx.Response) -> None:
+    """The same answer up to the tolerance, or the same error byte for byte."""
+    assert found.status_code == wanted.status_code, (found.text, wanted.text)
+    if found.status_code == 200:
+        assert_same(found.json(), wanted.json())
     else:
-        assert found == wanted, (where, found, wanted)
+        assert found.content == wanted.content
 
 
 def assert_tokens_agree(client: Client, seed: int) -> None:

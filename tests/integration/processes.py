@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, wait
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from threading import Semaphore
 
 import httpx
 import psutil
 
+from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.local_server import LocalServer
 from tests.integration.client import Client, Json, wait_until
+from tests.integration.in_servers.sitecustomize import UNTIL_WOKEN_S, asleep
 
-GATE_S = 5.0
-"""How long `held_back` makes the scheduler sleep: more than a busy machine needs to send."""
-
+_SENT_S = 300.0
 _TURNS = 20
 """Requests that the front end answers by itself while it passes on some that came before."""
 
 
 def scheduler_pid(server: LocalServer) -> int:
-    """The process of the only scheduler; SGLang names its processes after their roles."""
-    titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in server.pids}
-    (pid,) = (pid for pid, title in titles.items() if title.startswith("sglang::scheduler"))
+    """The process of the only scheduler."""
+    (pid,) = scheduler_pids(server)
     return pid
+
+
+def scheduler_pids(server: LocalServer) -> list[int]:
+    """The processes of schedulers; SGLang names its processes after their roles."""
+    titles = {}
+    for pid in server.pids:
+        with suppress(OSError):  # it has just ended
+            titles[pid] = Path(f"/proc/{pid}/cmdline").read_text()
+    return [pid for pid, title in titles.items() if title.startswith("sglang::scheduler")]
 
 
 def open_files(pid: int) -> int:
@@ -55,12 +65,22 @@ def stop(pid: int) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that stands still meanwhile, with its messages waiting for it."""
+    """A process that stands still meanwhile, with its messages waiting for it; it may be killed."""
     stop(pid)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def schedulers_stopped(server: LocalServer) -> Iterator[None]:
+    """All schedulers stand still meanwhile, however many there are."""
+    with ExitStack() as still:
+        for pid in scheduler_pids(server):
+            still.enter_context(stopped(pid))
+        yield
 
 
 @contextmanager
@@ -71,23 +91,13 @@ def held_back(
     bodies: list[Json],
     path: str = "/v1/score",
 ) -> Iterator[list[Future[httpx.Response]]]:
-    """Send requests while the scheduler sleeps in a stock batch.
+    """Send packed requests while the scheduler sleeps in a stock batch, until the block is left.
 
-    What is sent within the block reaches the scheduler together with these requests and after
+    What is `sent` within the block reaches the scheduler together with these requests and after
     them, before it runs any, so the outcome does not depend on the speed of the machine.
     """
-    client.post("/slow_down", {"forward_sleep_time": GATE_S})
-    seen = server.log_path.stat().st_size
-    blocker = pool.submit(client.generate, [5, 6, 7], 1, stock=True)
-    wait_until(lambda: b"run_batch sleep" in server.log_path.read_bytes()[seen:])
-    awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
-    replies = sent(client, pool, bodies, path)
-    status = pool.submit(client.status)
-    yield replies
-    assert not blocker.done(), "the block was left too late"
-    # The front end's part is taken when the request comes, the scheduler's when it awakes.
-    assert status.result()["frontend"]["in_flight"] >= len(bodies), "sent too late"
-    awake.result()
+    with _sleeping(server, client, pool, batches=1):
+        yield [passed_on(client, pool, body, path) for body in bodies]
 
 
 @contextmanager
@@ -96,25 +106,93 @@ def in_flight(
 ) -> Iterator[Future[httpx.Response]]:
     """Have a request's forward launched, and the scheduler sleep in a stock batch behind it.
 
-    What is sent within the block reaches the scheduler before it collects that forward, if
+    What is `sent` within the block reaches the scheduler before it collects that forward, if
     its server keeps forwards in flight.
     """
-    client.post("/slow_down", {"forward_sleep_time": GATE_S})
-    seen = server.log_path.stat().st_size
+    with _sleeping(server, client, pool, batches=2) as wake:
+        reply = passed_on(client, pool, body)
+        wake()
+        yield reply
+        assert not reply.done()
 
-    def asleep(times: int) -> bool:
-        return server.log_path.read_bytes()[seen:].count(b"run_batch sleep") == times
 
-    blocker = pool.submit(client.generate, [5, 6, 7], 3, stock=True)
-    wait_until(lambda: asleep(1))
-    (reply,) = sent(client, pool, [body], "/v1/score")
-    wait_until(lambda: asleep(2))
-    awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
-    yield reply
-    assert asleep(2), "the block was left too late"
-    assert not reply.done()
-    assert not blocker.done()
+@contextmanager
+def _sleeping(
+    server: LocalServer, client: Client, pool: Executor, batches: int
+) -> Iterator[Callable[[], None]]:
+    """Have the scheduler sleep in stock batches, in the last of them until the block is left.
+
+    Yields:
+        What wakes it, to return when it sleeps in the next batch.
+    """
+    gate = asleep(scheduler_pid(server))
+    gate.unlink(missing_ok=True)  # of a process that ended asleep, with the same id
+    client.post("/slow_down", {"forward_sleep_time": UNTIL_WOKEN_S})
+    # A batch for the prompt, then one for each further token.
+    blocker = pool.submit(client.generate, [5, 6, 7], batches, stock=True)
+    wait_until(gate.exists)
+
+    def wake() -> None:
+        gate.unlink()
+        wait_until(gate.exists)
+
+    try:
+        yield wake
+        assert not blocker.done()
+    finally:
+        awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
+        while not awake.done():  # it may sleep once more before it reads that
+            gate.unlink(missing_ok=True)
+            wait([awake], timeout=0.01)
     awake.result()
+
+
+def tokens_under_way(client: Client) -> int:
+    """Of packed requests that the scheduler was sent and has not answered; told if it sleeps."""
+    response = client.http.get(carrier.FACTS_PATH)
+    assert response.status_code == 200, response.text
+    return carrier.state_from(response.content).tokens
+
+
+def passed_on(
+    client: Client,
+    pool: Executor,
+    body: Json,
+    path: str = "/v1/score",
+    headers: Mapping[str, str] | None = None,
+) -> Future[httpx.Response]:
+    """Send a packed request, and return when the scheduler has been sent it, which answers none."""
+    before = tokens_under_way(client)
+    reply = pool.submit(client.http.post, path, json=body, headers=headers)
+    wait_until(lambda: tokens_under_way(client) > before)
+    return reply
+
+
+def leave(
+    client: Client,
+    body: Json,
+    path: str = "/v1/score",
+    under_way: Callable[[Client], int] = tokens_under_way,
+) -> None:
+    """Be a client that leaves once its request is counted as under way.
+
+    Returns when the front end has noticed, while the scheduler answers nobody. Of scoring requests
+    it has told the scheduler then.
+    """
+    before = under_way(client)
+    with closing(begun(client, path, body)):
+        wait_until(lambda: under_way(client) > before)
+    wait_until(lambda: under_way(client) == before)
+
+
+def begun(
+    client: Client, path: str, body: Json, headers: Mapping[str, str] | None = None
+) -> HTTPConnection:
+    """A connection over which a request was sent."""
+    url, kind = client.http.base_url, {"content-type": "application/json"}
+    connection = HTTPConnection(url.host, url.port)
+    connection.request("POST", path, json.dumps(body), {**kind, **(headers or {})})
+    return connection
 
 
 def sent(
@@ -136,7 +214,12 @@ def sent(
 
     replies = [pool.submit(send, body) for body in bodies]
     for _ in bodies:
-        assert written.acquire(timeout=GATE_S), "not sent"
+        assert written.acquire(timeout=_SENT_S), "not sent"
+    take_turns(client)
+    return replies
+
+
+def take_turns(client: Client) -> None:
+    """Let the front end pass on what it has been sent."""
     for _ in range(_TURNS):
         client.http.get("/model_info").raise_for_status()
-    return replies

@@ -52,17 +52,19 @@ from sglang_prefill_ext.border.scheduler.kv_pool import (  # noqa: E402
 )
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
-from sglang_prefill_ext.forward.own_pool import OwnPool  # noqa: E402
+from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
 from sglang_prefill_ext.scheduling import forwards  # noqa: E402
-from sglang_prefill_ext.scheduling.admission import QueueLimits  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
+from sglang_prefill_ext.scheduling.queue import QueueLimits  # noqa: E402
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
-from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows  # noqa: E402
+from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array  # noqa: E402
+from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
+from sglang_prefill_ext.wire.read import Labels  # noqa: E402
 
 EPISODES = 2_500
 """Of each of the four set-ups; an episode begins and ends idle."""
@@ -273,7 +275,7 @@ class Completion:
         for source, num_held in self.sources:
             source.check_loaded(num_held)  # what is locked stays as long as the forward may read it
         self.executor._maybe_fail("wait")
-        return np.zeros(self.plan.num_values, dtype=np.float32)
+        return np.zeros(self.plan.reads.num_values, dtype=np.float32)
 
 
 def rows_of(prefix: list[int], lens: list[int]) -> PackedRows:
@@ -281,8 +283,7 @@ def rows_of(prefix: list[int], lens: list[int]) -> PackedRows:
         tokens=np.array(prefix + [99] * sum(lens), dtype=np.int32),
         prefix_len=len(prefix),
         suffix_lens=np.array(lens, dtype=np.int32),
-        label_ids=np.array([1], dtype=np.int32),
-        label_lens=np.array([], dtype=np.int32),
+        read=Labels(np.array([1], dtype=np.int32)),
     )
 
 

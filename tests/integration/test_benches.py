@@ -37,10 +37,11 @@ from bench.report import compare_paths
 from bench.schedulers import session as schedulers_session
 from bench.schedulers.session import SchedulersRun
 from bench.session import ModelRun
-from bench.soak import session as soak_session
+from bench.soak import subjects as soak_subjects
 from bench.soak.session import SoakPlan, SoakRun
 from bench.workloads import ClosedLoop, OpenLoop, Shape, draw_requests
 from sglang_prefill_ext.local_server import LocalServer
+from tests.forking.launch import ForkedServer
 from tests.integration.own_server import LOGS
 
 pytestmark = pytest.mark.server
@@ -54,7 +55,7 @@ BOTH = (STOCK, EXTENSION)
 def stock(model_dir: Callable[[str], Path]) -> Iterator[LocalServer]:
     log = LOGS / "benches-stock.log"
     flags = ["--dtype", "float32", "--sleep-on-idle", "--enable-tokenizer-batch-encode"]
-    with LocalServer(model_dir("micro"), flags, log_path=log) as running:
+    with ForkedServer(model_dir("micro"), flags, log_path=log) as running:
         yield running
 
 
@@ -69,7 +70,7 @@ def started(
         started.append(list(args))
         return nullcontext(server if "--enable-prefill-only" in args else stock)
 
-    sessions = (main_session, decode_session, decision_session, mixed_session, soak_session)
+    sessions = (main_session, decode_session, decision_session, mixed_session, soak_subjects)
     for module in (*sessions, schedulers_session, live, generator_servers):
         monkeypatch.setattr(module, "MeasuredServer", running)
     # It would leave the servers of the other tests on one core each.
@@ -107,6 +108,18 @@ def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
         assert rates == {closed.requests_per_s * 0.5}
     assert set(run.gate.agreement) == {f"micro {shape}" for shape in shapes}
     assert all(agreement.holds for agreement in run.gate.agreement.values())
+
+
+def test_main_side_by_side(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
+    flags = ("--enable-prefill-only",)
+    plan = Plan((SHAPE,), (ClosedLoop(2),), 0.0, 3, flags, side_by_side=True)
+    run = ModelRun("micro", model, plan, silent, tmp_path)
+    run.run()
+    assert len(started) == 2
+    each_first_in_turn = [STOCK, EXTENSION, EXTENSION, STOCK, STOCK, EXTENSION]
+    assert [each.path for each in run.results] == each_first_in_turn
+    assert {r.packed_share for r in run.results if r.path == EXTENSION} == {1.0}
+    assert run.gate.agreement[f"micro {SHAPE}"].holds
 
 
 def test_decode(model: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +172,20 @@ def test_soak(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     plan = SoakPlan(3.0, 0.5, SHAPE, 2, saturation_seconds=0.0, every_s=0.5)
     run = SoakRun("micro", model, plan, silent)
     verdict = run.run()
-    assert started == [["--dtype", "float32", "--enable-prefill-only"]]
+    assert started == [["--enable-prefill-only", "--dtype", "float32"]]
     assert run.rate_per_s > 0
     assert {name.split()[0] for name in run.windows[0].memory_mib} >= {"scheduler", "detokenizer"}
+    assert verdict.pauses >= 0
+    assert set(run.gate.agreement) == {"micro, gate", "micro, saturation", "micro, soak"}
+
+
+def test_soak_of_a_fleet(model: Path, server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak_subjects, "engines_on", lambda *_: nullcontext([server.port]))
+    plan = SoakPlan(2.0, 0.5, SHAPE, 2, saturation_seconds=0.0, every_s=0.5, engines=1)
+    run = SoakRun("micro", model, plan, silent)
+    verdict = run.run()
+    roles = {name.split()[0] for name in run.windows[0].memory_mib}
+    assert roles >= {"fleet_router", "scheduler", "tokenizer"}
     assert verdict.pauses >= 0
     assert set(run.gate.agreement) == {"micro, gate", "micro, saturation", "micro, soak"}
 

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
-from tests.integration.client import Client, Json, generate_body, score_body, wait_until
+from tests.integration.client import Client, generate_body, score_body, wait_until
 from tests.integration.load import steady_load
 from tests.integration.parity import assert_same_answer, assert_same_answers
-from tests.integration.processes import held_back, in_flight
+from tests.integration.processes import begun, held_back, in_flight, sent
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 BODIES = [score_body(seed, 60, [20] * 10) for seed in range(3)]
-
-
-def begun(client: Client, path: str, body: Json) -> HTTPConnection:
-    """A connection over which a request was sent."""
-    url = client.http.base_url
-    connection = HTTPConnection(url.host, url.port)
-    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-    return connection
 
 
 @pytest.fixture
@@ -62,7 +52,7 @@ def test_a_pause_in_place_answers_what_is_in_flight(
 ) -> None:
     wanted = client.score(BODIES[0])
     with in_flight(server, client, pool, BODIES[0]) as reply:
-        pause = pool.submit(client.post, "/pause_generation", {"mode": "in_place"})
+        (pause,) = sent(client, pool, [{"mode": "in_place"}], "/pause_generation")
     assert pause.result().status_code == 200
     assert_same_answer(reply.result(timeout=60).json(), wanted)
 
@@ -73,7 +63,7 @@ def test_a_retracting_pause_leaves_nothing_in_flight(
 ) -> None:
     wanted = client.score(BODIES[0])
     with in_flight(server, client, pool, BODIES[0]) as reply:
-        pause = pool.submit(client.post, "/pause_generation", {"mode": "retract"})
+        (pause,) = sent(client, pool, [{"mode": "retract"}], "/pause_generation")
     assert pause.result().status_code == 200
     assert_same_answer(reply.result(timeout=60).json(), wanted)
     assert client.http.post("/flush_cache").status_code == 200
@@ -114,7 +104,7 @@ def test_a_pause_that_aborts_ends_queued_requests(
     server: LocalServer, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     with held_back(server, client, pool, BODIES) as replies:
-        pause = pool.submit(client.post, "/pause_generation", {"mode": "abort"})
+        (pause,) = sent(client, pool, [{"mode": "abort"}], "/pause_generation")
     assert pause.result().status_code == 200
     assert {reply.result().status_code for reply in replies} == {503}
     assert client.post("/continue_generation", {}).status_code == 200
@@ -131,7 +121,7 @@ def test_a_flush_is_refused_while_requests_are_queued(
     server: LocalServer, client: Client, pool: ThreadPoolExecutor
 ) -> None:
     with held_back(server, client, pool, BODIES) as replies:
-        flush = pool.submit(client.http.post, "/flush_cache")
+        (flush,) = sent(client, pool, [{}], "/flush_cache")
     assert flush.result().status_code == 400
     assert {reply.result().status_code for reply in replies} == {200}
 
@@ -141,7 +131,7 @@ def test_a_flush_with_a_timeout_waits_for_queued_requests(
 ) -> None:
     with client.counting() as moved:
         with held_back(server, client, pool, BODIES) as replies:
-            flush = pool.submit(client.http.post, "/flush_cache", params={"timeout": 60})
+            (flush,) = sent(client, pool, [{}], "/flush_cache?timeout=60")
         assert flush.result().status_code == 200
     assert moved["frontend.requests.packed"] == len(BODIES)
     assert {reply.result().status_code for reply in replies} == {200}
@@ -165,7 +155,7 @@ def test_a_weight_update_waits_for_requests_under_way(
 ) -> None:
     wanted = [client.score(body) for body in BODIES]
     with held_back(server, client, pool, BODIES) as replies:
-        update = pool.submit(client.post, "/update_weights_from_disk", new_weights)
+        (update,) = sent(client, pool, [new_weights], "/update_weights_from_disk")
         assert not update.done()
     assert update.result().json()["success"], update.result().text
     assert_same_answers([reply.result().json() for reply in replies], wanted)

@@ -18,7 +18,7 @@ from sglang_prefill_ext.modelmaker.presets import ENCODERS
 from tests.integration.own_server import run_script
 from tests.integration.parity import TOLERANCE
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 PACKED = tuple(FAMILIES)
@@ -50,7 +50,8 @@ def reports(
     out = tmp_path_factory.mktemp("families")
     models = [model_dir(preset) for preset in (*PACKED, *CLASSIFIERS, *ENCODED)]
     half = [f"bfloat16:{model_dir(preset)}" for preset in HALF_PRECISION]
-    run_script("family_runner", out, *models, *half)
+    # Qwen2-MoE scales its shared expert by a Triton kernel, whatever the device.
+    run_script("family_runner", out, *models, *half, env={"TRITON_INTERPRET": "1"})
     return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
 
 

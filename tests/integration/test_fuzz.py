@@ -9,9 +9,9 @@ import pytest
 
 from tests.integration.client import Client
 from tests.integration.fuzz_bodies import GENERATION
-from tests.integration.fuzz_paths import fuzz
+from tests.integration.fuzz_paths import EXAMPLES, fuzz
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900 + EXAMPLES)]
 
 
 @pytest.mark.parametrize("path", GENERATION)

@@ -36,7 +36,7 @@ from tests.integration.grpc_frontends import (
 )
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same
-from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.processes import scheduler_pid, stopped, tokens_under_way
 from tests.integration.stock_metrics import growth
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -76,6 +76,7 @@ def client(engine: Serving) -> Client:
 def plain(engine: Serving, attach: Path) -> Iterator[FrontEnds]:
     """Two front ends without any secrets."""
     with front_ends(attach, "grpc-plain", "--processes=2", "--compression=gzip") as running:
+        wait_until(lambda: len(attached(engine.client)) == 2)
         yield running
 
 
@@ -268,12 +269,13 @@ def test_a_call_that_is_late_or_cancelled_leaves_nothing_behind(
     memory = client.memory()
     with client.counting() as moved:
         with stopped(scheduler_pid(engine.server)):
-            call = stub.Score.future(request_of(LONG), timeout=1.0 if way == "late" else None)
+            # Time enough to reach the scheduler, however busy the machine.
+            call = stub.Score.future(request_of(LONG), timeout=10.0 if way == "late" else None)
+            wait_until(lambda: tokens_under_way(client) > 0)
             if way == "late":
                 assert call.exception().code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            time.sleep(1)
             call.cancel()
-            time.sleep(1)
+            wait_until(lambda: tokens_under_way(client) == 0)
         client.wait_idle()
     ended = {name: moved[f"scheduler.requests.{name}"] for name in ("aborted", "expired")}
     assert sum(ended.values()) == 1
@@ -365,7 +367,7 @@ def test_other_clients_get_no_connection(
     with channels[who]() as channel:
         stub = PrefillStub(channel)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Score(request_of(IDS), timeout=20)
+            stub.Score(request_of(IDS), timeout=120)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -447,18 +449,19 @@ def test_calls_under_way_are_answered_before_front_ends_go(
     engine: Serving, client: Client, attach: Path
 ) -> None:
     with (
-        front_ends(attach, "grpc-drained", "--processes=1") as running,
+        front_ends(attach, "grpc-drained", "--processes=1", "--grace-s=100") as running,
         connected(running.address) as stub,
     ):
         with stopped(scheduler_pid(engine.server)):
             call = stub.Score.future(request_of(LONG), timeout=100)
-            time.sleep(1)
+            wait_until(lambda: tokens_under_way(client) > 0)
             running.process.send_signal(signal.SIGTERM)
-            time.sleep(1)
+            with grpc.insecure_channel(running.address) as another:
+                wait_until(lambda: health(another) != "SERVING")  # it is going down
             assert not call.done()
             assert running.process.poll() is None
         assert len(call.result().scores) == 8 * 200 * len(LABELS)
-        assert running.process.wait(30) == 0
+        assert running.process.wait(120) == 0
 
 
 def test_a_killed_engine_is_unavailable_at_once(
@@ -466,7 +469,7 @@ def test_a_killed_engine_is_unavailable_at_once(
 ) -> None:
     with stopped(scheduler_pid(engine.server)), grpc.insecure_channel(plain.address) as channel:
         call = stub.Score.future(request_of(LONG), timeout=100)
-        time.sleep(1)
+        wait_until(lambda: tokens_under_way(engine.client) > 0)
         assert not call.done()
         assert engine.server.pid is not None
         os.kill(engine.server.pid, signal.SIGKILL)
@@ -476,5 +479,5 @@ def test_a_killed_engine_is_unavailable_at_once(
             stub.Score(request_of(IDS), timeout=100)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "Try again" in caught.value.details()
-        assert time.monotonic() - begin_s < 10
+        assert time.monotonic() - begin_s < 60  # long before the deadline of either
         wait_until(lambda: health(channel) == "NOT_SERVING")

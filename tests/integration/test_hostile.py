@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
-from tests.integration.client import Client, score_body
+from tests.integration.client import Client, score_body, wait_until
 from tests.integration.hostile_bodies import TYPED, Hostile, requests
 from tests.integration.load import steady_load
 from tests.integration.parity import assert_same_answers
@@ -37,10 +37,12 @@ class Watch:
         held_s: for how long its event loop has computed and answered nothing, since this was last
             set to 0.
         most_bytes: resident memory of its processes, at most.
+        probes: that have been answered.
     """
 
     held_s: float = 0.0
     most_bytes: int = 0
+    probes: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
     def probe(self, server: LocalServer) -> None:
@@ -51,7 +53,13 @@ class Watch:
                 start_s = main_thread_s(server.pid)
                 assert http.get("/v1/models").status_code == 200
                 self.held_s = max(self.held_s, main_thread_s(server.pid) - start_s)
+                self.probes += 1
                 self.stop.wait(0.01)
+
+    def settle(self) -> None:
+        """Wait until a probe that is under way has ended: it is of what was, not of what comes."""
+        seen = self.probes
+        wait_until(lambda: self.probes > seen)
 
     def weigh(self, server: LocalServer) -> None:
         while not self.stop.is_set():
@@ -108,6 +116,7 @@ def test_hostile_requests_cost_nobody_else_an_answer_or_much_time(
             count += 1
             watch.held_s = 0.0
             wrong[hostile.name] = send(client, hostile)
+            watch.settle()
             if watch.held_s > LONGEST_HOLD_S:
                 slow[hostile.name] = watch.held_s
     assert count >= 100

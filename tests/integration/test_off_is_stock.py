@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.integration.client import Client, random_ids, score_body
-from tests.integration.own_server import run_python, serving
+from tests.integration.own_server import run_script, serving
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -108,10 +108,8 @@ def test_the_answers_are_what_was_asked_for(recordings: tuple[Recording, Recordi
 
 
 def test_only_flags_are_patched(model_dir: Callable[[str], Path]) -> None:
-    probe = Path(__file__).with_name("off_probe.py")
-    run = run_python(probe, "--model-path", model_dir("micro"), "--device", "cpu", env=OURS_ALONE)
-    assert run.returncode == 0, run.stderr[-4000:]
-    report = json.loads(run.stdout.splitlines()[-1])
+    flags = ("--model-path", model_dir("micro"), "--device", "cpu")
+    report = json.loads(run_script("off_probe", *flags, env=OURS_ALONE).splitlines()[-1])
     assert report["applied"] == report["flags"]
     assert report["changed"] == report["flags"]
     assert report["carried"] == []

@@ -101,10 +101,16 @@ def test_a_packed_call_is_one_line_of_the_log(production: Serving, folder: Path)
 
 
 def test_a_packed_call_is_one_line_of_the_export(production: Serving, folder: Path) -> None:
-    before = len(lines(folder / "export"))
+    def exported() -> list[Json]:
+        """Lines of this call; those of calls before it may come late."""
+        found = lines(folder / "export")
+        return [line for line in found if line["id"] == finished["rid"]]
+
+    logged = len(lines(folder / "log"))
     production.client.score(score_body(10, 30, [3, 5]))
-    wait_until(lambda: len(lines(folder / "export")) > before)
-    (line,) = lines(folder / "export")[before:]
+    (finished,) = lines(folder / "log")[logged:]
+    wait_until(lambda: bool(exported()))
+    (line,) = exported()
     assert line.items() >= TOKENS.items()
     assert json.loads(line["request_parameters"])["num_prompts"] == 2
 
@@ -116,10 +122,16 @@ def test_a_packed_call_is_a_part_of_its_callers_trace(
     parent = {"traceparent": f"00-{trace}-{caller}-01"}
     body = score_body(14, 30, [3, 5])
     assert production.client.http.post("/v1/score", json=body, headers=parent).status_code == 200
+    names = ("tokenize", "prefill_waiting", "prefill_forward")
+
+    def roots() -> list[Any]:
+        spans = collector.of_trace(trace).values()
+        return [span for span in spans if span.parent_span_id.hex() == caller]
+
     wait_until(lambda: len(collector.of_trace(trace)) >= 5)
-    spans = collector.of_trace(trace)
-    (root,) = (span for span in spans.values() if span.parent_span_id.hex() == caller)
-    stages = [spans[name] for name in ("tokenize", "prefill_waiting", "prefill_forward")]
+    wait_until(lambda: bool(roots()) and {*names} <= collector.of_trace(trace).keys())
+    (root,) = roots()
+    stages = [collector.of_trace(trace)[name] for name in names]
     times = [
         time for each in stages for time in (each.start_time_unix_nano, each.end_time_unix_nano)
     ]

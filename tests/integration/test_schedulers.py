@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_prefill_ext.local_server import CPU_ARGS
+from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer
 from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answer, assert_tokens_agree
-from tests.integration.processes import stop, stopped
+from tests.integration.processes import schedulers_stopped, sent, stop, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,7 +32,9 @@ def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--prefill-only-schedulers", str(SCHEDULERS))
     cores = ("--prefill-only-scheduler-cores", "1")
     budget = ("--prefill-only-max-forward-tokens", "1024")
-    with serving(model_dir("micro"), "schedulers", *flags, *cores, *budget) as serving_now:
+    flags = (*flags, *cores, *budget)
+    # Started as a user starts it: the binding to cores and the watch over schedulers are tested.
+    with serving(model_dir("micro"), "schedulers", *flags, kind=LocalServer) as serving_now:
         yield serving_now
 
 
@@ -47,13 +49,13 @@ def log_of(running: Serving) -> str:
 
 def answered(client: Client) -> list[int]:
     """Requests that each scheduler has answered."""
-    found = client.status()["schedulers"]
+    found = client.whole_status()["schedulers"]
     return [Counter(one["counters"]["requests"])["ok"] for one in found]
 
 
 def stock_tokens(client: Client) -> list[int]:
     """Tokens of SGLang's own batches, one number a scheduler."""
-    found = client.status()["schedulers"]
+    found = client.whole_status()["schedulers"]
     return [sum(each["stock_tokens"] for each in one["iterations"].values()) for one in found]
 
 
@@ -64,7 +66,7 @@ def stock_load(client: Client) -> list[int]:
 
 
 def pid_of(client: Client, rank: int) -> int:
-    pid: int = client.status()["schedulers"][rank]["placement"]["pid"]
+    pid: int = client.whole_status()["schedulers"][rank]["placement"]["pid"]
     return pid
 
 
@@ -99,13 +101,13 @@ def test_schedulers_start_one_after_the_other(running: Serving) -> None:
 def test_memory_is_divided(running: Serving, client: Client) -> None:
     assert "each of 2 schedulers takes" in log_of(running)
     slots = int(CPU_ARGS[CPU_ARGS.index("--max-total-tokens") + 1])
-    pools = [one["memory"] for one in client.status()["schedulers"]]
+    pools = [one["memory"] for one in client.whole_status()["schedulers"]]
     held = [pool["kv_slots_free"] + pool["kv_slots_evictable"] for pool in pools]
     assert held == [slots // SCHEDULERS] * SCHEDULERS
 
 
 def test_status_shows_each_scheduler_on_its_core(client: Client) -> None:
-    schedulers = client.status()["schedulers"]
+    schedulers = client.whole_status()["schedulers"]
     assert [one["dp_rank"] for one in schedulers] == [0, 1]
     placements = [one["placement"] for one in schedulers]
     assert len({each["pid"] for each in placements}) == SCHEDULERS
@@ -115,11 +117,13 @@ def test_status_shows_each_scheduler_on_its_core(client: Client) -> None:
     assert [each["mps"] for each in placements] == [False, False]
 
 
-def test_answers_are_those_of_stock(client: Client) -> None:
+def test_answers_are_those_of_stock(running: Serving, client: Client) -> None:
     bodies = [score_body(seed, 20 + seed, [1 + seed % 5] * 30) for seed in range(32)]
     before = answered(client)
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(client.score, bodies))
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        with schedulers_stopped(running.server):  # so that all wait at the same time
+            replies = sent(client, pool, bodies, "/v1/score")
+        answers = [reply.result().json() for reply in replies]
     ran = difference(answered(client), before)
     assert sum(ran) == len(bodies)
     assert min(ran) > 0
@@ -158,7 +162,7 @@ def test_nothing_is_left_behind(client: Client) -> None:
     def memory() -> list[Json]:
         client.wait_idle()
         assert client.http.post("/flush_cache", params={"timeout": 30}).status_code == 200
-        found: list[Json] = [one["memory"] for one in client.status()["schedulers"]]
+        found: list[Json] = [one["memory"] for one in client.whole_status()["schedulers"]]
         return found
 
     before = memory()

@@ -39,7 +39,7 @@ def test_every_field_of_the_status_page_is_documented(client: Client) -> None:
     documented = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
     section = documented.partition("## Status")[2].partition("## Metrics")[0]
     words = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
-    status = client.status()
+    status = client.whole_status()
     scheduler, front_end = status["schedulers"][0], status["frontend"]
     shown = {*status, *front_end, *front_end["counters"], *scheduler, *scheduler["known_answers"]}
     shown |= {*scheduler["graphs"], *scheduler["iterations"]}
@@ -48,7 +48,7 @@ def test_every_field_of_the_status_page_is_documented(client: Client) -> None:
 
 @pytest.mark.patch("P10", "P20")
 def test_what_runs_is_shown(client: Client) -> None:
-    status = client.status()
+    status = client.whole_status()
     assert status["enabled"] is True
     assert status["version"] == __version__
     assert status["sglang_version"] == version("sglang")
@@ -71,6 +71,10 @@ def test_forwards_are_limited_by_measured_memory(client: Client) -> None:
     assert 1 << 30 < budget["max_bytes"] < psutil.virtual_memory().total
 
 
+def test_the_speed_that_was_measured_at_start_is_shown(client: Client) -> None:
+    assert client.scheduler()["calibrated_tokens_per_s"] > 100
+
+
 def test_time_spent_is_shown(client: Client) -> None:
     before = client.scheduler()["busy_s"]
     answer = client.post("/v1/score", score_body(31, 20, [4]))
@@ -79,7 +83,7 @@ def test_time_spent_is_shown(client: Client) -> None:
 
 
 def test_every_patch_of_a_process_is_applied(client: Client) -> None:
-    status = client.status()
+    status = client.whole_status()
     processes = {"frontend": status["frontend"], "scheduler": status["schedulers"][0]}
     for group, process in processes.items():
         patches = [patch for patch in process["patches"] if patch["group"] == group]
@@ -213,10 +217,10 @@ def test_a_wrong_action_is_refused_by_field(client: Client, body: str, param: st
 def test_the_start_is_shown_by_stage(client: Client) -> None:
     # SGLang's warm-up may end a little after the server answers.
     wait_until(lambda: "freeze" in client.status()["frontend"]["startup"])
-    status = client.status()
+    status = client.whole_status()
     stages = {"frontend": status["frontend"]["startup"]}
     stages["scheduler"] = status["schedulers"][0]["startup"]
-    measured = ["kernels", "calibration", "rehearsal", "known_answers"]
+    measured = ["experts", "kernels", "calibration", "rehearsal", "known_answers"]
     names = ["imports", "patches", "model", *measured, "total"]
     assert list(stages["scheduler"]) == names
     front = ["imports", "patches", "tokenizer", "warm_up", "freeze", "total"]

@@ -25,8 +25,9 @@ from sglang_prefill_ext.attach.messages import Beat, Hello, Rows
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
-from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows, to_bytes
+from sglang_prefill_ext.wire.read import Labels, Vectors
 from tests.conftest import EXTENSION_FLAGS
 from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.grpc_frontends import (
@@ -83,7 +84,7 @@ def _nothing_is_left(engine: Serving, client: Client) -> Iterator[None]:
     memory, logged = client.memory(), engine.server.log_path.stat().st_size
     yield
     wait_until(lambda: not any(each["in_flight"] for each in client.status()["attached"]))
-    assert client.memory() == memory
+    client.assert_memory_returns_to(memory)
     assert b"Traceback" not in engine.server.log_path.read_bytes()[logged:]
 
 
@@ -199,15 +200,17 @@ def test_a_body_that_ends_early_is_nobodys_error(engine: Serving, client: Client
 
 
 def test_a_client_that_never_reads_is_waited_for_alone(engine: Serving, client: Client) -> None:
-    server = engine.server
-    assert server.pid is not None
+    pid = engine.server.pid
+    assert pid is not None
+    with unharmed(client):
+        pass  # whatever is opened once is open
+    before = open_files(pid)
     with unharmed(client), ExitStack() as stack:
         for _ in range(4):
             raw = stack.enter_context(connection(client, receive_bytes=4096))
             raw.sendall(http_request(LARGE) * 3)
         time.sleep(2)
-    before = open_files(server.pid)
-    wait_until(lambda: open_files(server.pid or 0) <= before)
+    wait_until(lambda: open_files(pid) <= before)
     assert client.score(LARGE)["usage"]["prompt_tokens"] == 400 * 6
 
 
@@ -332,7 +335,7 @@ def test_a_front_end_that_stands_still_does_the_engine_no_harm(
 def test_a_front_end_that_asks_and_never_reads_does_the_engine_no_harm(
     client: Client, front_end: FrontEnds, attach: Path
 ) -> None:
-    rows = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), int_array([8, 9]), NO_INTS)
+    rows = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), Labels(int_array([8, 9])))
     asked = 500
 
     def answered() -> int:
@@ -346,22 +349,22 @@ def test_a_front_end_that_asks_and_never_reads_does_the_engine_no_harm(
         deaf.send(messages.encode(Hello(pid=os.getpid())))
         with unharmed(client, front_end), client.counting() as moved:
             for number in range(asked):
-                ask = Rows(f"r{number}", RowBytes.of(rows), RequestOptions())
+                ask = Rows(f"r{number}", to_bytes(rows), RequestOptions())
                 deaf.send(messages.encode(ask))
             wait_until(lambda: answered() - before >= asked)
         assert moved["scheduler.requests.ok"] >= asked
         assert isinstance(messages.decode_from_engine(deaf.recv()), messages.Facts)
 
 
-VALID = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), int_array([8, 9]), NO_INTS)
+VALID = PackedRows(int_array([5, 6, 7]), 1, int_array([1, 1]), Labels(int_array([8, 9])))
 
 
 @pytest.mark.parametrize(
     ("rows", "options"),
     [
         (replace(VALID, tokens=int_array([5, 6, 1 << 20])), RequestOptions()),
-        (replace(VALID, label_ids=int_array([8, 1 << 20])), RequestOptions()),
-        (replace(VALID, label_ids=int_array([]), vector_width=-1), RequestOptions()),
+        (replace(VALID, read=Labels(int_array([8, 1 << 20]))), RequestOptions()),
+        (replace(VALID, read=Vectors(-1)), RequestOptions()),
         (VALID, RequestOptions(deadline_ms=math.nan)),
     ],
     ids=["token", "label", "vector", "deadline"],
@@ -376,8 +379,8 @@ def test_rows_that_no_scheduler_can_serve_fail_alone(
         with unharmed(client, front_end):
             odd.send(messages.encode(Hello(pid=os.getpid())))
             assert isinstance(messages.decode_from_engine(odd.recv()), messages.Facts)
-            odd.send(messages.encode(Rows("bad", RowBytes.of(rows), options)))
-            odd.send(messages.encode(Rows("good", RowBytes.of(VALID), RequestOptions())))
+            odd.send(messages.encode(Rows("bad", to_bytes(rows), options)))
+            odd.send(messages.encode(Rows("good", to_bytes(VALID), RequestOptions())))
             found: dict[str, str] = {}
             while len(found) < 2:
                 for body in odd.recv_multipart():

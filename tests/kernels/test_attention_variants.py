@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prefill_kernels.errors import KernelArgumentError
 from prefill_kernels.merge_state import merge_state
-from prefill_kernels.partial_prefix_attention import partial_prefix_attention
 from prefill_kernels.shared_prefix_attention import KeyParts, shared_prefix_attention
 from torch import Tensor
 
@@ -33,9 +32,7 @@ def run(case: Case, parts: KeyParts = KeyParts.ALL, **changes: Any) -> tuple[Ten
 def merged(case: Case) -> tuple[Tensor, Tensor]:
     """As the merging way does it: sinks with the rows, then the prefix."""
     own = run(case, KeyParts.OWN)
-    prefix = {name: value for name, value in case.scores.items() if name != "sinks"}
-    part = partial_prefix_attention(*case.arguments, cached=case.cached, **prefix)
-    return merge_state(*own, *part)
+    return merge_state(*own, *run(case, KeyParts.PREFIX, sinks=None))
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -9,14 +9,18 @@ import json
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
+from bench.kernels import bench_expert_blocks as expert_blocks
 from bench.kernels import bench_label_readout as label_readout
 from bench.kernels import bench_merge_state as merge_state
 from bench.kernels import bench_shared_prefix_attention as attention
 from bench.kernels import harness
 from bench.kernels.harness import Case, Way
+from bench.moe.shapes import Shape
+from tests.kernels.test_expert_blocks import aligned
 
 GPU_ONLY = ("merge-fa3", "merge-flashinfer", "page aliasing, FlashAttention-3")
 
@@ -29,7 +33,7 @@ def _without_a_clock(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> N
     monkeypatch.setattr(harness, "matrix_rate", lambda dtype: 1.0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    for module in (attention, merge_state, label_readout):
+    for module in (attention, merge_state, label_readout, expert_blocks):
         # bfloat16 is wrong in the interpreter.
         monkeypatch.setattr(module, "DTYPE", torch.float32)
 
@@ -67,6 +71,24 @@ def test_label_readout(device: torch.device, capsys: pytest.CaptureFixture[str])
     assert set(records) == {"label_readout", "torch"}
     moved = (3 * 32 + 100 * 32) * 4
     assert records["torch"]["gb_per_s"] == round(moved / 1e6, 1)
+
+
+def test_expert_blocks(
+    device: torch.device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type == "cpu":  # what SGLang has for CUDA only, and what it asks of a device
+        monkeypatch.setattr(expert_blocks.fused_moe, "moe_align_block_size", aligned)
+        name = "get_device_name"
+        monkeypatch.setattr(expert_blocks.fused_moe_triton_config, name, lambda: "none")
+    shape = Shape("small", 4, 2, 64, 32, {})
+    weights = expert_blocks.weights_of(shape, device)
+    with expert_blocks.hooked():
+        case = expert_blocks.make_case(shape, "skewed", np.array([9, 1, 0, 2]), weights)
+        records = lines_of(case, capsys)
+    # Without a tuned table there are two blocks.
+    assert list(records) == ["block 64", "block 16", "device, 64 or 16"]
+    assert {record["kernel"] for record in records.values()} == {"expert_blocks, small, skewed"}
+    assert {record["busiest"] for record in records.values()} == {9}
 
 
 def way_of(value: float) -> Callable[[], Way]:

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from sglang_prefill_ext.attention import prefix_libraries
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
-from sglang_prefill_ext.attention.prefix import HeldKV
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.errors import ConfigError, PackingError

@@ -8,8 +8,9 @@ import sys
 MOST_CALLS = {
     "shared_prefix_attention": 32,
     "shared_prefix_attention, cached": 40,
-    "partial_prefix_attention": 32,
+    "shared_prefix_attention, prefix": 32,
     "merge_state": 30,
+    "block_choice": 20,
 }
 """Calls of functions, Python's and C's, outside of Triton. A tensor's look is two of them; checks
 that run again in every layer are 100 to 180 more."""

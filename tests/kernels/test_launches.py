@@ -18,7 +18,6 @@ import torch
 from prefill_kernels.label_readout.kernel import label_logits_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import host_cost
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay
@@ -26,6 +25,9 @@ from sglang_prefill_ext.forward.graphs.capture import Work, capture_for
 from sglang_prefill_ext.forward.model import ProductHead
 from sglang_prefill_ext.forward.readers import labels
 from sglang_prefill_ext.scheduling.planner import plan_forward
+from sglang_prefill_ext.sizing import host_cost
+from sglang_prefill_ext.wire.reads import LabelKind
+from sglang_prefill_ext.wire.sampling import Draw
 from tests.kernels.conftest import COMPILED
 from tests.kernels.test_graph_prefixes import FIRST_SLOTS, SECOND_SLOTS, piece_of, slots
 from tests.kernels.test_graphs import DeviceModel
@@ -116,7 +118,7 @@ def launches(
     ]
     executor.launch(plan_forward([piece_of(2)]), [None], [None]).wait()
     forward = plan_forward(pieces)
-    forward.normalised[:] = normalised
+    forward.reads.kinds[:] = LabelKind(0, normalised, Draw.NONE).number
     counting.launches.clear()
     with counting:
         completion = executor.launch(forward, *named)

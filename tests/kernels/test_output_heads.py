@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from sglang_prefill_ext.forward.model import ProductHead
@@ -34,7 +35,8 @@ class HeadModel(TinyModel):
 
 def plan_of(*, normalised: bool) -> ForwardPlan:
     request = PlainRequest([1], [[1], [2, 3], [4]], LABELS, shared_labels=False)
-    rows = replace(request.pack(), normalised=normalised)
+    rows = request.pack()
+    rows = replace(rows, read=structs.replace(rows.read, normalised=normalised))
     return plan_forward(split_request(rows, ForwardBudget(100)))
 
 
@@ -61,7 +63,8 @@ def expected(head: ProductHead, hidden: Tensor, plan: ForwardPlan) -> Tensor:
     logits = head.scale * hidden.double() @ head.weight.double().T
     if head.soft_cap:
         logits = head.soft_cap * torch.tanh(logits / head.soft_cap)
-    table = logits.log_softmax(dim=-1) if plan.normalised.all() else logits
+    ((kind, _),) = plan.reads.by_kind()
+    table = logits.log_softmax(dim=-1) if kind.normalised else logits
     places = [(row, label) for row, labels in enumerate(LABELS) for label in labels]
     return torch.stack([table[place] for place in places]).float()
 

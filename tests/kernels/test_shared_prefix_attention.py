@@ -193,8 +193,8 @@ def test_offsets_beyond_32_bits(device: torch.device, tmp_path: Path) -> None:
     case.check(run(case))
 
 
-def test_block_tokens_shrink_with_the_query_heads_of_a_key_head() -> None:
-    sizes = [block_tokens(group, 128, torch.bfloat16) for group in (1, 2, 3, 4, 7, 8)]
+def test_block_tokens_shrink_with_the_query_heads_of_a_key_head(device: torch.device) -> None:
+    sizes = [block_tokens(group, 128, torch.bfloat16, device) for group in (1, 2, 3, 4, 7, 8)]
     assert sizes == [64, 32, 16, 16, 8, 8]
 
 

@@ -19,8 +19,7 @@ with warnings.catch_warnings():
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
 from sglang_prefill_ext.attention.dense import DenseAttention
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.variant import AttentionVariant
+from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
 from tests.kernels.layouts import Case, make_case
 from tests.unit.attention.strategies import layout
 

@@ -11,7 +11,13 @@ from typer.testing import CliRunner
 from sglang_prefill_ext import __version__, cli
 from sglang_prefill_ext.errors import ConfigError
 
-FACTS = {"path": "packed", "reason": None, "rows": 3, "queue_ms": 1.25}
+FACTS = {
+    "path": "packed",
+    "reason": None,
+    "rows": 3,
+    "queue_ms": 1.25,
+    "experts_recently": [{"layer": 0, "padded": 1.48}, {"layer": 1, "padded": 1.2}],
+}
 
 
 def test_an_explanation_becomes_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -27,7 +33,13 @@ def test_an_explanation_becomes_a_table(monkeypatch: pytest.MonkeyPatch, tmp_pat
     run = CliRunner().invoke(cli.app, ["explain", str(file), "--url", "http://h", "--api-key", "k"])
     assert run.exit_code == 0, run.output
     rows = [line.split() for line in run.output.splitlines() if line.strip()]
-    assert rows == [["path", "packed"], ["rows", "3"], ["queue", "ms", "1.2"]]
+    assert rows == [
+        ["path", "packed"],
+        ["rows", "3"],
+        ["queue", "ms", "1.2"],
+        ["experts", "recently", "layer", "0,", "padded", "1.48"],
+        ["experts", "recently", "layer", "1,", "padded", "1.2"],
+    ]
     assert asked == [("http://h", b"{}", "k")]
 
 

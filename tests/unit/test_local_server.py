@@ -89,6 +89,18 @@ def test_waits_until_healthy_and_leaves_no_process_behind(server: LocalServer) -
         http.client.HTTPConnection("127.0.0.1", server.port).connect()
 
 
+def test_a_paused_server_stands_still_and_goes_on(server: LocalServer) -> None:
+    with server.paused():  # there is none yet
+        server.start()
+    server.wait_ready(30.0)
+    with server.paused():
+        assert server.pids
+        while {state(pid) for pid in server.pids} != {"T"}:
+            time.sleep(0.01)
+    assert server.wait_ready(30.0) >= 0.0
+    assert "T" not in {state(pid) for pid in server.pids}
+
+
 def test_context_stops_the_server_when_its_body_fails(server: LocalServer) -> None:
     pids: list[int] = []
 
@@ -205,6 +217,14 @@ def test_free_port_can_be_bound() -> None:
         listener.bind(("127.0.0.1", local_server.free_port()))
 
 
+def test_a_free_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = local_server.free_port()
+    monkeypatch.setattr(local_server, "_PORTS", [port])
+    monkeypatch.setattr(local_server, "_PORT_TRIES", 1)
+    with pytest.raises(ServerStartError, match="none of 1 ports is free"):
+        local_server.free_port()
+
+
 def test_log_is_temporary_unless_named_and_empty_before_a_start(tmp_path: Path) -> None:
     assert LocalServer("m", log_path=tmp_path / "none.log").log_tail() == ""
     unnamed = LocalServer("m")
@@ -215,6 +235,11 @@ def test_log_is_temporary_unless_named_and_empty_before_a_start(tmp_path: Path) 
 def is_alive(pid: int) -> bool:
     """A zombie whose parent has not reaped it yet has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return state(pid) != "Z"
     except OSError:
         return False
+
+
+def state(pid: int) -> str:
+    """One letter, see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

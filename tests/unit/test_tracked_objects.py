@@ -25,14 +25,14 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.scores import scores_from_values
-from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
-from sglang_prefill_ext.wire.packed import Float32Array, int_array
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.arrays import Float32Array, int_array
+from sglang_prefill_ext.wire.packed import PackedResult, rows_from_bytes, to_bytes
+from sglang_prefill_ext.wire.read import Labels
 
 VOCAB = 1000
 POLICY = SchedulingPolicy(
@@ -57,7 +57,7 @@ class Executor:
     causal = True
 
     def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Completion:
-        return Completion(np.zeros(len(plan.label_ids), dtype=np.float32))
+        return Completion(np.zeros(len(plan.reads.label_ids), dtype=np.float32))
 
 
 class Tracked:
@@ -85,17 +85,17 @@ def tracked_by_stage(num_rows: int) -> dict[str, int]:
     rng = random.Random(1)
     query = [rng.randrange(VOCAB) for _ in range(50)]
     items = [[rng.randrange(VOCAB) for _ in range(5)] for _ in range(num_rows)]
-    labels = int_array([5, 9]), int_array([])
+    labels = Labels(int_array([5, 9]))
     results: list[PackedResult] = []
     runtime = PackedRuntime(Executor(), lambda ended: results.extend(r for _, r in ended), POLICY)
     with Tracked() as packing:
         rows = pack_token_ids(query, items, False, labels, VOCAB)
     with Tracked() as sending:
-        message = encode(Rows("1", RowBytes.of(rows), RequestOptions()))
+        message = encode(Rows("1", to_bytes(rows), RequestOptions()))
         arrived = decode_from_frontend(message)
     assert isinstance(arrived, Rows)
     with Tracked() as serving:
-        runtime.submit("1", arrived.row_bytes.rows(), None)
+        runtime.submit("1", rows_from_bytes(arrived.row_bytes), None)
         while not results:
             runtime.step()
     with Tracked() as answering:
@@ -103,7 +103,7 @@ def tracked_by_stage(num_rows: int) -> dict[str, int]:
     assert isinstance(answer, RowsAnswer)
     with Tracked() as reading:
         values = answer.result.row_values()
-        scores = scores_from_values(values, rows, apply_softmax=True, temperature=1.0)
+        scores = scores_from_values(values, rows.read, apply_softmax=True, temperature=1.0)
     assert len(scores) == num_rows
     stages = {"packing": packing, "sending": sending, "serving": serving}
     stages |= {"answering": answering, "reading": reading}
@@ -111,6 +111,7 @@ def tracked_by_stage(num_rows: int) -> dict[str, int]:
 
 
 def test_rows_add_no_tracked_objects_but_the_lists_of_the_answer() -> None:
+    tracked_by_stage(10)  # makes what is made once
     few, many = tracked_by_stage(10), tracked_by_stage(1010)
     added = {name: (many[name] - few[name]) / 1000 for name in many}
     assert added == {

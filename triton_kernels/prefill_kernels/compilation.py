@@ -17,9 +17,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from prefill_kernels.block_choice import configs as block_choice
 from prefill_kernels.label_readout import configs as label_readout
 from prefill_kernels.merge_state import configs as merge_state
-from prefill_kernels.partial_prefix_attention import configs as partial_prefix_attention
 from prefill_kernels.shared_prefix_attention import configs as shared_prefix_attention
 from prefill_kernels.variant import TypeSpec, Variant
 
@@ -34,7 +34,7 @@ KERNELS: dict[str, Callable[[], Iterable[Variant]]] = {
     "merge_state": merge_state.variants,
     "label_readout": label_readout.variants,
     "shared_prefix_attention": shared_prefix_attention.variants,
-    "partial_prefix_attention": partial_prefix_attention.variants,
+    "block_choice": block_choice.variants,
 }
 
 INTRODUCTION = """\
@@ -43,8 +43,11 @@ INTRODUCTION = """\
 Compiled for Hopper (sm_90) without a GPU by `python -m prefill_kernels.compilation`, which writes
 this page; `tests/contract/test_kernel_compilation.py` compares it and fails on a spill. Registers
 are per thread, spills and shared memory in bytes (a program can have 232,448 of shared memory);
-HGMMA says whether the machine code uses the warpgroup matrix instruction.
+HGMMA says whether the machine code uses the warpgroup matrix instruction (QGMMA for FP8).
 
+"""
+
+_HEAD = """\
 | kernel | variant | warps | stages | registers | spills | shared | HGMMA |
 |---|---|--:|--:|--:|--:|--:|---|
 """
@@ -59,7 +62,7 @@ class Compiled:
         registers: per thread.
         spill_bytes: local memory per thread; Triton has no other use for it than spills.
         shared_bytes: shared memory of a program.
-        has_wgmma: the code contains `HGMMA` instructions.
+        has_wgmma: the code contains `HGMMA` instructions, or `QGMMA`, which are those of FP8.
     """
 
     kernel: str
@@ -103,7 +106,7 @@ def compile_variant(kernel: str, variant: Variant) -> Compiled:
         registers=usage["REG"],
         spill_bytes=usage["STACK"] + usage["LOCAL"],
         shared_bytes=compiled.metadata.shared,
-        has_wgmma="HGMMA" in listing,
+        has_wgmma=re.search(r"\b[HQ]GMMA\b", listing) is not None,
     )
 
 
@@ -134,7 +137,12 @@ def _disassemble(cubin: bytes) -> str:
 
 def report() -> str:
     """docs/kernels.md."""
-    return INTRODUCTION + "".join(_row(compiled) for compiled in compile_all())
+    return INTRODUCTION + table_of(compile_all())
+
+
+def table_of(compiled: Iterable[Compiled]) -> str:
+    """A line for each variant."""
+    return _HEAD + "".join(map(_row, compiled))
 
 
 def _row(compiled: Compiled) -> str:

@@ -13,6 +13,7 @@ from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATT
 from sglang_prefill_ext.border.gc_control import act, collector_of
 from sglang_prefill_ext.border.messages import GcReq, PackedRowsReq
 from sglang_prefill_ext.shared_device.balance import SchedulerLoads
+from sglang_prefill_ext.wire.packed import head_of
 
 
 def route_packed(_result: None, controller: Any) -> None:
@@ -51,9 +52,9 @@ def _least_loaded(controller: Any) -> Callable[[PackedRowsReq], None]:
     caches_prefixes = not controller.server_args.disable_radix_cache
 
     def send(message: PackedRowsReq) -> None:
-        tokens, rows = message.input_ids, message.row_bytes
-        prefix = tokens[: rows.prefix_len].tobytes() if caches_prefixes else b""
-        rank = loads.place(len(tokens), prefix, rows.prefix_len, adapter=rows.adapter)
+        tokens, prefix_len, adapter = head_of(message.row_bytes)
+        prefix = tokens[:prefix_len].tobytes() if caches_prefixes else b""
+        rank = loads.place(len(tokens), prefix, prefix_len, adapter=adapter)
         sock_send(controller.workers[rank], message)
 
     return send

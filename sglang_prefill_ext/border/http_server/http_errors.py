@@ -1,84 +1,15 @@
-"""How packed requests that end badly are answered, counted and raised."""
+"""Answers to calls that end with an error, in the form of OpenAI's routes."""
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import HTTPException
+from fastapi.responses import JSONResponse
 
-from sglang_prefill_ext.errors import (
-    PackedForwardError,
-    PrefillExtError,
-    RequestError,
-    ServerBusyError,
-)
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.status import BAD_ENDS, end_by
-
-logger = logging.getLogger(__name__)
-
-HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.http and end.error is not RequestError)
-"""Errors that get a status here; SGLang itself answers a `RequestError` with 400."""
-
-# Entry of an ASGI scope: the error with which the request ends.
-_ERROR = "prefill_only_error"
-
-_WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in HTTP_ANSWERED}
-
-
-@contextmanager
-def counted(metrics: FrontendMetrics, request: Any) -> Iterator[None]:
-    """Count how a packed call inside ends badly, and give the error its HTTP status.
-
-    An error that nobody expected is ours: it is logged, and not the client's fault, whatever its
-    type is.
-
-    Args:
-        request: the HTTP request that ends with it, if any.
-
-    Raises:
-        RequestError, UnicodeError: the request is wrong (HTTP 400).
-        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
-    """
-    try:
-        yield
-    except RequestError:
-        metrics.record_error("refused")
-        raise
-    except HTTP_ANSWERED as error:
-        metrics.record_error(end_by(error).counted)
-        raise with_status(error, request) from error
-    except (StockPathTaken, HTTPException, UnicodeError):
-        raise
-    except Exception as error:
-        logger.exception("Prefill-only serving: a request could not be answered")
-        metrics.record_error("failed")
-        failure = PackedForwardError(f"{type(error).__name__}: {error}")
-        raise with_status(failure, request) from error
-
-
-def with_status(error: PrefillExtError, request: Any) -> HTTPException:
-    """Return an error of the same type that has an HTTP status, too.
-
-    SGLang's HTTP and gRPC servers look for the status, callers of `Engine.score` for the type.
-
-    Args:
-        error: one of `HTTP_ANSWERED`.
-        request: the HTTP request that ends with it, if any.
-    """
-    end = end_by(error)
-    headers = None
-    if isinstance(error, ServerBusyError):
-        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    answer: HTTPException = _WITH_STATUS[end.error](end.http, str(error), headers)
-    vars(answer).update(vars(error))
-    getattr(request, "scope", {})[_ERROR] = answer
-    return answer
+from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with
+from sglang_prefill_ext.errors import PrefillExtError
 
 
 async def answer_errors(
@@ -88,8 +19,9 @@ async def answer_errors(
 
     It drops the headers of an `HTTPException`, and rerank its status as well.
     """
+    context = call_with(raw_request)
     response = await original(serving, request, raw_request)
-    error: HTTPException | None = getattr(raw_request, "scope", {}).get(_ERROR)
+    error = context.error
     return response if error is None else error_response(serving, error)
 
 
@@ -101,3 +33,9 @@ def error_response(serving: Any, error: HTTPException | ValueError) -> Any:
     answer = serving.create_error_response(error.detail, str(status), status)
     answer.headers.update(error.headers or {})
     return answer
+
+
+def refusal(error: PrefillExtError) -> JSONResponse:
+    """Return the answer of a route of ours to a wrong request, in the form of OpenAI's routes."""
+    body = {"object": "error", "message": str(error), "type": "BadRequestError"}
+    return JSONResponse(body | {"param": getattr(error, "field", ""), "code": 400}, 400)

@@ -10,7 +10,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
 
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.frontend.embed.embed_call import EncoderTraits
+from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 RESIDUAL_ON_BATCH = frozenset(
@@ -27,6 +27,7 @@ RESIDUAL_ON_BATCH = frozenset(
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen2ForSequenceClassification",
+        "Qwen2MoeForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3ForSequenceClassification",
         "Qwen3MoeForCausalLM",
@@ -39,16 +40,20 @@ RESIDUAL_IN_LAYERS = frozenset(
     {
         "Cohere2ForCausalLM",
         "CohereForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
+        "GraniteMoeSharedForCausalLM",
         "Olmo2ForCausalLM",
+        "OlmoeForCausalLM",
         "StableLmForCausalLM",
         "Starcoder2ForCausalLM",
     }
 )
-"""Model classes whose layers add up the residual themselves: the last one runs on all tokens."""
+"""Model classes whose layers add up the residual or hand it on themselves: the last one runs on all
+tokens."""
 
 VECTOR_ARCHITECTURES = frozenset(
     {
@@ -177,12 +182,6 @@ def _attention_reasons(model: Any) -> Iterator[StockReason]:
 def attention_layers(model: Any) -> list[Any]:
     """Return every attention layer of a loaded model."""
     return [module for module in model.modules() if isinstance(module, RadixAttention)]
-
-
-def window_of(layer: Any) -> int | None:
-    """How many tokens before its own a query of an attention layer sees; None for all."""
-    size: int | None = layer.sliding_window_size
-    return None if size is None or size < 0 else size
 
 
 def head_shape(layer: Any) -> HeadShape:

@@ -8,32 +8,29 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.border.model.adapters import Adapters
-from sglang_prefill_ext.border.model.attention_backend import (
-    PackedAttentionBackend,
-    PackedForwardBatch,
-)
 from sglang_prefill_ext.border.model.capability import (
     RESIDUAL_ON_BATCH,
     attention_layers,
     head_shape,
 )
 from sglang_prefill_ext.border.model.output_head import OutputHead
+from sglang_prefill_ext.border.model.packed_batch import (
+    Adapters,
+    PackedAttentionBackend,
+    PackedForwardBatch,
+    packed_batch_of,
+)
 from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.border.scheduler.kv_pool import plain_pool
-from sglang_prefill_ext.forward.kv_pool import KVPool
+from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
 from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides, ProductHead
-from sglang_prefill_ext.forward.own_pool import OwnPool
 from sglang_prefill_ext.forward.streams import in_order
-from sglang_prefill_ext.forward.upload import upload
 from sglang_prefill_ext.wire.sampling import Sampling
 
 _IN_FLIGHT_VARIABLE = "PREFILL_ONLY_TEST_IN_FLIGHT"
@@ -60,6 +57,11 @@ class SglangModel:
         backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
         self._adapters = Adapters(runner.lora_manager)
         self._context = ForwardContext(attn_backend=backend)
+        shared = runner.model.shared_experts_config
+        # Layers of experts look it up while they run; of most models it is what holds anyway.
+        self._experts: Callable[[], AbstractContextManager[object]] = nullcontext
+        if shared != get_model().shared_experts:
+            self._experts = partial(get_model().override, shared_experts=shared)
         self._forward_stream = forward_stream
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
@@ -95,7 +97,7 @@ class SglangModel:
         *,
         shortened: bool,
     ) -> Callable[[], Tensor]:
-        batch = _forward_batch(token_ids, positions, row_lens, self._zeros(len(token_ids)))
+        batch = packed_batch_of(token_ids, positions, row_lens, self._zeros(len(token_ids)))
         batch.attend = attend
         batch.read_at = read_at if shortened and self.last_layer is not None else None
         batch.adapt = partial(self._adapters.apply_to, adapter=adapter)
@@ -104,7 +106,7 @@ class SglangModel:
         def run() -> Tensor:
             batch.adapt(len(token_ids))
             with (
-                get_model().override(shared_experts=self._model.shared_experts_config),
+                self._experts(),
                 forward_context(self._context, forward_batch=batch),
                 nullcontext() if overrides is None else self._overridden(overrides),
             ):
@@ -197,36 +199,3 @@ class SglangVectorModel(SglangModel):
             vectors = forward()
         states = self._hidden_size if self._has_states else 0
         return int(vectors.shape[1]) - states, states
-
-
-def _forward_batch(
-    token_ids: Tensor, positions: Tensor, row_lens: list[int], zeros: Tensor
-) -> PackedForwardBatch:
-    """A batch of rows that have no slot, of which 0 is padding.
-
-    Args:
-        zeros: int64, one a token.
-    """
-    device, rows, total = token_ids.device, len(row_lens), len(token_ids)
-    (lens,) = upload([np.array(row_lens, dtype=np.int32)], device)
-    return PackedForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=rows,
-        input_ids=token_ids,
-        positions=positions,
-        req_pool_indices=zeros[:rows],
-        seq_lens=lens,
-        seq_lens_sum=total,
-        out_cache_loc=zeros,
-        extend_num_tokens=total,
-        extend_seq_lens=lens,
-        extend_seq_lens_cpu=row_lens,
-        extend_prefix_lens=zeros.view(torch.int32)[:rows],
-        extend_prefix_lens_cpu=[0] * rows,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
-        global_num_token_non_padded_cpu=total,
-        is_prefill_only=True,
-        # With a mask, models leave the storing of K and V to the attention, which stores none; else
-        # some write them all to slot 0 while they rotate.
-        dcp_kv_mask=zeros,
-    )

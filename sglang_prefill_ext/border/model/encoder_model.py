@@ -10,9 +10,9 @@ import torch
 from sglang.srt.layers.pooler import CrossEncodingPooler
 from torch import Tensor
 
-from sglang_prefill_ext.border.model.attention_backend import PackedForwardBatch
 from sglang_prefill_ext.border.model.capability import encoder_traits, is_encoder
 from sglang_prefill_ext.border.model.decoder_model import SglangModel, SglangVectorModel
+from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.model import Overrides
 

@@ -21,7 +21,7 @@ from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
-from sglang_prefill_ext.startup.answer_check import Matrix, Verdict, gaps, tolerance_of
+from sglang_prefill_ext.startup.answer_check import AnswerCheck, Matrix, gaps, tolerance_of
 from sglang_prefill_ext.startup.known_answers import (
     Agree,
     known_requests,
@@ -29,7 +29,9 @@ from sglang_prefill_ext.startup.known_answers import (
     packed_answers,
     prompts_of,
 )
-from sglang_prefill_ext.wire.packed import Float32Array, Int32Array, PackedRows
+from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def compare_paths(
     budget: ForwardBudget,
     slots: PrefixCache,
     agree: Agree,
-) -> Verdict:
+) -> AnswerCheck:
     """Compare both paths of a scheduler that has served nothing yet; leaves its pools as they were.
 
     An exception in either path counts as a difference of everything.
@@ -49,7 +51,7 @@ def compare_paths(
     Args:
         budget: of a packed forward.
         slots: room for a prefix between two of them.
-        agree: makes all ranks come to the same verdict.
+        agree: makes all ranks come to the same result.
     """
     begin_s = time.perf_counter()
     vectors, runner = model.vector_width > 0, scheduler.tp_worker.model_runner
@@ -74,7 +76,7 @@ def compare_paths(
     quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype
     largest, medians = apart.max(axis=1).tolist(), np.median(apart, axis=1).tolist()
     noise, *agreed = agree([noise, *largest, *medians])
-    return Verdict(
+    return AnswerCheck(
         prompts,
         tuple(agreed[: len(prompts)]),
         tuple(agreed[len(prompts) :]),
@@ -83,17 +85,17 @@ def compare_paths(
     )
 
 
-def report(verdict: Verdict) -> None:
+def report(check: AnswerCheck) -> None:
     """Write to the log whether packed forwards are used."""
-    if verdict.same:
-        logger.info("Prefill-only serving: both paths answer alike: %s", verdict)
+    if check.same:
+        logger.info("Prefill-only serving: both paths answer alike: %s", check)
         return
     logger.error(
         "Prefill-only serving is OFF: packed forwards answer known prompts otherwise than SGLang "
         "does (%s), with --prefill-only-attention torch and without graphs, too. Every request "
         "takes the stock path. Report it with the model, the device and this line; "
         "--prefill-only-known-answers off serves packed answers all the same.",
-        verdict,
+        check,
     )
 
 
@@ -175,8 +177,8 @@ def _request(prompt: Int32Array) -> Req:
 
 def _read(output: Tensor, rows: PackedRows) -> Float32Array:
     """What the packed path answers to a row, of the stock path's output for it; ``[1, values]``."""
-    if not rows.vector_width:
-        labels = torch.from_numpy(rows.label_ids.astype(np.int64))
+    if isinstance(rows.read, Labels):
+        labels = torch.from_numpy(rows.read.ids.astype(np.int64))
         output = output.log_softmax(-1)[:, labels]
     values: Float32Array = output.numpy()
     return values

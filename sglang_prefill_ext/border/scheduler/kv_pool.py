@@ -8,9 +8,8 @@ import torch
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV
-from sglang_prefill_ext.forward.kv_pool import KVPool
-from sglang_prefill_ext.forward.own_pool import OwnPool
+from sglang_prefill_ext.attention.inputs import HeldKV
+from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
 from sglang_prefill_ext.forward.private_slots import Room
 
 LEFT_TO_OTHERS = 16

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_prefill_ext.border.messages import PackedRowsResults
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.counts import GraphUse
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.process.collector import Collector
-from sglang_prefill_ext.scheduling.execution import Accounts, DecodeShare, IterationPolicy
-from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.runtime import PackedRuntime
+from sglang_prefill_ext.scheduling.policy import DecodeShare, IterationPolicy, SchedulingPolicy
+from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.scheduling.stats import Accounts
+from sglang_prefill_ext.shared_device.board import Board
 
 GRAPH_SPEEDUP = 4
 """How many times faster a decode step is as a CUDA graph than launched kernel by kernel: an
@@ -32,6 +38,7 @@ class PackedWork:
     metrics: SchedulerMetrics
     collector: Collector
     graphs: GraphUse
+    experts: ExpertUse
     stock_counters: TokenCounters | None = None
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
@@ -84,9 +91,12 @@ class PackedWork:
     def show_queue(self) -> None:
         """Bring the metrics up to date."""
         if self.metrics.enabled:
-            self.collector.show_pauses()
+            if self.collector.pauses.new:
+                self.collector.show_pauses()
             retried = self.runtime.stats.retried_forwards
             self.metrics.update(self.queue, retried, self.graphs.forwards)
+            if self.experts.groups:
+                self.metrics.show_experts(self.experts.balance)
         if self.stock_counters is not None:
             stats = self.runtime.stats
             self.stock_counters.update(stats.tokens_computed, stats.tokens_cached)
@@ -104,6 +114,7 @@ def packed_work(
     config: PrefillOnlyConfig,
     collector: Collector,
     graphs: GraphUse,
+    experts: ExpertUse,
 ) -> PackedWork:
     """Set up the packed work of a scheduler as the flags ask for it."""
     launch_tokens = runtime.policy.launch_tokens
@@ -117,7 +128,9 @@ def packed_work(
     stock = scheduler.metrics_collector if shown else None
     metrics = SchedulerMetrics(stock and stock.labels)
     counters = stock and TokenCounters(stock)
-    return PackedWork(runtime, IterationPolicy(share), metrics, collector, graphs, counters)
+    return PackedWork(
+        runtime, IterationPolicy(share), metrics, collector, graphs, experts, counters
+    )
 
 
 def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:
@@ -137,3 +150,38 @@ def _tokens_of(batch: Any) -> int:
     if batch is None:
         return 0
     return int(batch.extend_num_tokens if batch.forward_mode.is_extend() else batch.batch_size())
+
+
+def answering(scheduler: Any, board: Board | None) -> Callable[[Sequence[Ended]], None]:
+    """What sends the results of requests that end together.
+
+    Args:
+        board: of several schedulers on one device, where it notes what was done.
+    """
+    sender, rank = scheduler.ipc_channels.send_to_tokenizer, get_parallel().dp_rank or 0
+
+    def answer(ended: Sequence[Ended]) -> None:
+        for message in result_messages(ended):
+            sender.send_output(message)
+        if board is not None:
+            board.done[rank] += tokens_received(ended)
+
+    return answer
+
+
+def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
+    """Put results into one message to each front end; tokenizer workers are several of them."""
+    messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
+    for job, result in ended:
+        messages[job.reply_to.http_worker_ipc].results[job.rid] = result
+    for route, message in messages.items():
+        message.http_worker_ipc = route
+    return list(messages.values())
+
+
+def tokens_received(ended: Sequence[Ended]) -> int:
+    """Tokens of requests as they came, which is what the data-parallel controller has counted.
+
+    The rows of an encoder are whole prompts by now, and so may have many more.
+    """
+    return sum(len(job.reply_to.input_ids) for job, _ in ended)

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from sglang.srt.runtime_context import get_parallel
 from torch.distributed import ReduceOp
 
-from sglang_prefill_ext.border.messages import PackedRowsResults
+from sglang_prefill_ext.border.model.alignment_setup import set_up_alignments
 from sglang_prefill_ext.border.model.capability import declined_reason
 from sglang_prefill_ext.border.model.decoder_model import SglangModel
 from sglang_prefill_ext.border.model.encoder_model import model_of
+from sglang_prefill_ext.border.model.expert_setup import set_up_experts
 from sglang_prefill_ext.border.scheduler.ask_both_paths import compare_paths, report
 from sglang_prefill_ext.border.scheduler.kv_pool import room_in
+from sglang_prefill_ext.border.scheduler.packed_work import answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, shares_prefixes
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
 from sglang_prefill_ext.forward.executor import PackedExecutor, resolve_attention
+from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.failures import require_usable
 from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.kv_pool import OwnPool
 from sglang_prefill_ext.forward.memory import free_bytes
-from sglang_prefill_ext.forward.own_pool import OwnPool
 from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, readout_bytes
 from sglang_prefill_ext.scheduling.policy import policy_of
-from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.shared_device.board import Board
-from sglang_prefill_ext.startup.answer_check import Attempt, Verdict, attempts
+from sglang_prefill_ext.startup.answer_check import AnswerCheck, Attempt, attempts
 from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -47,14 +47,18 @@ class RuntimeSetup(NamedTuple):
 
     Attributes:
         graphs: those of small forwards.
+        experts: how those of a mixture are computed, in stock batches too.
         widths: of the model's vectors, and of the states behind them (see `Model`).
-        verdict: on the known prompts; None where they were not asked.
+        check: on the known prompts; None where they were not asked.
+        tokens_per_s: see `Calibration`; 0 where nothing is packed.
     """
 
     runtime: PackedRuntime
     graphs: GraphUse
+    experts: ExpertUse
     widths: tuple[int, int] = (1, 0)
-    verdict: Verdict | None = None
+    check: AnswerCheck | None = None
+    tokens_per_s: float = 0.0
 
 
 def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
@@ -64,76 +68,58 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     Raises:
         ConfigError: a flag asks for what cannot be done here.
     """
-    sender, rank = scheduler.ipc_channels.send_to_tokenizer, get_parallel().dp_rank or 0
     board = Board.found(config.schedulers) if config.schedulers > 1 else None
-
-    def answer(ended: Sequence[Ended]) -> None:
-        for message in result_messages(ended):
-            sender.send_output(message)
-        if board is not None:
-            board.done[rank] += tokens_received(ended)
+    answer = answering(scheduler, board)
 
     def declining(reason: StockReason) -> PackedRuntime:
         nothing_runs = policy_of(config, ForwardBudget(config.max_forward_tokens), launch_tokens=1)
         return PackedRuntime(None, answer, nothing_runs, declined_reason=reason)
 
+    runner = scheduler.tp_worker.model_runner
+    device = torch.device(runner.device)
+    # Before the first forward, which is to run as later ones will; stock batches gain as well.
+    experts = set_up_experts(runner.model, device, config)
+    set_up_alignments(runner.model, device, config)
+    STARTUP.mark("experts")
     reason = declined_reason(scheduler)
     if reason:
         logger.warning("Prefill-only serving: this model takes the stock path (%s)", reason)
-        return RuntimeSetup(declining(reason), GraphUse())
+        return RuntimeSetup(declining(reason), GraphUse(), experts)
     most_bytes = None if board is None else board.reserve_bytes
-    executor, measured, room, verdict = _set_up_executor(scheduler, config, most_bytes)
-    if verdict is not None and not verdict.same:
+    executor, measured, room, check = _set_up_executor(scheduler, config, most_bytes)
+    if check is not None and not check.same:
         return RuntimeSetup(
-            declining(StockReason.KNOWN_ANSWERS_DIFFER), executor.graph_use, verdict=verdict
+            declining(StockReason.KNOWN_ANSWERS_DIFFER), executor.graph_use, experts, check=check
         )
     policy = policy_of(config, measured.budget, measured.launch_tokens, measured.graphs)
     cache = prefix_cache_of(scheduler, config, room) if executor.causal else None
-    device = torch.device(scheduler.tp_worker.model_runner.device)
     ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
     usable = partial(require_usable, device, ranks)
     runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=usable)
-    return RuntimeSetup(runtime, executor.graph_use, executor.widths, verdict)
-
-
-def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
-    """Put results into one message to each front end; tokenizer workers are several of them."""
-    messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
-    for job, result in ended:
-        messages[job.reply_to.http_worker_ipc].results[job.rid] = result
-    for route, message in messages.items():
-        message.http_worker_ipc = route
-    return list(messages.values())
-
-
-def tokens_received(ended: Sequence[Ended]) -> int:
-    """Tokens of requests as they came, which is what the data-parallel controller has counted.
-
-    The rows of an encoder are whole prompts by now, and so may have many more.
-    """
-    return sum(len(job.reply_to.input_ids) for job, _ in ended)
+    speed = measured.tokens_per_s
+    return RuntimeSetup(runtime, executor.graph_use, experts, executor.widths, check, speed)
 
 
 def _set_up_executor(
     scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
-) -> tuple[PackedExecutor, Calibration, Room, Verdict | None]:
+) -> tuple[PackedExecutor, Calibration, Room, AnswerCheck | None]:
     """Set up what was asked for, or what is left of it where that answers wrong."""
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
     asked, room = resolve_attention(config.attention, model), room_in(model.pool, scheduler)
     STARTUP.mark("kernels")
     for attempt in attempts(asked, graphs=_graph_tokens(scheduler, config, model) > 0):
-        executor, measured, verdict = _tried(scheduler, config, model, room, attempt, most_bytes)
-        if verdict is None or verdict.same:
+        executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
+        if check is None or check.same:
             break
-        logger.error("Prefill-only serving: %s answers wrong: %s", attempt.described, verdict)
+        logger.error("Prefill-only serving: %s answers wrong: %s", attempt.described, check)
         executor.forget_graphs()  # the next attempt needs the memory
-    if verdict is not None:
-        report(verdict)
-        if verdict.same and attempt.suspect:
+    if check is not None:
+        report(check)
+        if check.same and attempt.suspect:
             logger.error("%s is left out: without it, both paths answer alike", attempt.suspect)
     executor.graph_use.forwards.clear()  # nobody has asked for these
-    return executor, measured, room, verdict
+    return executor, measured, room, check
 
 
 def _tried(
@@ -143,7 +129,7 @@ def _tried(
     room: Room,
     attempt: Attempt,
     most_bytes: int | None,
-) -> tuple[PackedExecutor, Calibration, Verdict | None]:
+) -> tuple[PackedExecutor, Calibration, AnswerCheck | None]:
     """Measure what forwards cost in that way, and compare the paths if that is wanted."""
 
     def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
@@ -176,13 +162,13 @@ def _tried(
     logger.info("Prefill-only serving: measured %s", measured)
     compile_ahead(executor, measured.budget, slots)
     STARTUP.mark("rehearsal")
-    verdict = None
+    check = None
     if config.known_answers is KnownAnswers.ON:
-        verdict = compare_paths(
+        check = compare_paths(
             scheduler, model, executor, measured.budget, slots, largest_of_all_ranks
         )
         STARTUP.mark("known_answers")
-    return executor, measured, verdict
+    return executor, measured, check
 
 
 def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:

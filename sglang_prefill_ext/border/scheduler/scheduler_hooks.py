@@ -57,14 +57,17 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         return
     STARTUP.mark("model")
     collector = collector_of("scheduler")
-    runtime, graphs, widths, verdict = set_up_runtime(scheduler, config)
-    work = _process_work = packed_work(scheduler, runtime, config, collector, graphs)
+    setup = set_up_runtime(scheduler, config)
+    runtime = setup.runtime
+    setup.experts.learn()
+    parts = (setup.graphs, setup.experts)
+    work = _process_work = packed_work(scheduler, runtime, config, collector, *parts)
     setattr(scheduler, _ATTRIBUTE, work)
     STARTUP.log("scheduler")
 
     def on_request(message: PackedRowsReq) -> None:
         try:
-            rows = message.rows(*widths)
+            rows = message.rows(*setup.widths)
         except Exception as error:  # nothing is around the dispatcher: the scheduler would end
             logger.error("Packed request %s cannot be read: %s", message.rid, error)
             runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
@@ -83,7 +86,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         work.show_queue()
 
     def on_status(message: PackedStatusReq) -> PackedStatusResult:
-        status = status_of(scheduler, work, config, verdict)
+        status = status_of(scheduler, work, config, setup)
         return PackedStatusResult(rid=message.rid, payload=json.dumps(status).encode())
 
     def on_gc(message: GcReq) -> None:
@@ -134,7 +137,7 @@ def step_then_next_batch(
     if work is None:
         return original(scheduler, running_batch, last_batch)
     computed_before = work.runtime.stats.tokens_computed
-    if work.runtime.busy and work.step(decoding=not running_batch.is_empty()):
+    if work.runtime.busy and work.step(decoding=bool(running_batch.reqs)):
         scheduler.forward_ct += 1  # the watchdog's sign of life
         scheduler.maybe_send_health_check_signal()
     plan = original(scheduler, running_batch, last_batch)

@@ -8,29 +8,28 @@ from typing import Any
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_prefill_ext.border import patches
+from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork
+from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.shared_device.placement import Placement
-from sglang_prefill_ext.startup.answer_check import Verdict
+from sglang_prefill_ext.startup.answer_check import AnswerCheck
 
 
 def status_of(
-    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, verdict: Verdict | None
+    scheduler: Any, work: PackedWork, config: PrefillOnlyConfig, setup: RuntimeSetup
 ) -> dict[str, Any]:
-    """Return one scheduler's part of the status page, ready for JSON.
-
-    Args:
-        verdict: on the known prompts; None where they were not asked.
-    """
+    """Return one scheduler's part of the status page, ready for JSON."""
     runtime = work.runtime
     return {
         "dp_rank": get_parallel().dp_rank or 0,
         "packed": not runtime.declined_reason,
         "declined_reason": runtime.declined_reason,
-        "known_answers": _known_answers(runtime, verdict),
+        "known_answers": _known_answers(runtime, setup.check),
         "graphs": work.graphs.as_dict(),
+        "experts": {**work.experts.as_dict(), "deep_gemm": ALIGNMENTS.as_dict()},
         "order": config.order,
         "forward_budget": asdict(runtime.policy.budget),
         "launch_tokens": runtime.policy.launch_tokens,
@@ -39,6 +38,7 @@ def status_of(
         "queue": work.queue,
         "busy_s": runtime.stats.busy_s,
         "tokens_per_s": runtime.stats.tokens_per_s,
+        "calibrated_tokens_per_s": round(setup.tokens_per_s, 1),
         "counters": runtime.stats.as_dict(),
         "iterations": {name: asdict(account) for name, account in work.accounts.of.items()},
         "memory": _memory(scheduler),
@@ -48,9 +48,9 @@ def status_of(
     }
 
 
-def _known_answers(runtime: PackedRuntime, verdict: Verdict | None) -> dict[str, object]:
-    if verdict is not None:
-        return verdict.as_dict()
+def _known_answers(runtime: PackedRuntime, check: AnswerCheck | None) -> dict[str, object]:
+    if check is not None:
+        return check.as_dict()
     return {"verdict": "declined" if runtime.declined_reason else "off"}
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sglang.srt.managers import io_struct
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.wire.flat import wrong
+from sglang_prefill_ext.wire.checks import wrong
 
 _Handler: TypeAlias = Callable[[Any], Any]
 

@@ -154,6 +154,11 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
             f"--tp-size {args.tp_size} "
             "(with --prefill-only-cuda-graphs: all-reduces in its graphs are not verified)"
         )
+    if args.use_ray:
+        yield (
+            "--use-ray (SGLang loads no plugins in its scheduler actors; `sglang-prefill fleet "
+            "--model-path` runs engines on Ray)"
+        )
     if args.nnodes > 1:
         yield f"--nnodes {args.nnodes} (not verified)"
     if args.disaggregation_mode == "decode":

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -26,23 +26,17 @@ from sglang_prefill_ext.attach.messages import (
     StockScore,
     StockVectors,
 )
-from sglang_prefill_ext.border.tokenizer_manager.adapter_lease import acquired_adapter
-from sglang_prefill_ext.border.tokenizer_manager.call_records import records_of
-from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
-    TokenizerManagerLink,
-    embedding_kind,
-    embedding_rows,
-)
+from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
-from sglang_prefill_ext.frontend.call_stats import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
+from sglang_prefill_ext.frontend.packed_path import served_rows
 from sglang_prefill_ext.texts.huggingface import PROBES
-from sglang_prefill_ext.wire.flat import unpacked, wrong
-from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.checks import wrong
+from sglang_prefill_ext.wire.flat import unpacked
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
@@ -50,9 +44,7 @@ logger = logging.getLogger(__name__)
 _FLAG = flag_name("attach")
 
 
-def accept_frontends(
-    app: Any, manager: Any, link: TokenizerManagerLink, frontend: ScoreFrontend
-) -> Broker:
+def accept_frontends(app: Any, server: PrefillServer) -> Broker:
     """Serve front ends in other processes for as long as the HTTP application runs.
 
     Raises:
@@ -60,8 +52,8 @@ def accept_frontends(
     """
     if app is None:
         raise ConfigError(f"{_FLAG} needs a server; an offline engine cannot be attached to.")
-    path = checked_path(frontend.config.attach, flag=_FLAG)
-    broker = Broker(AttachableEngine(manager, link, frontend), path, flag=_FLAG)
+    path = checked_path(server.path.config.attach, flag=_FLAG)
+    broker = Broker(AttachableEngine(server), path, flag=_FLAG)
     stock = app.router.lifespan_context
 
     @asynccontextmanager
@@ -74,47 +66,55 @@ def accept_frontends(
 
 
 class AttachableEngine:
-    """What `Broker` needs of the tokenizer manager."""
+    """The tokenizer manager, to whatever comes from other processes."""
 
-    def __init__(self, manager: Any, link: TokenizerManagerLink, frontend: ScoreFrontend) -> None:
-        self._manager = manager
-        self._link = link
-        self._frontend = frontend
+    def __init__(self, server: PrefillServer) -> None:
+        self._manager = manager = server.manager
+        self._server = server
+        self._path = server.path
+        self._link = link = server.link
         self._calls: set[asyncio.Task[StockAnswer]] = set()
-        self._vocab_size = embedding_rows(manager)
-        self._probes: dict[str, list[int]] = {}
         # SGLang takes ids as they are, so a text of EmbeddingGemma that a front end has encoded
         # would lack the token with which SGLang ends it.
         gemma = manager.model_config.is_embedding_gemma
         self._tokenizer_json = "" if gemma else link.tokenizer_json
-        if self._tokenizer_json:
-            self._probes = dict(zip(PROBES, link.encode(PROBES), strict=True))
+
+    @cached_property
+    def _probes(self) -> dict[str, list[int]]:
+        if not self._tokenizer_json:
+            return {}
+        return dict(zip(PROBES, self._link.encode(PROBES), strict=True))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in packed requests of this process that are under way."""
+        return self._path.exchange.tokens
 
     def facts(self) -> Facts:
-        manager, frontend = self._manager, self._frontend
+        manager, path = self._manager, self._path
         names = getattr(manager.model_config.hf_config, "id2label", None) or {}
         return Facts(
             model=str(manager.model_config.model_path),
             sglang_version=version("sglang"),
-            vocab_size=self._vocab_size,
-            embeddings=embedding_kind(manager),
-            label_vocab_size=frontend.label_vocab_size,
+            vocab_size=self._path.vocab_size,
+            embeddings=path.embeddings,
+            label_vocab_size=path.label_vocab_size,
             longest_prompt=self._link.longest_prompt(),
             is_generation=manager.is_generation,
             class_names=[str(names[number]) for number in sorted(names)],
             caching=not manager.server_args.disable_radix_cache,
-            config=frontend.config,
+            config=path.config,
             tokenizer=self._tokenizer_json,
             probes=self._probes,
-            declined=frontend.exchange.declined_reason,
+            declined=path.exchange.declined_reason,
             gc_thresholds=thresholds_of_server(),
         )
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
-        """See `broker.Engine`."""
+        """See `engine.Engine`."""
         self._require_known(rows)
-        exchange = self._frontend.exchange
-        keeping = records_of(self._manager).keeping(None, rows.num_rows, partial(_contents, rows))
+        exchange = self._path.exchange
+        keeping = self._server.records.keeping(None, rows.num_rows, partial(_contents, rows))
         with keeping as record:
             async with exchange.admitted(options):
                 result = await exchange.round_trip(rows, options, None)
@@ -124,15 +124,17 @@ class AttachableEngine:
 
     def _require_known(self, rows: PackedRows) -> None:
         """Raises: PackingError: on a GPU such an id would end the scheduler."""
-        known = self._frontend.label_vocab_size
-        if int(rows.tokens.max()) >= self._vocab_size:
-            raise PackingError(f"packed tokens lie outside the vocabulary of {self._vocab_size}")
-        for ids in (rows.label_ids, rows.sampling.biases["token"]):
+        known = self._path.label_vocab_size
+        if int(rows.tokens.max()) >= self._path.vocab_size:
+            raise PackingError(
+                f"packed tokens lie outside the vocabulary of {self._path.vocab_size}"
+            )
+        for ids in (rows.read.ids, rows.read.sampling.biases["token"]):
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
                 raise PackingError(f"packed labels lie outside the vocabulary of {known}")
 
     def count(self, beat: Beat) -> None:
-        self._frontend.metrics.add(beat.requests, beat.totals)
+        self._path.metrics.add(beat.requests, beat.totals)
 
     @asynccontextmanager
     async def adapter(self, name: str) -> AsyncIterator[str]:

@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sglang.srt.managers.tokenizer_manager import ReqState
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats, RequestStage
 
-from sglang_prefill_ext.border.http_server.http_errors import HTTP_ANSWERED
+from sglang_prefill_ext.border.tokenizer_manager.call_context import HTTP_ANSWERED
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
 from sglang_prefill_ext.errors import PrefillExtError, RequestAbortedError
-from sglang_prefill_ext.frontend.call_stats import Served
-from sglang_prefill_ext.frontend.names import unique_name
+from sglang_prefill_ext.frontend.exchange import unique_name
+from sglang_prefill_ext.frontend.packed_path import Served
 
-_ATTRIBUTE = "_prefill_only_records"
 _TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context
 
 # Records that are being exported; a task without a reference may be collected before it is done.
@@ -112,13 +112,18 @@ class CallRecords:
             first_tokens = manager.server_args.disaggregation_mode != "prefill"
             self._counters = RequestCounters(manager.metrics_collector, first_tokens=first_tokens)
 
+    @cached_property
+    def _exports(self) -> bool:
+        """Whether requests are exported; a server is started so."""
+        return bool(self._manager.request_metrics_exporter_manager.exporter_enabled())
+
     @property
     def shows_requests(self) -> bool:
         """Whether something shows single requests."""
         manager = self._manager
         return bool(
             manager.request_logger.log_requests
-            or manager.request_metrics_exporter_manager.exporter_enabled()
+            or self._exports
             or manager.dump_requests_folder
             or manager.crash_dump_folder
         )
@@ -169,25 +174,12 @@ class CallRecords:
     def _show(self, call: PackedCall, state: ReqState, outcome: Any, request: Any) -> None:
         manager = self._manager
         manager.request_logger.log_finished_request(call, outcome, request=request)
-        exporters = manager.request_metrics_exporter_manager
-        if exporters.exporter_enabled():
-            task = asyncio.get_running_loop().create_task(exporters.write_record(call, outcome))
+        if self._exports:
+            write = manager.request_metrics_exporter_manager.write_record
+            task = asyncio.get_running_loop().create_task(write(call, outcome))
             _tasks.add(task)
             task.add_done_callback(_tasks.discard)
         if manager.dump_requests_folder:
             manager.dump_requests(state, outcome)
         if manager.crash_dump_folder:
             manager.record_request_for_crash_dump(state, outcome)
-
-
-def keep_records(manager: Any) -> CallRecords:
-    """Begin to keep the records of a manager's packed calls."""
-    records = CallRecords(manager)
-    setattr(manager, _ATTRIBUTE, records)
-    return records
-
-
-def records_of(manager: Any) -> CallRecords:
-    """Return the records of a manager that serves packed calls."""
-    records: CallRecords = getattr(manager, _ATTRIBUTE)
-    return records

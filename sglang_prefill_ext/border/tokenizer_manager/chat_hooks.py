@@ -12,29 +12,23 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.entrypoints.openai.parallel_prompt_encode import parallel_prompt_encode
-from transformers import PreTrainedTokenizerBase
 
-from sglang_prefill_ext.border.tokenizer_manager.token_hooks import is_opted_out, working_for
+from sglang_prefill_ext.border.tokenizer_manager.call_context import (
+    CallContext,
+    current_call,
+    working_for,
+)
+from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 
-_ATTRIBUTE = "_prefill_only_chats"
-
 _Ids = tuple[list[int], str | None]
-
-
-def attach(manager: Any, encoder: TextEncoder) -> None:
-    """Encode the chats of a manager, if its tokenizer encodes one as it encodes any text."""
-    tokenizer = manager.tokenizer
-    stock = getattr(type(tokenizer), "encode", None) is PreTrainedTokenizerBase.encode
-    if stock and "encode" not in vars(tokenizer):
-        setattr(manager, _ATTRIBUTE, encoder)
 
 
 def convert_chat(
     original: Callable[..., Any], serving: Any, request: Any, raw_request: Any = None
 ) -> Any:
     """AROUND `OpenAIServingChat._convert_to_internal_request`, which runs in a thread."""
-    with working_for(raw_request):
+    with working_for(CallContext(raw_request)):
         return original(serving, request, raw_request)
 
 
@@ -51,7 +45,7 @@ def encode_chat(
     """AROUND `OpenAIServingChat._render_and_encode_chat_template`."""
     shape = {"tools": tools, "add_generation_prompt": add_generation_prompt}
     encoder = _encoder_for(serving)
-    if encoder is None or use_cache or is_opted_out():
+    if encoder is None or use_cache or current_call().is_opted_out:
         how = {"template_kwargs": template_kwargs, "encode_kwargs": encode_kwargs}
         return original(serving, messages, use_cache=use_cache, **how, **shape)
     tokenizer = serving.tokenizer_manager.tokenizer
@@ -67,7 +61,8 @@ def encode_chat(
 
 def _encoder_for(serving: Any) -> TextEncoder | None:
     """What encodes chats faster than SGLang does; None where they are more than a text."""
-    encoder: TextEncoder | None = getattr(serving.tokenizer_manager, _ATTRIBUTE, None)
+    server = server_of(serving.tokenizer_manager)
+    encoder = None if server is None else server.chats
     is_text = (
         not serving._prompt_text_round_trip_is_lossy
         and serving.template_manager.python_chat_template is None  # in segments, which are cached

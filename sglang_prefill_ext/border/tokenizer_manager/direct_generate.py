@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 from sglang.srt.environ import Envs
 
-from sglang_prefill_ext.border.http_server.http_errors import counted
-from sglang_prefill_ext.border.tokenizer_manager import text_hooks
-from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
-from sglang_prefill_ext.border.tokenizer_manager.frontend_link import embedding_rows
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, counted
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.border.tokenizer_manager.token_output import (
     cached_details,
     ending,
@@ -28,10 +26,9 @@ from sglang_prefill_ext.border.tokenizer_manager.token_output import (
     stop_tokens,
 )
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.batch_exchange import ReadOut
-from sglang_prefill_ext.frontend.call_stats import served_prompts
-from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
-from sglang_prefill_ext.frontend.options import options_of
+from sglang_prefill_ext.frontend.batch_exchange import ReadOut, served_prompts
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.text_batch import has_texts
 from sglang_prefill_ext.frontend.token.generate_api import (
     GenerateBody,
     answer_body,
@@ -95,17 +92,17 @@ class _Times:
 class DirectGenerate:
     """Serves what of one manager's requests needs no record."""
 
-    def __init__(self, manager: Any, frontend: TokenFrontend, records: CallRecords) -> None:
-        self._manager = manager
+    def __init__(self, server: PrefillServer, frontend: TokenFrontend) -> None:
+        self._manager = server.manager
+        self._server = server
         self._frontend = frontend
-        self._records = records
-        self._vocab_size: int = manager.model_config.vocab_size
-        self._embedding_rows = embedding_rows(manager)
+        self._records = server.records
+        self._vocab_size: int = server.manager.model_config.vocab_size
         # Clients ask for the same over and over, and what SGLang makes of it is only read here.
         self._checked_sampling = lru_cache(maxsize=64)(self._check_sampling)
         self._reads_headers: bool = Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()
 
-    async def answer(self, body: GenerateBody, request: Any) -> bytes | None:
+    async def answer(self, body: GenerateBody, context: CallContext) -> bytes | None:
         """Return the body of the answer; None if SGLang is to serve the request.
 
         Raises:
@@ -114,10 +111,11 @@ class DirectGenerate:
         if self._wants_more() or not body.needs_no_request_state:
             return None
         try:
-            options = options_of(headers_unless_opted_out(request), now_ms=time.time() * 1e3)
+            context.raise_if_opted_out()
+            options, request = context.options(), context.request
             sampling, stops = self._sampling(body)
             keeping = self._records.keeping(request, len(body.prompts), dict)
-            with counted(self._frontend.metrics, request):
+            with counted(self._frontend.path.metrics, context):
                 with keeping as record:
                     calls = await self._calls(body, sampling, stops, request)
                     record.times.set_api_server_dispatch_finish_time()
@@ -128,7 +126,7 @@ class DirectGenerate:
                 read = list(map(partial(self._ended, sampling, stops), calls, read_outs))
                 write = partial(self._written, body, _Times(times, tells), read)
                 numbers = sum(call.num_values for call in calls)
-                return await self._frontend.answers.run_if_large(numbers, write)
+                return await self._frontend.path.answers.run_if_large(numbers, write)
         except (StockPathTaken, RequestError, UnicodeError):
             return None  # SGLang takes it from the start, and finds the same
 
@@ -171,17 +169,23 @@ class DirectGenerate:
         prompts = body.prompts
         if isinstance(prompts[0], str):
             try:
-                prompts = await text_hooks.encoded(self._manager, prompts, request)
+                prompts = await self._encoded(prompts, request)
             except ValueError as error:  # a text that is no Unicode
                 raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
         calls = []
         for ids in prompts:
-            _require_within(ids, self._embedding_rows)
+            _require_within(ids, self._frontend.path.vocab_size)
             prompt = _prompt_of(body, sampling, ids)
             if prompt.token_ids_logprob is not None:
                 _require_within(prompt.token_ids_logprob, self._vocab_size)
-            calls.append(self._frontend.plain_call_of(prompt, stops))
+            calls.append(self._frontend.call_of(prompt, stops))
         return calls
+
+    async def _encoded(self, texts: list[str], request: Any) -> list[list[int]]:
+        """Raises: StockPathTaken: texts are SGLang's to encode."""
+        if self._server.texts is None or not has_texts(texts):
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+        return await self._server.texts.ask(texts, request)
 
     def _ended(
         self, sampling: Any, stops: Collection[int], call: TokenCall, read_out: ReadOut

@@ -1,59 +1,50 @@
-"""Embedding calls of SGLang's front-end processes take the packed path."""
+"""The door of SGLang's tokenizer manager: calls for vectors take the packed path there."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-from sglang_prefill_ext.border.http_server.fast_route import raise_if_taken
-from sglang_prefill_ext.border.http_server.http_errors import counted
-from sglang_prefill_ext.border.model.capability import encoder_traits, reads_places
-from sglang_prefill_ext.border.tokenizer_manager.adapter_lease import acquired_adapter
-from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecord, records_of
-from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
-    TokenizerManagerLink,
-    embedding_kind,
-    embedding_rows,
+from sglang_prefill_ext.border.model.capability import reads_places
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, call_with, counted
+from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecord
+from sglang_prefill_ext.border.tokenizer_manager.embed_request import (
+    embed_call_of,
+    ineligible_embed_reason,
 )
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import vector_arrays
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
-from sglang_prefill_ext.frontend.exchange import StockPathTaken, headers_unless_opted_out
-from sglang_prefill_ext.frontend.options import options_of
-from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
-
-_ATTRIBUTE = "_prefill_only_embedding"
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
 # What SGLang says of every embedding request that ran to its end.
 _FINISHED = {"type": "length", "length": 0}
 
 
-def attach(manager: Any, link: TokenizerManagerLink, scoring: ScoreFrontend) -> EmbedFrontend:
-    """Let embedding calls of a manager take the packed path, beside its scoring calls."""
-    encoder = encoder_traits(manager.model_config)
-    frontend = EmbedFrontend(
-        link,
-        scoring.exchange,
-        scoring.config,
-        scoring.metrics,
-        vocab_size=embedding_rows(manager),
-        embeddings=embedding_kind(manager),
-        has_tokenizer=manager.tokenizer is not None,
-        prefixes=scoring.prefixes if encoder is None else None,
-        reads_places=reads_places(manager.model_config.hf_config.architectures or []),
-        encoder=encoder,
-    )
-    setattr(manager, _ATTRIBUTE, frontend)
-    return frontend
+def generate_request(
+    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any = None
+) -> AsyncIterator[Any]:
+    """AROUND `TokenizerManager.generate_request`, an asynchronous generator."""
+    server = server_of(manager)
+    if server is None:
+        return original(manager, obj, request)
+    context = call_with(request)
+    if server.embed is not None and isinstance(obj, EmbeddingReqInput):
+        return embed(original, server, server.embed, obj, context)
+    return original(manager, obj, request)
 
 
 async def packed_vectors(
-    manager: Any, call: EmbedCall, request: Any, frontend: EmbedFrontend
+    server: PrefillServer, frontend: EmbedFrontend, call: EmbedCall, context: CallContext
 ) -> tuple[Embedded, CallRecord]:
     """Serve a call on the packed path; return its record, too.
 
@@ -62,15 +53,14 @@ async def packed_vectors(
         RequestError, UnicodeError: the request is wrong (HTTP 400).
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
-    with counted(frontend.metrics, request):
+    request = context.request
+    with counted(server.path.metrics, context):
         if request is not None:  # the calls of an offline engine are its owner's
             frontend.check_limits(len(call.prompts), field="input")
-        headers = headers_unless_opted_out(request)
-        keeping = records_of(manager).keeping(request, len(call.prompts), call.contents)
-        with keeping as record:
-            _check_dimensions(manager, call)
-            options = options_of(headers, now_ms=time.time() * 1e3)
-            embedded = await frontend.embed(call, options, request)
+        context.raise_if_opted_out()
+        with server.records.keeping(request, len(call.prompts), call.contents) as record:
+            _check_dimensions(server.manager, call)
+            embedded = await frontend.embed(call, context.options(), request)
             record.served = embedded.served
     return embedded, record
 
@@ -84,28 +74,40 @@ def _check_dimensions(manager: Any, call: EmbedCall) -> None:
 
 
 async def embed(
-    original: Callable[..., AsyncIterator[Any]], manager: Any, obj: Any, request: Any
+    original: Callable[..., AsyncIterator[Any]],
+    server: PrefillServer,
+    frontend: EmbedFrontend,
+    obj: Any,
+    context: CallContext,
 ) -> AsyncIterator[Any]:
     """Yield the one answer of a packed call, or whatever stock yields.
 
     Raises:
         ValueError, PrefillExtError: see `packed_vectors`.
     """
-    frontend: EmbedFrontend = getattr(manager, _ATTRIBUTE)
+    manager = server.manager
     try:
-        call = vector_arrays(frontend.call_of(obj))
+        call = vector_arrays(_call_of(manager, obj))
         obj.normalize_batch_and_arguments()
-        raise_if_taken(request)
+        context.raise_if_taken()
         async with acquired_adapter(manager, obj) as adapter:
             call = replace(call, adapter=adapter)
-            embedded, record = await packed_vectors(manager, call, request, frontend)
+            embedded, record = await packed_vectors(server, frontend, call, context)
     except StockPathTaken as stock:
-        frontend.metrics.record_fallback(stock.reason)
+        server.path.metrics.record_fallback(stock.reason)
         _put_ids(manager, obj, stock.call)
-        async for answer in original(manager, obj, request):
+        async for answer in original(manager, obj, context.request):
             yield answer
         return
     yield _answer(manager, obj, call, embedded, record)
+
+
+def _call_of(manager: Any, obj: Any) -> EmbedCall:
+    """Raises: StockPathTaken: the request is not eligible."""
+    places = reads_places(manager.model_config.hf_config.architectures or [])
+    if reason := ineligible_embed_reason(obj, reads_places=places):
+        raise StockPathTaken(reason)
+    return embed_call_of(obj)
 
 
 def _put_ids(manager: Any, obj: Any, call: EmbedCall | None) -> None:
@@ -145,3 +147,21 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record:
         for answer, state in zip(answers, embedded.states, strict=True):
             answer["pooled_hidden_state"] = torch.from_numpy(state.copy()).to(dtype)
     return answers[0] if call.is_single else answers
+
+
+@asynccontextmanager
+async def acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
+    """The id of the one adapter that a request names, empty without one; not unloaded inside.
+
+    Raises:
+        ValueError: SGLang knows no such adapter.
+    """
+    if not obj.lora_path:
+        yield ""
+        return
+    await manager._validate_and_resolve_lora(obj)
+    ids = obj.lora_id if isinstance(obj.lora_id, list) else [obj.lora_id]
+    try:
+        yield ids[0] or ""
+    finally:  # a client that leaves must not keep the adapter from being unloaded
+        await asyncio.shield(manager.lora_registry.release(obj.lora_id))

@@ -10,17 +10,24 @@ from typing import Any
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_prefill_ext.border.messages import PackedRowsReq, PackedStatusReq, PackedStatusResult
+from sglang_prefill_ext.border.messages import (
+    PackedRowsReq,
+    PackedRowsResults,
+    PackedStatusReq,
+    PackedStatusResult,
+)
 from sglang_prefill_ext.border.model.capability import encoder_traits
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.frontend.client_wait import while_connected
+from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
+from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.flat import FlatRows
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.token_types import typed_ids
 
 _STATUS_TIMEOUT_S = 5.0
@@ -35,6 +42,7 @@ class TokenizerManagerLink:
         fast = getattr(manager.tokenizer, "is_fast", False)
         self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
         self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
+        self.exchange = PackedExchange(self, max_row_tokens=config.max_forward_tokens)
         self._statuses: Questions[dict[str, Any]] = Questions()
 
     @asynccontextmanager
@@ -110,6 +118,10 @@ class TokenizerManagerLink:
         replicas = get_parallel().num_dp_ranks
         replies = await self._statuses.ask(ask, replicas, _STATUS_TIMEOUT_S)
         return sorted(replies, key=lambda reply: int(reply["dp_rank"]))
+
+    def deliver_rows(self, message: PackedRowsResults) -> None:
+        for rid, result in message.results.items():
+            self.exchange.deliver(rid, result)
 
     def deliver_status(self, message: PackedStatusResult) -> None:
         self._statuses.deliver(message.rid, json.loads(message.payload))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.border.gc_control import act, collector_of
 from sglang_prefill_ext.border.messages import GcReq
 from sglang_prefill_ext.frontend.ask_processes import Questions
-from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
+from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.process.collector import (
     FROZEN_THRESHOLDS,
     GcAction,
@@ -28,7 +27,6 @@ from sglang_prefill_ext.process.stages import STARTUP
 
 logger = logging.getLogger(__name__)
 
-_ATTRIBUTE = "_prefill_only_gc"
 _TIMEOUT_S = 8.0
 """For the slowest process; SGLang gives its freeze at start 10 s."""
 _LOOK_S = 1.0
@@ -48,14 +46,14 @@ class Round(NamedTuple):
 class FrontendGc:
     """Reaches every process of the server from one front-end process."""
 
-    def __init__(self, manager: Any, frontend: ScoreFrontend, broker: Broker | None) -> None:
+    def __init__(self, manager: Any, path: PackedPath) -> None:
+        self.broker: Broker | None = None
+        """Of front ends in other processes, if there are any."""
         self._manager = manager
-        self._frontend = frontend
-        self._broker = broker
+        self._path = path
         self._collector = collector_of("tokenizer")
         self._rounds: Questions[list[GcReport]] = Questions()
         self._watch: asyncio.Task[None] | None = None
-        setattr(manager, _ATTRIBUTE, self)
 
     async def act(self, action: GcAction) -> Round:
         """Have every process act; those that are silent for too long are left out."""
@@ -70,9 +68,9 @@ class FrontendGc:
 
         asked = [self._rounds.ask(send, _answers_of_a_round(), _TIMEOUT_S)]
         attached = 0
-        if self._broker is not None:
-            attached = len(self._broker.peers())
-            asked.append(self._broker.collect_garbage(action, thresholds, _TIMEOUT_S))
+        if self.broker is not None:
+            attached = len(self.broker.peers())
+            asked.append(self.broker.collect_garbage(action, thresholds, _TIMEOUT_S))
         answers = [answer for each in await asyncio.gather(*asked) for answer in each]
         # A process may have reported several times: once to each replica.
         reports = {report.pid: report for answer in answers for report in answer}
@@ -98,7 +96,7 @@ class FrontendGc:
             self._watch = asyncio.create_task(self._settle_when_idle())
 
     async def _settle_when_idle(self) -> None:
-        watch = IdleWatch(self._frontend.config.gc_idle_s, _collections())
+        watch = IdleWatch(self._path.config.gc_idle_s, _collections())
         while True:
             await asyncio.sleep(_LOOK_S)
             try:
@@ -114,20 +112,11 @@ class FrontendGc:
 
     @property
     def _busy(self) -> bool:
-        return bool(self._manager.rid_to_state) or bool(self._frontend.exchange.in_flight)
+        return bool(self._manager.rid_to_state) or bool(self._path.exchange.in_flight)
 
     @cached_property
     def _neighbours(self) -> SocketMapping:
         return SocketMapping()
-
-
-async def freeze_gc(original: Callable[[Any], Awaitable[None]], manager: Any) -> None:
-    """AROUND `TokenizerManager.freeze_gc`, which SGLang calls after the warm-up."""
-    control: FrontendGc | None = getattr(manager, _ATTRIBUTE, None)
-    if control is None:
-        await original(manager)
-    else:
-        await control.freeze()
 
 
 def thresholds_of_server() -> list[int]:

@@ -4,51 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from sglang.srt.managers.embed_types import PositionalEmbeds
-from starlette.requests import Request
-from starlette.responses import Response
 
-from sglang_prefill_ext.border.http_server.fast_route import READS_ARRAYS, shorten
-from sglang_prefill_ext.border.http_server.http_errors import error_response
-from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
-from sglang_prefill_ext.frontend.overrides.override_body import (
-    BodyOverrides,
-    read_decision_overrides,
-    read_score_overrides,
-)
 from sglang_prefill_ext.frontend.overrides.placeholders import checked_overrides
-from sglang_prefill_ext.frontend.score.array_body import with_lists
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.flat import wrong
+from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
-_Read: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides] | None]
 
-# Entry of an ASGI scope: embeddings that were taken out of the body.
-_OVERRIDES = "prefill_only_overrides"
-
-
-def accept_bodies(
-    app: Any, config: PrefillOnlyConfig, metrics: FrontendMetrics, score_paths: tuple[str, ...]
-) -> None:
-    """Let SGLang's routes take arrays as base64, which their schemas do not know."""
-    readers = dict.fromkeys(score_paths, read_score_overrides)
-    for path, read in (readers | {"/v1/decisions": read_decision_overrides}).items():
-        shorten(app, path, partial(_take_out, read, config, metrics), READS_ARRAYS)
-
-
-def call_of(*args: Any, **kwargs: Any) -> ScoreCall:
-    """Read the arguments of `score_request`, and embeddings that came in an HTTP body."""
-    call = ScoreCall(*args, **kwargs)
-    taken: BodyOverrides | None = getattr(call.request, "scope", {}).get(_OVERRIDES)
+def call_of(call: ScoreCall, context: CallContext) -> ScoreCall:
+    """Put embeddings that came in an HTTP body into the call."""
+    taken = context.overrides
     return call if taken is None else replace(call, **taken.arguments(call.num_items))
 
 
@@ -123,27 +95,6 @@ def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> 
         raise wrong("embed_overrides", "an encoder takes none in the place of tokens; leave it out")
     if embeds is not None:
         checked_overrides("embed_overrides", _each(embeds, torch.Tensor, _array), kind)
-
-
-async def _take_out(
-    read: _Read,
-    config: PrefillOnlyConfig,
-    metrics: FrontendMetrics,
-    body: bytes,
-    request: Request,
-) -> Response | bytes:
-    try:
-        body = with_lists(body, config)
-        found = read(body, config)
-    except RequestError as error:
-        metrics.record_error("refused")
-        response: Response = error_response(request.app.state.openai_serving_score, error)
-        response.headers.update(READS_ARRAYS)
-        return response
-    if found is None:
-        return body
-    body, request.scope[_OVERRIDES] = found
-    return body
 
 
 def _converted(call: ScoreCall, kind: type, convert: Callable[[Any], Any]) -> ScoreCall:

@@ -15,7 +15,7 @@ from sglang.srt.utils.weight_versions import WeightVersionSpan
 
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer, first_text
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 _LISTS = tuple(field.name for field in fields(TokenAnswer) if field.name != "token")
 

@@ -49,6 +49,9 @@ class PackedGraphs:
         attention: of eager forwards. Graphs have FUSED where it is AUTO, and MERGE where a library
             shares in it, whose calls are planned on the host.
         pool: in which prefixes are cached; None: forwards with such run eagerly.
+
+    Attributes:
+        asked: whether somebody wants graphs.
     """
 
     def __init__(self, model: Model, attention: AttentionWay, pool: KVPool | None = None) -> None:
@@ -57,13 +60,13 @@ class PackedGraphs:
         self._way = _GRAPH_WAYS.get(attention, attention)
         self._pool = pool
         self._slots: GraphSlots | None = None
-        self._asked = False
+        self.asked = False
         self._graphs: list[ForwardGraph] = []
 
     def run(
         self, plan: ForwardPlan, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
     ) -> Tensor | None:
-        """Replay a forward, on the current stream and in inference mode.
+        """Replay a forward, on the current stream and in inference mode, if graphs are `asked` for.
 
         A replay that fails is the last one: this forward and all later ones run eagerly.
 
@@ -73,8 +76,6 @@ class PackedGraphs:
         Returns:
             What `Model.prepare` makes of the rows' ends; None: the forward is to be run eagerly.
         """
-        if not self._asked:
-            return None
         reason, graph = self._choice(plan, stores)
         hidden = None
         if graph is not None:
@@ -95,7 +96,7 @@ class PackedGraphs:
         None is larger than the longest prompt, as a row of padding may be as long as its graph.
         """
         largest = min(max_tokens, self._model.longest_prompt or max_tokens)
-        self._asked = True
+        self.asked = True
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
             self._give_up("attention by torch plans its calls on the host")
@@ -195,7 +196,7 @@ class ForwardGraph:
         on_cuda = self._model.device.type == "cuda"
         # In order with the replay before it, which reads the same buffer, as all are on one stream.
         self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
-        return self._replay()[self._row_ends[: plan.num_reads]]
+        return self._replay()[self._row_ends[: len(plan.reads)]]
 
     def _inputs(self, padded: PaddedForward) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
         """The attention of a forward, and all arrays that are read of it."""

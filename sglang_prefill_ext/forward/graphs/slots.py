@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV, write_page_table
+from sglang_prefill_ext.attention.inputs import HeldKV, write_page_table
 from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 

@@ -31,9 +31,9 @@ class VectorReader:
             vectors: ``[rows, width]`` or wider, as the model makes them.
 
         Returns:
-            float32 ``[plan.num_values]``, row by row, on the device of `vectors`.
+            float32 ``[plan.reads.num_values]``, row by row, on the device of `vectors`.
         """
-        lens = plan.label_lens
+        lens = plan.reads.lens
         widest = int(lens.max()) if len(lens) else self._width
         assert widest <= vectors.shape[1], "wider than the model's vectors"
         vectors = vectors[:, : max(widest, self._width)].float()
@@ -45,7 +45,7 @@ class VectorReader:
         if self._unit_length:
             beginnings = normalize(beginnings, p=2, dim=-1)
         # Not by a mask, whose size the host would wait for.
-        rows = torch.repeat_interleave(wanted, output_size=plan.num_values)
+        rows = torch.repeat_interleave(wanted, output_size=plan.reads.num_values)
         first = wanted.cumsum(0) - wanted
-        numbers = torch.arange(plan.num_values, device=vectors.device)
+        numbers = torch.arange(plan.reads.num_values, device=vectors.device)
         return beginnings[rows, numbers - first[rows]]

@@ -13,19 +13,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.json_fields import fields_of
+from sglang_prefill_ext.wire.checks import check_count
 from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray
-from sglang_prefill_ext.wire.sizes import check_count
 
 _TOKEN = "embed_override_token_id"
 _QUERY = "query_embed_overrides"
 _ITEMS = "item_embed_overrides"
 _INPUT = "input_embed_overrides"
+
+SCORE_MARK = b"_embed_overrides"
+DECISION_MARK = b'"' + _INPUT.encode()
 
 _KEYS = {"dtype", "shape", "data"}
 
@@ -51,18 +52,12 @@ class BodyOverrides:
         return self.found | {_ITEMS: [self.every_item] * num_items}
 
 
-def read_score_overrides(
-    body: bytes, config: PrefillOnlyConfig
-) -> tuple[bytes, BodyOverrides] | None:
-    """Take the embeddings out of a body of ``/v1/score``.
-
-    Returns:
-        The body without them; None if there are none in this form.
+def take_score_overrides(fields: dict[str, Any], config: PrefillOnlyConfig) -> BodyOverrides | None:
+    """Take the embeddings out of the fields of a body of ``/v1/score``; None without any.
 
     Raises:
         RequestError: what is there is wrong; the message names the field.
     """
-    fields = fields_of(body, b"_embed_overrides")
     query, items = fields.get(_QUERY), fields.get(_ITEMS)
     found: dict[str, Any] = {}
     if isinstance(query, dict):
@@ -77,24 +72,23 @@ def read_score_overrides(
             None if each is None else _array(f"{_ITEMS}[{number}]", each, 2)
             for number, each in enumerate(items)
         ]
-    return (_without(fields, found), BodyOverrides(found)) if found else None
+    return _taken(fields, BodyOverrides(found), found) if found else None
 
 
-def read_decision_overrides(
-    body: bytes, _config: PrefillOnlyConfig
-) -> tuple[bytes, BodyOverrides] | None:
-    """Take the embeddings out of a body of ``/v1/decisions``; see `read_score_overrides`.
+def take_decision_overrides(
+    fields: dict[str, Any], _config: PrefillOnlyConfig
+) -> BodyOverrides | None:
+    """Take the embeddings out of the fields of a body of ``/v1/decisions``; None without any.
 
     They replace, in order, the placeholders of every question's prompt.
     """
-    fields = fields_of(body, b'"' + _INPUT.encode())
     if _INPUT not in fields:
         return None
     token = fields.get(_TOKEN)
     if type(token) is not int:
         raise RequestError(f"{_TOKEN}: {token!r} is not the id of the placeholder token.")
     found = BodyOverrides({_TOKEN: token}, every_item=_array(_INPUT, fields[_INPUT], 2))
-    return _without(fields, (_INPUT, _TOKEN)), found
+    return _taken(fields, found, (_INPUT, _TOKEN))
 
 
 def _check_count(found: int, fields: dict[str, Any], config: PrefillOnlyConfig) -> None:
@@ -106,9 +100,10 @@ def _check_count(found: int, fields: dict[str, Any], config: PrefillOnlyConfig) 
         raise RequestError(f"{_ITEMS}: {found} for {count} items. Send one for every item.")
 
 
-def _without(fields: dict[str, Any], taken: Iterable[str]) -> bytes:
-    left = {name: value for name, value in fields.items() if name not in taken}
-    return msgspec.json.encode(left)
+def _taken(fields: dict[str, Any], found: BodyOverrides, names: Iterable[str]) -> BodyOverrides:
+    for name in names:
+        del fields[name]
+    return found
 
 
 def _array(field: str, form: Any, dimensions: int) -> OverrideArray:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.overrides.placeholders import (
@@ -17,15 +18,17 @@ from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.read_places import anchors_of
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
 from sglang_prefill_ext.frontend.score.setwise import pack_setwise
+from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.checks import flatten_ids
 from sglang_prefill_ext.wire.overrides import EmbeddingKind, OverrideArray
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from sglang_prefill_ext.wire.token_ids import flatten_ids
 
 
 def pack_overridden(
     call: ScoreCall,
-    labels: tuple[Int32Array, Int32Array],
+    labels: Labels,
     encode: Callable[..., list[list[int]]],
     vocab_size: int,
     kind: EmbeddingKind,
@@ -37,17 +40,20 @@ def pack_overridden(
         encode: of `SchedulerLink`.
 
     Raises:
-        StockPathTaken: a prompt has not as many placeholders as embeddings, or is to be read at
-            tokens that an item has not, or the query has, all of which SGLang refuses.
-        RequestError: a prompt is empty, an id lies outside the vocabulary, or an embedding is of
-            another width or type than the model's, or not finite in its dtype; or see
-            `pack_setwise`.
+        StockPathTaken: an id lies outside the vocabulary, a prompt has not as many placeholders as
+            embeddings, or is to be read at tokens that an item has not, or the query has, all of
+            which SGLang refuses.
+        RequestError: a prompt is empty, or an embedding is of another width or type than the
+            model's, or not finite in its dtype; or see `pack_setwise`.
     """
     query, items = prompts_of(call.listed())
     if isinstance(query, str):
         # SGLang joins the two as token ids here, not as texts.
         (query,), items = encode([query]), encode(items, continued=True)
-    flatten_ids([query, *items], vocab_size, field="query, items")
+    try:
+        flatten_ids([query, *items], vocab_size, field="query, items")
+    except RequestError:  # SGLang says first what is wrong with placeholders
+        raise StockPathTaken(StockReason.UNUSUAL_INPUT) from None
     placed = place_overrides(call, query, items, kind)
     if placed is None:
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import Positional
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.overrides import (
     NO_OVERRIDES,
     EmbeddingKind,
     OverrideArray,
     distinct_overrides,
 )
-from sglang_prefill_ext.wire.packed import Int32Array
 
 _Matrix: TypeAlias = NDArray[np.floating]
 

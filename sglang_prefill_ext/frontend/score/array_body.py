@@ -13,12 +13,11 @@ import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.json_fields import fields_of
-from sglang_prefill_ext.wire.flat import FlatRows, flat_rows, int32_array, wrong
-from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
-from sglang_prefill_ext.wire.sizes import check_count
+from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.checks import check_count, wrong
+from sglang_prefill_ext.wire.flat import FlatRows, flat_rows, int32_array
 
-_MARK = b'"values"'
+MARK = b'"values"'
 
 
 class IdsForm(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,25 +51,22 @@ def arrays_of(query: object, items: object) -> tuple[Int32Array, FlatRows] | Non
     return ids, flat_rows(items.values, items.counts, field="items")
 
 
-def with_lists(body: bytes, config: PrefillOnlyConfig) -> bytes:
-    """Return a body with lists in the place of arrays, which SGLang can read.
-
-    Bodies without arrays, and what is no JSON object, are returned as they are.
+def put_lists(fields: dict[str, Any], config: PrefillOnlyConfig) -> bool:
+    """Put lists in the place of the arrays of a body, which SGLang can read; False without any.
 
     Raises:
         RequestError: the arrays are wrong, or of too many items; the message names the field.
     """
-    fields = fields_of(body, _MARK)
     query, items = _form(fields, "query", IdsForm), _form(fields, "items", RowsForm)
     arrays = arrays_of(query, items)
     if arrays is None:
-        return body
+        return False
     ids, rows = arrays
     check_count(len(rows), config)
     fields["items"] = rows.tolist()
     if query is not None:
         fields["query"] = ids.tolist()
-    return msgspec.json.encode(fields)
+    return True
 
 
 def _form(fields: dict[str, Any], field: str, kind: type[_Form]) -> Any:

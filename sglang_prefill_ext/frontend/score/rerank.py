@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.wire.checks import check_count, check_repeated
+
 
 class Template(Protocol):
     """A compiled chat template."""
 
     def render(self, **variables: Any) -> str: ...
+
+
+def check_documents(
+    query: str, documents: Sequence[str], instruct: str | None, config: PrefillOnlyConfig
+) -> None:
+    """Refuse a call before a prompt is made.
+
+    Raises:
+        RequestError: there are too many documents, or too long a query for them.
+    """
+    check_count(len(documents), config, field="documents", noun="documents")
+    check_repeated(f"{query}{instruct or ''}", documents)
 
 
 def rerank_prompts(

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.flat import FlatRows, flat_labels
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 # Arguments that change what is computed; a call that sets one of them is not packed (yet).
@@ -162,3 +164,34 @@ def _is_token_ids(call: ScoreCall) -> bool:
 def _are(kind: type, items: list[Any]) -> bool:
     """Whether all items are of a kind; subclasses, which are rare, are looked at one by one."""
     return set(map(type, items)) <= {kind} or all(isinstance(item, kind) for item in items)
+
+
+def pack_labels(labels: Any, num_items: int, vocab_size: int) -> Labels | None:
+    """Return what is to be read; None if anything is unusual.
+
+    None means "let SGLang judge": its own validation then produces its own error, or
+    accepts what we were too strict about.
+
+    Args:
+        labels: one list for all items, or one list an item.
+    """
+    if isinstance(labels, FlatRows):
+        return flat_labels(labels, num_items, vocab_size)
+    if not isinstance(labels, list) or not labels:
+        return None
+    if not isinstance(labels[0], list):
+        plain = _is_plain(labels, vocab_size)
+        return Labels(int_array(labels)) if plain else None
+    if len(labels) != num_items or not all(_is_plain(one, vocab_size) for one in labels):
+        return None
+    flat = [token for one in labels for token in one]
+    return Labels(int_array(flat), int_array([len(one) for one in labels]))
+
+
+def _is_plain(labels: Any, vocab_size: int) -> bool:
+    return (
+        isinstance(labels, list)
+        and bool(labels)
+        and all(type(token) is int and 0 <= token < vocab_size for token in labels)
+        and len(set(labels)) == len(labels)
+    )

@@ -7,33 +7,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.call_stats import Served, served_rows
-from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
-from sglang_prefill_ext.frontend.link import SchedulerLink
+import msgspec
+
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.pack import PromptLengths, pack_token_ids, too_long
+from sglang_prefill_ext.frontend.packed_path import PackedPath, Served, served_rows
 from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
 from sglang_prefill_ext.frontend.read_places import anchors_of
-from sglang_prefill_ext.frontend.score.labels import num_labels, pack_labels
-from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason, prompts_of
-from sglang_prefill_ext.frontend.score.scores import Matrix, logprob_rows, scores_from_values
-from sglang_prefill_ext.frontend.score.setwise import pack_setwise, setwise_scores
-from sglang_prefill_ext.frontend.worker import Worker, is_large
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.packed import Int32Array, PackedRows
-from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.sizes import (
-    PromptLengths,
-    check_count,
-    check_memory,
-    check_repeated,
-    too_long,
+from sglang_prefill_ext.frontend.score.score_call import (
+    ScoreCall,
+    ineligible_reason,
+    pack_labels,
+    prompts_of,
 )
+from sglang_prefill_ext.frontend.score.scores import Matrix, logprob_rows, scores_from_values
+from sglang_prefill_ext.frontend.score.setwise import pack_setwise, scores_by_item
+from sglang_prefill_ext.frontend.worker import Worker, is_large
+from sglang_prefill_ext.wire.checks import check_count, check_memory, check_repeated
+from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 T = TypeVar("T")
@@ -63,50 +58,16 @@ class Scored:
 
 
 class ScoreFrontend:
-    """Serves eligible scoring calls over the packed path.
+    """Serves eligible scoring calls over the packed path."""
 
-    Args:
-        vocab_size: rows of the embedding table; prompt ids must lie below.
-        embeddings: of the model.
-        label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
-        truncates: SGLang shortens prompts that are too long, and refuses none.
-        prefixes: see `shared_beginnings`.
-
-    Attributes:
-        answers: makes objects and texts of large answers.
-    """
-
-    def __init__(
-        self,
-        link: SchedulerLink,
-        exchange: PackedExchange,
-        config: PrefillOnlyConfig,
-        metrics: FrontendMetrics,
-        *,
-        vocab_size: int,
-        embeddings: EmbeddingKind,
-        label_vocab_size: int,
-        has_tokenizer: bool,
-        truncates: bool,
-        prefixes: PrefixPolicy | None,
-    ) -> None:
-        self.metrics = metrics
-        self.config = config
-        self.exchange = exchange
-        self._link = link
-        self._vocab_size = vocab_size
-        self._embeddings = embeddings
-        self.label_vocab_size = label_vocab_size
-        self._has_tokenizer = has_tokenizer
-        self._truncates = truncates
-        self.prefixes = prefixes
+    def __init__(self, path: PackedPath) -> None:
+        self.path = path
         self._worker = Worker("prefill-only-pack")
-        self.answers = Worker("prefill-only-answers")
 
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
         """Serve a call with one packed request; the errors are those of `ask`."""
         rows, answer = await self.ask(call, options)
-        return await self.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
+        return await self.path.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
 
     async def ask(
         self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS
@@ -122,20 +83,18 @@ class ScoreFrontend:
             DeadlineExceededError: the deadline of `options` could not be met.
         """
         labels = self._require_eligible(call)
-        async with self.exchange.admitted(options, call.request):
+        async with self.path.exchange.admitted(options, call.request):
             run = partial(self._worker.run, request=call.request, deadline_ms=options.deadline_ms)
             encoded = await self._encoded(call, run)
             try:
                 rows = await self._pack(encoded, labels, run)
-                rows = replace(rows, normalised=_needs_vocabulary(call))
-                longest = self.config.max_forward_tokens
-                rows, options = lone_prompt(rows, options, self.prefixes, longest)
-                answer = await self.exchange.ask(rows, options, call.request)
+                longest = self.path.config.max_forward_tokens
+                rows, options = lone_prompt(rows, options, self.path.prefixes, longest)
+                answer = await self.path.exchange.ask(rows, options, call.request)
             except StockPathTaken as taken:
                 listed = None if encoded is call else encoded.listed()
                 raise StockPathTaken(taken.reason, listed) from None
-        self.metrics.record_packed()
-        self.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
+        self.path.record(rows, answer)
         return rows, answer
 
     def check_limits(self, call: ScoreCall) -> None:
@@ -144,18 +103,18 @@ class ScoreFrontend:
         Raises:
             TooManyItemsError: more than `max_items`.
         """
-        check_count(call.num_items, self.config)
+        check_count(call.num_items, self.path.config)
 
-    def _require_eligible(self, call: ScoreCall) -> tuple[Int32Array, Int32Array]:
-        reason = self.exchange.declined_reason or ineligible_reason(call)
-        if reason is None and not self._has_tokenizer and call.has_texts:
+    def _require_eligible(self, call: ScoreCall) -> Labels:
+        reason = self.path.exchange.declined_reason or ineligible_reason(call)
+        if reason is None and not self.path.has_tokenizer and call.has_texts:
             reason = StockReason.NO_TOKENIZER
         if reason is not None:
             raise StockPathTaken(reason)
-        labels = pack_labels(call.label_token_ids, call.num_items, self.label_vocab_size)
+        labels = pack_labels(call.label_token_ids, call.num_items, self.path.label_vocab_size)
         if labels is None:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-        return labels
+        return msgspec.structs.replace(labels, normalised=_needs_vocabulary(call))
 
     async def _encoded(self, call: ScoreCall, run: _Run) -> ScoreCall:
         """Return a call of plain texts as one of arrays; any other as it is."""
@@ -163,25 +122,28 @@ class ScoreFrontend:
         if not call.has_texts or call.has_overrides or setwise:
             return call
         query, items = prompts_of(call)
-        encode = partial(self._link.encode_joined, item_first=call.item_first)
+        encode = partial(self.path.link.encode_joined, item_first=call.item_first)
         shared, rest = await run(encode, query, items)
         return replace(call, query=shared, items=rest)
 
-    async def _pack(
-        self, call: ScoreCall, labels: tuple[Int32Array, Int32Array], run: _Run
-    ) -> PackedRows:
+    async def _pack(self, call: ScoreCall, labels: Labels, run: _Run) -> PackedRows:
         tokens = self._check_sizes(call, labels)
         if call.has_overrides:
-            known = (self._link.encode, self._vocab_size, self._embeddings, self.config)
+            known = (
+                self.path.link.encode,
+                self.path.vocab_size,
+                self.path.embeddings,
+                self.path.config,
+            )
             return await run(pack_overridden, call, labels, *known)
         if call.score_extraction_token_id is not None:
             return await run(self._pack_setwise, call, labels)
         query, items = prompts_of(call)
-        args = (query, items, call.item_first, labels, self._vocab_size)
+        args = (query, items, call.item_first, labels, self.path.vocab_size)
         pack = pack_flat if isinstance(items, FlatRows) else pack_token_ids
         return await run(pack, *args) if is_large(tokens) else pack(*args)
 
-    def _check_sizes(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> int:
+    def _check_sizes(self, call: ScoreCall, labels: Labels) -> int:
         """Refuse what would take too much memory; return the tokens of the packed call.
 
         Texts that are yet to be encoded have none.
@@ -192,38 +154,38 @@ class ScoreFrontend:
         """
         setwise = call.score_extraction_token_id is not None
         # How many numbers a setwise call reads is known later.
-        numbers = 0 if setwise else num_labels(labels, call.num_items)
+        numbers = 0 if setwise else labels.num_values(call.num_items)
         query, items = prompts_of(call)
         if isinstance(query, str):
             if setwise:
                 check_repeated(query, items)
-            check_memory(self.config, numbers=numbers)
+            check_memory(self.path.config, numbers=numbers)
             return 0
         lengths = PromptLengths.of(query, items)
         self._require_fitting(lengths)
         stacked = call.stacked_query_item_embed_overrides is not None
         tokens = lengths.packed(repeats_query=call.item_first or setwise or stacked)
-        check_memory(self.config, tokens=tokens, numbers=numbers)
+        check_memory(self.path.config, tokens=tokens, numbers=numbers)
         return tokens
 
     def _require_fitting(self, lengths: PromptLengths) -> None:
         """Hand on what is too long, unless SGLang would repeat a long query only to refuse it."""
-        longest = self._link.longest_prompt()
+        longest = self.path.link.longest_prompt()
         if lengths.longest_prompt <= longest:
             return
         whole = lengths.packed(repeats_query=True)
-        if whole > self.config.max_queued_tokens and not self._truncates:
+        if whole > self.path.config.max_queued_tokens and not self.path.truncates:
             raise too_long(lengths, longest)
         raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
 
-    def _pack_setwise(self, call: ScoreCall, labels: tuple[Int32Array, Int32Array]) -> PackedRows:
+    def _pack_setwise(self, call: ScoreCall, labels: Labels) -> PackedRows:
         query, items = prompts_of(call)
         prompts = [query + item for item in items]
         if isinstance(query, str):
-            query = self._link.encode([query])[0] if query else []
-            prompts = self._link.encode(prompts)
+            query = self.path.link.encode([query])[0] if query else []
+            prompts = self.path.link.encode(prompts)
         anchors = anchors_of(query, prompts, call.score_extraction_token_id)
-        return pack_setwise(prompts, anchors, labels, self._vocab_size, self.config)
+        return pack_setwise(prompts, anchors, labels, self.path.vocab_size, self.path.config)
 
 
 def _needs_vocabulary(call: ScoreCall) -> bool:
@@ -234,9 +196,11 @@ def _needs_vocabulary(call: ScoreCall) -> bool:
 def _scored(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
     values = answer.row_values()
     setwise = call.score_extraction_token_id is not None
-    scores_of = setwise_scores if setwise else scores_from_values
-    scores = scores_of(values, rows, apply_softmax=call.apply_softmax, temperature=call.temperature)
+    scores = scores_from_values(
+        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
+    )
     token_logprobs = None
     if call.return_token_logprobs:  # of which SGLang shows none for extraction tokens
-        token_logprobs = [] if setwise else logprob_rows(values, rows)
-    return Scored(scores, rows.num_prompt_tokens, token_logprobs, rows, answer)
+        token_logprobs = [] if setwise else logprob_rows(values, rows.read)
+    shown = scores_by_item(scores, rows) if setwise else scores
+    return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)

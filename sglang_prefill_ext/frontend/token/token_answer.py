@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.score.scores import table_rows
 from sglang_prefill_ext.frontend.token.token_batch import ReadKind
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
-from sglang_prefill_ext.wire.packed import Float32Array, Int32Array
+from sglang_prefill_ext.frontend.worker import table_rows
+from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
+from sglang_prefill_ext.wire.reads import Best
 
 _CONTEXT_TOKENS = 5
 """Tokens of the prompt that SGLang's detokenizer decodes together with the first new one."""
@@ -54,10 +55,9 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
     """
     kind = ReadKind.of(call)
     answer = TokenAnswer()
-    labels, best = table[:, : kind.num_labels], table[:, kind.num_labels :]
+    labels, best = table[:, : kind.num_labels], Best.of(table[:, kind.num_labels :])
     listed = labels[:, int(kind.reads_prompt) :]
-    top_values = best[:, 2 : 2 + call.num_top]
-    top_ids = best[:, 2 + call.num_top :].astype(np.int64)
+    top_values, top_ids = best.top_log_probs, best.top_tokens.astype(np.int64)
     if call.start is not None:
         tokens = call.ids[call.start :]
         known = np.where(tokens < vocab_size - 1, tokens, 0)
@@ -67,9 +67,9 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
         answer.input_top_logprobs_idx = [None, *table_rows(top_ids[:-1])]
         answer.input_token_ids_logprobs_val = [None, *table_rows(listed[:-1])]
         answer.input_token_ids_logprobs_idx = [None, *[list(kind.token_ids)] * (len(table) - 1)]
-    answer.token = token_of(call, table)
     if call.generates:
-        answer.output_token_logprobs_val = [float(best[-1, 0])]
+        answer.token = int(best.token[-1, 0])
+        answer.output_token_logprobs_val = [float(best.log_prob[-1, 0])]
         answer.output_token_logprobs_idx = [answer.token]
     answer.output_top_logprobs_val = top_values[-1:].tolist()
     answer.output_top_logprobs_idx = top_ids[-1:].tolist()
@@ -80,7 +80,8 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
 
 def token_of(call: TokenCall, table: Float32Array) -> int | None:
     """The token that a call generates, of its reads as for `answer_of`; None if it wants none."""
-    return int(table[-1, ReadKind.of(call).num_labels + 1]) if call.generates else None
+    best = Best.of(table[-1:, ReadKind.of(call).num_labels :])
+    return int(best.token[0, 0]) if call.generates else None
 
 
 def first_text(

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.frontend.prompt_batch import Beginning, flat_tokens, shared_beginnings
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
-from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, Int32Array, PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import NO_INTS, Float32Array, Int32Array, int_array
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.sampling import Sampling
 
 _NO_SUCCESSOR = int_array([0])
@@ -25,7 +27,7 @@ class ReadKind:
     Attributes:
         reads_prompt: log-probs of prompt tokens are wanted.
         token_ids: of which the log-prob is wanted at every read.
-        num_best: see `PackedRows`.
+        num_best: see `Labels`.
         draws: a token is drawn behind the last one.
         adapter: see `PackedRows`.
     """
@@ -117,12 +119,14 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
         tokens,
         prefix,
         lens,
-        labels,
-        label_lens,
+        Labels(
+            labels,
+            label_lens,
+            num_best=kind.num_best,
+            sampling=Sampling.joined(call.sampling for call in calls),
+        ),
         read_lens=read_lens,
         prefix_reads=prefix_reads,
-        num_best=kind.num_best,
-        sampling=Sampling.joined(call.sampling for call in calls),
         adapter=kind.adapter,
     )
     return TokenGroup(members, starts, kind, rows, repeated)

@@ -3,58 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.embed.embed_call import HEALTH_CHECK
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.reads import values_per_read
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
-from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _USUAL_SEED = 42
 """SGLang's where a request has none; only with --enable-deterministic-inference it is used."""
-
-# Fields of a tokenized request that change what is computed; with one of them set it is not
-# packed (yet).
-_UNPACKED_FIELDS = {
-    "input_embeds": StockReason.EMBED_OVERRIDES,
-    "positional_embed_overrides": StockReason.EMBED_OVERRIDES,
-    "mm_inputs": StockReason.MULTIMODAL,
-    "session_id": StockReason.SESSION,
-    "session_params": StockReason.SESSION,
-    "custom_logit_processor": StockReason.LOGIT_PROCESSOR,
-    "bootstrap_host": StockReason.DISAGGREGATION,
-    "bootstrap_room": StockReason.DISAGGREGATION,
-    "multi_item_delimiter_indices": StockReason.MULTI_ITEM_SCORING,
-    "token_indices_to_pool": StockReason.TOKEN_POSITIONS,
-    "token_type_ids": StockReason.UNUSUAL_INPUT,
-    "routed_dp_rank": StockReason.ROUTED_DP_RANK,
-    "extra_key": StockReason.CACHE_NAMESPACE,
-    "cache_salt": StockReason.CACHE_NAMESPACE,
-}
-_UNPACKED_SWITCHES = {
-    "return_hidden_states": StockReason.HIDDEN_STATES,
-    "return_routed_experts": StockReason.ROUTED_EXPERTS,
-    "return_indexer_topk": StockReason.ROUTED_EXPERTS,
-    "return_sampling_mask": StockReason.SAMPLING_MASK,
-    "return_entropy": StockReason.ENTROPY,
-    "return_flat_raw_top_logprobs": StockReason.FLAT_LOGPROBS,
-    "require_reasoning": StockReason.REASONING,
-}
-# Of its sampling parameters, those that need more than the logits to choose the one token.
-_UNPACKED_SAMPLING = {
-    "json_schema": StockReason.GRAMMAR,
-    "regex": StockReason.GRAMMAR,
-    "ebnf": StockReason.GRAMMAR,
-    "structural_tag": StockReason.GRAMMAR,
-    "stop_strs": StockReason.STOP_STRINGS,
-    "stop_regex_strs": StockReason.STOP_STRINGS,
-    "custom_params": StockReason.UNUSUAL_INPUT,
-    "watermark": StockReason.WATERMARK,
-}
 
 
 class TokenRequest(Protocol):
@@ -101,7 +61,7 @@ class TokenCall:
 
     @property
     def num_best(self) -> int:
-        """`PackedRows.num_best` that answers the call."""
+        """`Labels.num_best` that answers the call."""
         has_labels = self.start is not None or bool(self.token_ids)
         if self.generates or len(self.sampling) or self.num_top or not has_labels:
             return 1 + self.num_top
@@ -112,44 +72,7 @@ class TokenCall:
         """Numbers that are read for the call."""
         reads = 1 if self.start is None else len(self.ids) - self.start
         labels = (self.start is not None) + len(self.token_ids or ())
-        return reads * (labels + 2 * self.num_best)
-
-
-def is_decision(request: Any) -> bool:
-    """Whether a `TokenizedGenerateReqInput` asks for no more than one forward can give.
-
-    One that asks for nothing at all is not: it is there to leave its prefix in the cache.
-    """
-    sampling = request.sampling_params
-    if sampling.n != 1 or (request.rid or "").startswith(HEALTH_CHECK):
-        return False
-    if sampling.max_new_tokens == 0:
-        return bool(request.return_logprob)
-    return bool(sampling.max_new_tokens == 1)
-
-
-def ineligible_token_reason(request: Any) -> StockReason | None:
-    """Return why such a request goes down the stock path, or None if it can be packed."""
-    return next(_reasons(request), None)
-
-
-def _reasons(request: Any) -> Iterator[StockReason]:
-    for name, reason in _UNPACKED_FIELDS.items():
-        if getattr(request, name) is not None:
-            yield reason
-    for name, reason in _UNPACKED_SWITCHES.items():
-        if getattr(request, name):
-            yield reason
-    sampling = request.sampling_params
-    for name, reason in _UNPACKED_SAMPLING.items():
-        if getattr(sampling, name):
-            yield reason
-    if (sampling.beam_width or 1) > 1:
-        yield StockReason.BEAM_SEARCH
-    if not request.input_ids or request.logprob_start_len > len(request.input_ids):
-        yield StockReason.UNUSUAL_INPUT
-    if request.top_logprobs_num < 0:
-        yield StockReason.UNUSUAL_INPUT
+        return reads * values_per_read(labels, self.num_best)
 
 
 def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sglang_prefill_ext.wire.flat import wrong
+from sglang_prefill_ext.wire.checks import wrong
 
 _LARGEST_TOP_K = 2**31 - 1  # SGLang puts them into tensors of 32 bits
 

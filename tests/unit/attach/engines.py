@@ -21,10 +21,9 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.metrics.pauses import PauseRecorder
 from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
-from sglang_prefill_ext.wire.flat import wrong
+from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
 
 VOCABULARY = 100
@@ -99,7 +98,7 @@ class StubEngine:
 
     def answer(self, rows: PackedRows) -> PackedResult:
         """Zeros, one a value."""
-        count = rows.num_values if rows.vector_width >= 0 else self.width * rows.num_rows
+        count = rows.read.of_width(self.width, 0).num_values(rows.num_reads)
         return stub_answer(values=[0.0] * count, tokens_cached=1)
 
     def fall_silent(self) -> None:
@@ -151,5 +150,5 @@ async def attached(
     broker, metrics = Broker(engine, path, flag="--attach"), FrontendMetrics()
     connection = EngineConnection(path, metrics, StubCollector())
     async with broker.running(), connection.running():
-        assert await connection.wait_attached(10)
+        assert await connection.wait_attached(60)
         yield broker, connection, metrics

@@ -38,15 +38,15 @@ from sglang_prefill_ext.errors import (
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import GcAction, GcReport
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.attach.engines import StubCollector, StubEngine, attached, facts
 from tests.unit.frontend.links import stub_answer
 from tests.unit.waiting import until
 
-ROWS = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), int_array([4, 5]), NO_INTS)
+ROWS = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), Labels(int_array([4, 5])))
 NO_OPTIONS = RequestOptions()
 ROOT = Path(__file__).parents[3]
 
@@ -116,7 +116,7 @@ async def test_whatever_goes_wrong_in_the_engine_is_answered(
     engine.link.on_send = send
     async with attached(engine, path) as (_, connection, _):
         with pytest.raises(PackedForwardError, match="OSError: no space left"):
-            await asyncio.wait_for(ask(connection.session), 10)
+            await asyncio.wait_for(ask(connection.session), 60)
     assert "A packed request of a front end failed" in caplog.text
 
 
@@ -146,8 +146,8 @@ async def test_every_end_releases_the_adapter_once(path: Path, end: str) -> None
         yield
 
     engine.link.admission = admission  # type: ignore[method-assign]
-    options = RequestOptions(deadline_ms=time.time() * 1e3 + 3000 if end == "late" else None)
     async with attached(engine, path) as (_, connection, _):
+        options = RequestOptions(deadline_ms=time.time() * 1e3 + 3000 if end == "late" else None)
         asking = asyncio.ensure_future(ask(connection.session, options, rows))
         await until(lambda: engine.acquired and (engine.link.sent or end == "late"))
         assert engine.released == []
@@ -186,7 +186,7 @@ async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
     async with broker.running(), other.running():
         connection = EngineConnection(path, FrontendMetrics(), StubCollector())
         async with connection.running():
-            assert await connection.wait_attached(10)
+            assert await connection.wait_attached(60)
             session = connection.session
             monkeypatch.setattr(session, "abort", lambda rid: None)  # as a dead one does
             asking = asyncio.ensure_future(ask(session))
@@ -212,7 +212,7 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
             _ = connection.session
         assert not await connection.wait_attached(0.05)
         async with Broker(engine, path, flag="--attach").running():
-            assert await connection.wait_attached(10)
+            assert await connection.wait_attached(60)
             session = connection.session
             packed = asyncio.ensure_future(ask(session))
             stock = asyncio.ensure_future(session.stock_scores({}, {}))
@@ -225,7 +225,7 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
         with pytest.raises(EngineUnavailableError):
             _ = connection.session
         async with Broker(StubEngine(), path, flag="--attach").running():
-            assert await connection.wait_attached(10)
+            assert await connection.wait_attached(60)
             assert (await ask(connection.session)).status == "ok"
     assert changes == [True, False, True, False]
 
@@ -260,7 +260,7 @@ async def test_an_engine_that_stands_still_or_dies_ends_its_calls(
             assert not asking.done()
             process.send_signal(number)
             with pytest.raises(EngineUnavailableError, match="has gone"):
-                await asyncio.wait_for(asking, 30)
+                await asyncio.wait_for(asking, 60)
     finally:
         if process.returncode is None:
             process.kill()
@@ -302,7 +302,7 @@ async def test_an_answer_to_an_earlier_hello_ends_no_call(path: Path) -> None:
         assert connection.session is session
         ((rid, _),) = engine.link.sent
         engine.exchange.deliver(rid, stub_answer(values=[0.0] * 4))
-        assert (await asyncio.wait_for(asking, 10)).status == "ok"
+        assert (await asyncio.wait_for(asking, 60)).status == "ok"
 
 
 async def test_facts_of_another_engine_end_the_session_and_its_calls(path: Path) -> None:
@@ -314,7 +314,7 @@ async def test_facts_of_another_engine_end_the_session_and_its_calls(path: Path)
         await until(lambda: engine.link.sent)
         connection._take(facts(model="another"))
         with pytest.raises(EngineUnavailableError, match="another one now"):
-            await asyncio.wait_for(asking, 10)
+            await asyncio.wait_for(asking, 60)
         assert connection.session.facts.model == "another"
 
 
@@ -328,11 +328,11 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) 
         await until(lambda: engine.link.sent)
         engine.stock_outcome = StockAnswer("", numbers, 7)
         with pytest.raises(PackedForwardError, match="what cannot be read"):
-            await asyncio.wait_for(session.stock_scores({}, {}), 10)
+            await asyncio.wait_for(session.stock_scores({}, {}), 60)
         assert connection.session is session
         ((rid, _),) = engine.link.sent
         engine.exchange.deliver(rid, stub_answer(values=[0.0] * 4))
-        assert (await asyncio.wait_for(packed, 10)).status == "ok"
+        assert (await asyncio.wait_for(packed, 60)).status == "ok"
 
 
 @pytest.mark.parametrize("outcome", ["raises", "cannot be encoded"])
@@ -347,7 +347,7 @@ async def test_a_call_of_the_engine_that_has_no_answer_fails(path: Path, outcome
     engine.serve_stock = serve_stock  # type: ignore[method-assign]
     async with attached(engine, path) as (_, connection, _):
         with pytest.raises(PackedForwardError, match=r"OSError: raises|cannot be sent"):
-            await asyncio.wait_for(connection.session.stock_scores({}, {}), 10)
+            await asyncio.wait_for(connection.session.stock_scores({}, {}), 60)
         assert (await ask(connection.session)).status == "ok"
 
 
@@ -362,10 +362,10 @@ async def test_a_call_that_cannot_be_read_is_answered_and_those_behind_it_served
         for message in broken:
             connection._mailbox.send(msgspec.msgpack.encode(message))
         behind = asyncio.ensure_future(ask(session))
-        assert (await asyncio.wait_for(behind, 10)).status == "ok"
-        assert (await asyncio.wait_for(packed, 10)).status == "failed"
+        assert (await asyncio.wait_for(behind, 60)).status == "ok"
+        assert (await asyncio.wait_for(packed, 60)).status == "failed"
         with pytest.raises(PackedForwardError, match="cannot serve this call"):
-            await asyncio.wait_for(stock, 10)
+            await asyncio.wait_for(stock, 60)
         assert connection.session is session
 
 
@@ -390,7 +390,7 @@ async def test_what_cannot_be_counted_loses_no_call_that_came_with_it(
     engine.count = count  # type: ignore[method-assign]
     async with attached(engine, path) as (_, connection, _):
         connection._send(messages.Beat())  # leaves as a part of one message with the call
-        assert (await asyncio.wait_for(ask(connection.session), 10)).status == "ok"
+        assert (await asyncio.wait_for(ask(connection.session), 60)).status == "ok"
     assert "A Beat of a front end cannot be served" in caplog.text
 
 
@@ -400,7 +400,7 @@ async def test_of_two_calls_of_one_name_the_second_is_not_started(
     engine = StubEngine()
     engine.fall_silent()
     async with attached(engine, path) as (_, connection, _):
-        call = messages.Rows("twice", RowBytes.of(ROWS), NO_OPTIONS)
+        call = messages.Rows("twice", to_bytes(ROWS), NO_OPTIONS)
         for message in (call, call):
             connection._send(message)
         await until(lambda: engine.link.sent)
@@ -434,7 +434,7 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
         busy = context.socket(zmq.SocketType.DEALER)  # says hello, asks, and never beats
         busy.connect(f"ipc://{path}")
         busy.send(messages.encode(messages.Hello(pid=1)))
-        busy.send(messages.encode(messages.Rows("r", RowBytes.of(ROWS), NO_OPTIONS)))
+        busy.send(messages.encode(messages.Rows("r", to_bytes(ROWS), NO_OPTIONS)))
         came: list[messages.FromEngine] = []
 
         def knocks() -> int:
@@ -457,11 +457,10 @@ async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(path
         await until(lambda: connection._failures)
         with pytest.raises(EngineUnavailableError, match="cannot serve the engine of stub"):
             _ = connection.session
-        waits_s = []
-        for _ in range(6):
+        for wait_s in (4, 8, 16, 32, 60, 60):
+            before_s = time.monotonic()
             connection._take(engine.facts())
-            waits_s.append(connection._hello_s - time.monotonic())
-    assert waits_s == pytest.approx([4, 8, 16, 32, 60, 60], abs=1)
+            assert before_s <= connection._hello_s - wait_s <= time.monotonic()
 
 
 async def test_nothing_is_told_where_others_could_be_listening(path: Path) -> None:
@@ -473,7 +472,7 @@ async def test_nothing_is_told_where_others_could_be_listening(path: Path) -> No
             await until(lambda: "Other users may write" in connection._why)
             assert engine.told == 0
             path.parent.chmod(0o700)
-            assert await connection.wait_attached(10)
+            assert await connection.wait_attached(60)
 
 
 def preparing() -> list[threading.Thread]:
@@ -494,9 +493,9 @@ async def test_a_session_that_has_ended_is_freed_though_it_was_frozen(path: Path
     try:
         async with connection.running():
             sessions = []
-            for _ in range(2):
+            for _ in range(3):  # whatever a thread still has of it at the second one
                 async with Broker(StubEngine(), path, flag="--attach").running():
-                    assert await connection.wait_attached(10)
+                    assert await connection.wait_attached(60)
                     sessions.append(weakref.ref(connection.session))
                 await until(lambda: connection._session is None)
                 await until(lambda: not preparing())  # this thread has what it prepares for
@@ -582,8 +581,8 @@ async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(pat
     broker = Broker(engine, path, flag="--attach")
     connection = EngineConnection(path, metrics, collector)
     async with broker.running(), connection.running():
-        assert await connection.wait_attached(5)
-        ((report,),) = await broker.collect_garbage(GcAction.STATS, [9, 9, 9], 5)
+        assert await connection.wait_attached(60)
+        ((report,),) = await broker.collect_garbage(GcAction.STATS, [9, 9, 9], 60)
     assert collector.asked == [
         (GcAction.UNFREEZE, False),
         (GcAction.FREEZE, False),

@@ -55,7 +55,7 @@ class Inbox:
         return self._bodies()
 
     async def until(self, enough: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not enough():
                 self._came.clear()
                 await self._came.wait()
@@ -103,7 +103,7 @@ async def test_what_was_sent_before_closing_leaves(path: Path) -> None:
             sender.send(b"first")
             await inbox.wait_for(1)
             sender.send(b"last")
-            sender.close(linger_ms=1_000)
+            sender.close(linger_ms=60_000)
         assert [body for _, body in await inbox.wait_for(2)] == [b"first", b"last"]
 
 
@@ -174,7 +174,7 @@ async def test_what_came_before_the_mailbox_is_taken(path: Path) -> None:
         with context.socket(zmq.SocketType.PAIR) as sender:
             sender.connect(f"ipc://{path}")
             sender.send(b"early")
-            assert receiver.poll(10_000)
+            assert receiver.poll(60_000)
             box = Mailbox(receiver, inbox)  # whose descriptor has told already
             assert await inbox.wait_for(1) == [[b"early"]]
             box.close(linger_ms=0)

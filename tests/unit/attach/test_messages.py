@@ -10,9 +10,9 @@ from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.messages import Beat, Facts, Hello, Rows, RowsAnswer, StockScore
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
-from sglang_prefill_ext.wire.result import PackedResult
-from sglang_prefill_ext.wire.row_bytes import RowBytes
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.attach.engines import facts
 
@@ -25,8 +25,8 @@ from tests.unit.attach.engines import facts
 def test_rows_arrive_as_they_were_sent(
     priority: int, deadline_ms: float | None, keep_prefix: bool
 ) -> None:
-    rows = PackedRows(int_array([1, 2]), 1, int_array([1]), int_array([3]), NO_INTS)
-    sent = Rows("r", RowBytes.of(rows), RequestOptions(priority, deadline_ms, keep_prefix))
+    rows = PackedRows(int_array([1, 2]), 1, int_array([1]), Labels(int_array([3])))
+    sent = Rows("r", to_bytes(rows), RequestOptions(priority, deadline_ms, keep_prefix))
     assert messages.decode_from_frontend(messages.encode(sent)) == sent
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix import HeldKV, write_page_table
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.inputs import (
+    PLAIN,
+    AttentionVariant,
+    HeldKV,
+    LayerInputs,
+    write_page_table,
+)
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 CPU = torch.device("cpu")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix import Held
-from sglang_prefill_ext.attention.variant import PLAIN, AttentionVariant
+from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant, Held, LayerInputs
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 

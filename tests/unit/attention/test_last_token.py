@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.attention.last_token import ReadoutAttention
+from sglang_prefill_ext.attention.dense import ReadoutAttention
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention.inputs import (

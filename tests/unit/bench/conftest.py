@@ -28,8 +28,8 @@ def stand_in() -> Iterator[StandIn]:
 
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
-    assert ready.wait(10.0)
+    assert ready.wait(60.0)
     yield server
     stop[0]()
-    thread.join(10.0)
+    thread.join(60.0)
     assert not thread.is_alive()

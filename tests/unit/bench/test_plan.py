@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from bench.gate import TOLERANCE
-from bench.plan import BEST_STOCK_ARGS, EXTENSION, STOCK, Plan, make_cases
+from bench.plan import BEST_STOCK_ARGS, EXTENSION, STOCK, Plan, alternating, make_cases
 from bench.workloads import ClosedLoop, Load, OpenLoop, Shape
 from sglang_prefill_ext.errors import ConfigError
 
@@ -91,3 +91,8 @@ def test_text_is_the_decoded_tokens(model: Path) -> None:
     text = bodies(make_cases(model, plan(text=True))[0].pool)[0]
     assert isinstance(ids["query"], list)
     assert text["query"] == " ".join(f"w{token}" for token in ids["query"])
+
+
+def test_every_other_turn_has_the_opposite_order() -> None:
+    found = list(alternating("ab", 3))
+    assert found == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]

@@ -22,24 +22,6 @@ from sglang_prefill_ext.errors import ConfigError
 shapes = st.builds(Shape, st.integers(1, 40), st.integers(0, 40), st.integers(1, 20))
 
 
-@given(shapes)
-def test_shape_is_read_as_it_is_written(shape: Shape) -> None:
-    assert Shape.parse(str(shape)) == shape
-
-
-def test_shape_sizes() -> None:
-    assert Shape.parse("60+2x50") == Shape(query_tokens=60, item_tokens=2, items=50)
-    assert Shape(60, 2, 50).row_tokens == 62
-    assert Shape(60, 2, 50).prefix_tokens == 60
-    assert Shape(62, 0, 1).prefix_tokens == 61  # a row keeps a token of its own
-
-
-@pytest.mark.parametrize("text", ["", "60", "60+2", "0+2x50", "60+2x0", "60+2x50 ", "-1+2x3"])
-def test_wrong_shape_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"write <query>\+<item>x<items>"):
-        Shape.parse(text)
-
-
 @pytest.mark.parametrize(
     ("text", "load", "shown"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -59,15 +60,21 @@ def answer(path: str, body: Json) -> Any:
 
 
 class StandIn(ThreadingHTTPServer):
-    """Listens on a free port; `replies` are given once each, before any proper answer."""
+    """Listens on a free port; `replies` are given once each, before any proper answer.
+
+    Attributes:
+        answers_together: the first answers wait until so many requests are there.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.replies: deque[Reply] = deque()
         self.seen: list[Seen] = []
         self.delay_s = 0.0
+        self.answers_together = 0
         self.together = 0
         self.most_together = 0
+        self.changed = threading.Condition()
 
     @property
     def url(self) -> str:
@@ -83,14 +90,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         server = self.server
-        server.together += 1
-        server.most_together = max(server.most_together, server.together)
+        with server.changed:
+            server.together += 1
+            server.most_together = max(server.most_together, server.together)
+            server.changed.notify_all()
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         headers = {name.lower(): value for name, value in self.headers.items()}
         server.seen.append(Seen(self.path, headers, body, time.monotonic()))
         time.sleep(server.delay_s)
+        with server.changed:
+            server.changed.wait_for(lambda: server.most_together >= server.answers_together, 60)
         reply = server.replies.popleft() if server.replies else None
-        server.together -= 1
+        with server.changed:
+            server.together -= 1
         if reply is None:
             reply = Reply(200, json.dumps(answer(self.path, body)))
         time.sleep(reply.after_s)

@@ -184,13 +184,16 @@ def test_a_server_that_does_not_answer_is_left(
     ask: Ask, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sglang_prefill_ext.client.exchange._SLACK_S", 0.1)
-    stand_in.will(Reply(200, after_s=5))
+    stand_in.will(Reply(200, after_s=60))
     with pytest.raises(DeadlineExceededError, match=r"did not answer in time.*longer timeout_s"):
-        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=1))
+        ask(stand_in.url, "embed", ["a"], options=Options(timeout_s=3))
     assert len(stand_in.seen) == 1
 
 
-def test_the_deadline_is_that_of_the_whole_call(ask: Ask, stand_in: StandIn) -> None:
+def test_the_deadline_is_that_of_the_whole_call(
+    ask: Ask, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_prefill_ext.client.exchange._SLACK_S", 60.0)
     stand_in.delay_s = 1.2
     one_at_a_time = {"max_items_per_request": 1}
     if ask is ask_asyncio:
@@ -227,7 +230,7 @@ def test_wrong_settings_are_named(ask: Ask, settings: Any, words: str) -> None:
 
 @pytest.mark.parametrize("most", [1, 3])
 async def test_parts_go_together_up_to_the_limit(stand_in: StandIn, most: int) -> None:
-    stand_in.delay_s = 0.05
+    stand_in.delay_s, stand_in.answers_together = 0.05, most
     limits = {"max_items_per_request": 1, "max_concurrency": most}
     async with AsyncPrefillClient(stand_in.url, **limits) as client:
         await client.embed([str(i) for i in range(9)])

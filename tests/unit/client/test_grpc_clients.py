@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from sglang_prefill_ext.attach.messages import StockScore
+from sglang_prefill_ext.attach.messages import StockError, StockScore
 from sglang_prefill_ext.client import AsyncPrefillClient, Options, PrefillClient, Retries
 from sglang_prefill_ext.client.grpc_calls import error_of
 from sglang_prefill_ext.errors import (
@@ -161,10 +161,10 @@ async def test_a_call_that_finds_nobody_is_repeated_until_its_time_is_over(
 
 async def test_the_stock_path_can_be_asked_for(path: Path, ask: Ask) -> None:
     engine = StubEngine()
-    engine.stock_outcome = None
+    engine.stock_outcome = StockError("", 504, "so it goes")
     async with listening(engine, path) as (address, _):
-        stock = Options(stock=True, timeout_s=0.5)
-        with pytest.raises(DeadlineExceededError):
+        stock = Options(stock=True, timeout_s=60)
+        with pytest.raises(DeadlineExceededError, match="so it goes"):
             await ask(address, "score", lambda score: score([1], [[2]], [4], options=stock))
     (call,) = engine.stock_calls
     assert isinstance(call, StockScore)

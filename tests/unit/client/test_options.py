@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client.options import Deadline, Options
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.options import opted_out, options_of
 
@@ -42,3 +42,13 @@ def test_a_timeout_that_no_server_takes_is_refused(timeout_s: float) -> None:
 
 def test_a_timeout_may_be_short() -> None:
     assert Options(timeout_s=0.001).timeout_s == 0.001
+
+
+def test_time_runs_out() -> None:
+    clock = iter([100.0, 101.0, 106.0])
+    deadline = Deadline(5, lambda: next(clock))
+    assert [deadline.left_s(), deadline.left_s()] == [4.0, -1.0]
+
+
+def test_without_a_timeout_there_is_always_time() -> None:
+    assert Deadline(None).left_s() == math.inf

@@ -9,14 +9,14 @@ import pytest
 from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.overrides.override_body import read_score_overrides
+from sglang_prefill_ext.frontend.score.score_body import stock_score_body
 
 ROWS = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
 
 
 def read_back(fields: dict[str, Any], items: int = 2) -> dict[str, Any]:
     """What the server reads of the fields."""
-    read = read_score_overrides(
+    read = stock_score_body(
         json.dumps({"items": [[1]] * items} | fields).encode(),
         PrefillOnlyConfig(),
     )

@@ -12,7 +12,7 @@ from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.requests import Plan, plan_classify, plan_embed, plan_score
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.score.array_body import with_lists
+from sglang_prefill_ext.frontend.score.score_body import stock_score_body
 from tests.unit.client.stand_in import Json, answer, value_of
 
 
@@ -147,7 +147,7 @@ def test_what_is_asked_is_said() -> None:
 def test_token_ids_as_arrays_are_what_the_server_reads(query: list[int], items: Any) -> None:
     (request,) = scoring(query, items).requests
     forms, lists = (request.content(arrays=arrays) for arrays in (True, False))
-    assert json.loads(with_lists(forms, PrefillOnlyConfig())) == json.loads(lists)
+    assert json.loads(stock_score_body(forms, PrefillOnlyConfig())[0]) == json.loads(lists)
     assert json.loads(forms)["items"].keys() == {"values", "counts"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from tenacity import Retrying
 
-from sglang_prefill_ext.client.deadline import Deadline
+from sglang_prefill_ext.client.options import Deadline
 from sglang_prefill_ext.client.retry import Retries
 from sglang_prefill_ext.errors import (
     ConfigError,

@@ -9,11 +9,13 @@ import torch
 
 from sglang_prefill_ext.config import AttentionWay, Order
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array, values_from_bytes
+from sglang_prefill_ext.wire.arrays import int_array, values_from_bytes
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
@@ -57,8 +59,7 @@ def rows(prefix: Sequence[int], *suffixes: Sequence[int]) -> PackedRows:
     if -1 in tokens:
         overridden["overrides"] = np.full((1, HIDDEN), 3e38, dtype=np.float32)
     lens = int_array([len(suffix) for suffix in suffixes])
-    ids = int_array(tokens), len(prefix), lens, int_array(LABELS), NO_INTS
-    return PackedRows(*ids, normalised=True, **overridden)
+    return PackedRows(int_array(tokens), len(prefix), lens, Labels(int_array(LABELS)), **overridden)
 
 
 class Overflow:

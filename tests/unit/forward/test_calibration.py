@@ -13,15 +13,17 @@ import torch
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward import calibration
 from sglang_prefill_ext.forward.calibration import Pace, calibrate, measured_memory, measured_pace
-from sglang_prefill_ext.forward.completion import ForwardCompletion
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import peak_bytes
+from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, MemoryModel
-from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
 from tests.unit.forward.tiny_model import TinyModel
 from tests.unit.scheduling.jobs import IdleExecutor
@@ -37,7 +39,7 @@ def alone(numbers: list[int]) -> list[int]:
 
 def plan_of(prefix: int, lens: Sequence[int]) -> ForwardPlan:
     tokens = np.ones(prefix + sum(lens), np.int32)
-    rows = PackedRows(tokens, prefix, int_array(lens), int_array([1, 2]), int_array([]))
+    rows = PackedRows(tokens, prefix, int_array(lens), Labels(int_array([1, 2])))
     (piece,) = split_request(rows, ForwardBudget(len(tokens)))
     return plan_forward([piece])
 
@@ -81,9 +83,7 @@ def test_the_most_probable_token_and_a_drawn_one_are_counted(
     lens = np.full(rows, 2, np.int32)
     one = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=5, seed=1, biases={})
     sampling = Sampling(np.repeat(one.draws, rows), one.biases) if drawn else NO_SAMPLING
-    packed = PackedRows(
-        *(np.ones(2 * rows, np.int32), 0, lens, NO_INTS, NO_INTS), num_best=1, sampling=sampling
-    )
+    packed = PackedRows(np.ones(2 * rows, np.int32), 0, lens, Labels(num_best=1, sampling=sampling))
     (piece,) = split_request(packed, ForwardBudget(2 * rows))
     plan = plan_forward([piece])
     peak = peak_bytes(CPU, lambda: executor.launch(plan, [None], [None]).wait())
@@ -102,9 +102,9 @@ def test_whole_chunks_are_read_when_memory_is_measured() -> None:
     large = measured_memory(executor, CPU, MAX_TOKENS)
     best, drawn = plans[-2:]
     assert best.num_rows == drawn.num_rows == 2 * executor.chunk_reads
-    assert [plan.num_best.tolist() for plan in (best, drawn)] == [[1] * best.num_rows] * 2
-    assert not best.is_drawn.any()
-    assert drawn.is_drawn.all()
+    assert [kind.num_best for plan in (best, drawn) for kind, _ in plan.reads.by_kind()] == [1, 1]
+    assert not len(best.reads.sampling)
+    assert len(drawn.reads.sampling) == drawn.num_rows
     logits = best.num_rows * TinyModel.vocab_size * 4 // 2
     assert large.fixed_bytes > logits
 
@@ -259,6 +259,7 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
     monkeypatch.setattr(calibration, "_fastest_s", seconds)
     measured = calibrate(NotedGraphs((2048,)), CPU, 4096, alone, graph_tokens=2048)
     assert (measured.launch_tokens, measured.graphs) == (200, GraphCost(2048, 1200))
+    assert measured.tokens_per_s == pytest.approx(1e5)
 
 
 def test_what_graphs_keep_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from sglang_prefill_ext.forward.completion import ForwardCompletion
+from sglang_prefill_ext.forward.upload import ForwardCompletion
 
 
 def test_values_arrive_as_float32() -> None:

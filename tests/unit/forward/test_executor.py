@@ -22,11 +22,11 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.whole_rows import whole_rows
+from sglang_prefill_ext.wire.parts import whole_rows
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of, job_of_rows, run_alone
-from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
+from tests.unit.wire.strategies import VOCAB, PlainRequest, asking, plain_requests
 
 
 def _causal(_layer: int, inputs: LayerInputs) -> Tensor:
@@ -164,7 +164,7 @@ def test_labels_alone_are_read_without_the_vocabulary(
 ) -> None:
     executor = PackedExecutor(model, readout_bytes=VOCAB * 4)
     model.logit_rows.clear()
-    rows = replace(request.pack(), normalised=False)
+    rows = asking(request.pack(), normalised=False)
     values = run_alone(executor, job_of_rows(rows, ForwardBudget(budget)), MemoryCache())
     expected = iter(_row_by_row(request))
     for labels in request.labels:
@@ -182,15 +182,15 @@ def test_only_rows_that_ask_for_it_pass_over_the_vocabulary(
     model = SplitHeadModel()
     wanted = [data.draw(st.booleans()) for _ in requests]
     pieces = [
-        split_request(replace(each.pack(), normalised=normalised), ForwardBudget(1000))[0]
+        split_request(asking(each.pack(), normalised=normalised), ForwardBudget(1000))[0]
         for each, normalised in zip(requests, wanted, strict=True)
     ]
     plan = plan_forward(pieces)
     nothing = [None] * len(plan.layout.groups)
     model.logit_rows.clear()
     values = PackedExecutor(model, readout_bytes=1 << 20).launch(plan, nothing, nothing).wait()
-    asking = [each for each, asks in zip(requests, wanted, strict=True) if asks]
-    assert sum(model.logit_rows) == sum(len(each.suffixes) for each in asking)
+    asked = [each for each, asks in zip(requests, wanted, strict=True) if asks]
+    assert sum(model.logit_rows) == sum(len(each.suffixes) for each in asked)
     for request, asks, share in zip(requests, wanted, plan.shares, strict=True):
         read = torch.from_numpy(values[share.values]).split([*map(len, request.labels)])
         expected = torch.tensor(_row_by_row(request)).split([*map(len, request.labels)])

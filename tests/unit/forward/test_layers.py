@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
-from sglang_prefill_ext.attention.prefix import HeldKV
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
 from sglang_prefill_ext.forward.layers import LayerAttention
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward

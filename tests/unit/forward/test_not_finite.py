@@ -61,7 +61,7 @@ def test_infinity_is_an_answer(value: float) -> None:
 
     class Infinite(FailingExecutor):
         def launch(self, plan: ForwardPlan, *args: Any) -> Any:
-            values = np.full(plan.num_values, value, dtype=np.float32)
+            values = np.full(plan.reads.num_values, value, dtype=np.float32)
             return SimpleNamespace(wait=lambda: values)
 
     ended: list[Ended] = []

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.scheduling.admission import load_of
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import load_of
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.distinct import distinct_rows
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.parts import distinct_rows
 from tests.unit.forward.tiny_model import HIDDEN, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of_rows

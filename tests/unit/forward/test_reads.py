@@ -12,17 +12,29 @@ from torch import Tensor
 
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.memory import peak_bytes
-from sglang_prefill_ext.forward.readers.best_tokens import best_values
+from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
+from sglang_prefill_ext.forward.readers.logit_chunks import values_by_chunk
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.forward.test_executor import _causal
 from tests.unit.forward.tiny_model import HIDDEN, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of_rows, run_alone
-from tests.unit.wire.strategies import VOCAB, Params, PlainRequest, plain_requests, sampling_params
+from tests.unit.wire.strategies import (
+    VOCAB,
+    Params,
+    PlainRequest,
+    plain_requests,
+    reads_of,
+    sampling_params,
+)
+
+MOST_PROBABLE = best_tokens(1)
 
 
 @dataclass(frozen=True)
@@ -48,10 +60,12 @@ class ReadRequest:
             self.plain.pack(),
             prefix_reads=self.prefix_reads,
             read_lens=int_array(self.row_reads),
-            label_ids=int_array([label for labels in self.labels for label in labels]),
-            label_lens=int_array(list(map(len, self.labels))),
-            num_best=self.num_best,
-            sampling=Sampling.joined(Sampling.one(**draw) for draw in self.draws),
+            read=Labels(
+                int_array([label for labels in self.labels for label in labels]),
+                int_array(list(map(len, self.labels))),
+                num_best=self.num_best,
+                sampling=Sampling.joined(Sampling.one(**draw) for draw in self.draws),
+            ),
         )
 
     def expected(self) -> list[float]:
@@ -154,15 +168,14 @@ def test_pieces_keep_to_the_memory_of_their_reads(
     longest = max(map(len, request.plain.suffixes))
     budget = ForwardBudget(max_tokens, longest * (10 + 7) + more_bytes, 10, 7)
     pieces = split_request(request.pack(), budget)
-    assert sum(piece.num_reads for piece in pieces) == len(request.labels)
+    assert sum(len(piece.reads) for piece in pieces) == len(request.labels)
     assert sum(piece.num_tokens for piece in pieces) == request.plain.num_tokens
-    assert all(budget.fits(piece.num_tokens, piece.num_reads) for piece in pieces)
+    assert all(budget.fits(piece.num_tokens, len(piece.reads)) for piece in pieces)
 
 
 def test_equally_probable_tokens_are_told_apart_by_their_ids() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
-    empty = int_array([])
-    values = best_values(logits, empty, int_array([0]), lambda states: states, 1, num_best=1)
+    values = values_by_chunk(logits, reads_of([[]]), lambda states: states, 1, MOST_PROBABLE)
     assert values.tolist() == pytest.approx([float(torch.log_softmax(logits, -1)[0, 1]), 1.0])
 
 
@@ -170,8 +183,7 @@ def test_the_token_is_that_of_the_highest_logit_where_log_probs_are_equal() -> N
     logits = torch.tensor([[1e-9, 2e-9]])
     log_probs = torch.log_softmax(logits, -1)[0].tolist()
     assert log_probs[0] == log_probs[1]
-    empty = int_array([])
-    values = best_values(logits, empty, int_array([0]), lambda states: states, 1, num_best=1)
+    values = values_by_chunk(logits, reads_of([[]]), lambda states: states, 1, MOST_PROBABLE)
     assert values.tolist() == [log_probs[1], 1.0]
 
 
@@ -181,10 +193,10 @@ def test_memory_does_not_grow_with_reads_times_vocabulary() -> None:
 
     def peak(reads: int) -> int:
         hidden = torch.randn(reads, 4)
-        labels, lens = int_array([5] * reads), int_array([1] * reads)
+        asked, pick = reads_of([[5]] * reads), best_tokens(3)
 
         def read() -> Tensor:
-            return best_values(hidden, labels, lens, lambda some: some @ head, chunk, num_best=3)
+            return values_by_chunk(hidden, asked, lambda some: some @ head, chunk, pick)
 
         return peak_bytes(torch.device("cpu"), read)
 
@@ -205,10 +217,8 @@ def test_vectors_are_read_at_any_token(
     model.vector_width = HIDDEN
     rows = replace(
         plain.pack(),
-        label_ids=int_array([]),
-        label_lens=int_array(wanted),
+        read=Vectors(HIDDEN, int_array(wanted)),
         read_lens=int_array(row_reads),
-        vector_width=HIDDEN,
     )
     values = _run(PackedExecutor(model, readout_bytes=VOCAB * 4), rows, budget)
     states = [

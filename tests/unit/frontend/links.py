@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.encoder import flat
+from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
 from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array, PackedRows
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 
 
@@ -76,6 +80,31 @@ class StubLink:
 
     def longest_prompt(self) -> int:
         return 100_000
+
+
+def path_of(
+    link: StubLink,
+    config: PrefillOnlyConfig | None = None,
+    *,
+    max_row_tokens: int = 1000,
+    metrics: FrontendMetrics | None = None,
+    **about: Any,
+) -> PackedPath:
+    """A packed path over the link, to a small model of which something else may be known."""
+    model = {
+        "vocab_size": 300,
+        "label_vocab_size": 300,
+        "embeddings": EmbeddingKind(4, "float32"),
+        "has_tokenizer": True,
+        "truncates": False,
+    }
+    return PackedPath(
+        link,
+        PackedExchange(link, max_row_tokens=max_row_tokens),
+        config or PrefillOnlyConfig(),
+        metrics or FrontendMetrics(),
+        **(model | about),
+    )
 
 
 def answer_at_once(

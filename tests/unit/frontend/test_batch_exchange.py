@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
-from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
-from sglang_prefill_ext.frontend.exchange import PackedExchange
+from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut, served_prompts
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.worker import Worker
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.packed import NO_INTS, Float32Array, PackedRows, int_array
-from sglang_prefill_ext.wire.result import PackedResult
-from tests.unit.frontend.links import StubLink, stub_answer
+from sglang_prefill_ext.wire.arrays import Float32Array, int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from tests.unit.frontend.links import StubLink, path_of, stub_answer
 from tests.unit.waiting import until
 
 
@@ -32,7 +33,7 @@ class Group:
     def rows(self) -> PackedRows:
         tokens = [self.items[each] for each in self.members]
         ones = [1] * len(tokens)
-        return PackedRows(int_array(tokens), 0, int_array(ones), int_array([5]), NO_INTS)
+        return PackedRows(int_array(tokens), 0, int_array(ones), Labels(int_array([5])))
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
         if len(values) != len(self.members):
@@ -52,10 +53,9 @@ class Setup:
     def __init__(self) -> None:
         self.link = StubLink()
         self.link.admitted = 1
-        self.exchange = PackedExchange(self.link, max_row_tokens=100)
-        self.batches = BatchExchange(
-            *(self.exchange, FrontendMetrics(), Worker("test")), most_retried=8, size_of=lambda _: 1
-        )
+        path = path_of(self.link, PrefillOnlyConfig(gather_rows=4), max_row_tokens=100)
+        self.exchange = path.exchange
+        self.batches = BatchExchange(path, Worker("test"), size_of=lambda _: 1)
         self.held: list[tuple[str, PackedRows]] = []
         self.hold_single = False
         self.link.on_send = self.serve
@@ -94,7 +94,7 @@ async def test_items_of_a_failed_forward_are_asked_again_all_at_once() -> None:
     await until(lambda: len(setup.held) == 3)
     for rid, rows in reversed(setup.held):
         setup.answer(rid, rows)
-    assert shown(await asyncio.wait_for(asking, 10)) == [[1.0], [13.0], [3.0]]
+    assert shown(await asyncio.wait_for(asking, 60)) == [[1.0], [13.0], [3.0]]
 
 
 async def test_an_answer_that_cannot_be_read_fails_for_its_own_items_and_is_told(
@@ -127,5 +127,17 @@ async def test_no_group_goes_on_behind_the_back_of_a_batch_that_ended() -> None:
     assert not asking.done()
     setup.answer(second, rows)
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asking, 10)
+        await asyncio.wait_for(asking, 60)
     assert setup.exchange.in_flight == 0
+
+
+def test_prompts_that_are_read_apart_have_their_own_cached_tokens() -> None:
+    read_outs = [
+        ReadOut(np.zeros((1, 1), np.float32), cached, 0.1 * cached, 1 - 0.1 * cached)
+        for cached in (0, 4)
+    ]
+    served = served_prompts([3, 8], read_outs, new_tokens=1)
+    assert served.prompt_tokens.tolist() == [3, 8]
+    assert served.cached_tokens.tolist() == [0, 4]
+    assert (served.num_prompts, served.new_tokens) == (2, 1)
+    assert (served.queue_s, served.compute_s) == (0.4, 1.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.frontend.common_prefix import common_prefix_len, shared_prefix_len
+from sglang_prefill_ext.frontend.pack import common_prefix_len, shared_prefix_len
 
 # Few different tokens, so that rows often agree for a while.
 TOKEN_LISTS = st.lists(st.integers(0, 2), max_size=6)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from sglang_prefill_ext.frontend.names import unique_name
+from sglang_prefill_ext.frontend.exchange import unique_name
 
-_PRINT = "from sglang_prefill_ext.frontend.names import unique_name as n; print(n('a-'), n('a-'))"
+_PRINT = (
+    "from sglang_prefill_ext.frontend.exchange import unique_name as n; print(n('a-'), n('a-'))"
+)
 
 
 def test_no_name_is_given_twice_in_any_process() -> None:

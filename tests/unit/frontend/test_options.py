@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from sglang_prefill_ext.frontend.options import (
     PRIORITY_HEADER,
     TIMEOUT_HEADER,
     RequestOptions,
+    headers_from,
     opted_out,
     options_of,
 )
@@ -78,3 +80,23 @@ def test_a_timeout_lies_ahead(value: str) -> None:
 )
 def test_opting_out(headers: dict[str, str], expected: bool) -> None:
     assert opted_out(headers) is expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [RequestOptions(), RequestOptions(-3, None, True), RequestOptions(7, 2e12)],
+    ids=str,
+)
+def test_options_travel_in_headers(options: RequestOptions) -> None:
+    now_ms = time.time() * 1e3
+    found = options_of(headers_from(options), now_ms)
+    assert (found.priority, found.keep_prefix) == (options.priority, options.keep_prefix)
+    if options.deadline_ms is None:
+        assert found.deadline_ms is None
+    else:
+        assert now_ms < (found.deadline_ms or 0) <= options.deadline_ms + 1
+
+
+def test_a_deadline_that_has_passed_travels_as_the_shortest_one() -> None:
+    headers = headers_from(RequestOptions(deadline_ms=5.0))
+    assert options_of(headers, now_ms=10.0).deadline_ms == 11.0

@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import tracemalloc
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import pack_rows, pack_token_ids
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.frontend.pack import PromptLengths, pack_rows, pack_token_ids
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from tests.unit.wire.strategies import labels_by_read
 
 VOCAB = 40
-LABELS = (int_array([3, 4]), int_array([]))
+LABELS = Labels(int_array([3, 4]))
 
 # Few different tokens, so that items often share a prefix with each other.
 TOKEN_LISTS = st.lists(st.integers(0, 2), max_size=5)
@@ -32,7 +40,7 @@ def test_every_row_can_be_rebuilt(query: list[int], items: list[list[int]], firs
     rows = pack_token_ids(query, items, first, LABELS, VOCAB)
     assert _rebuilt(rows) == expected
     assert int(rows.suffix_lens.min()) >= 1
-    assert rows.label_ids.tolist() == [3, 4]
+    assert rows.read.ids.tolist() == [3, 4]
 
 
 @given(TOKEN_LISTS, ITEMS)
@@ -77,9 +85,9 @@ def test_the_prefix_of_special_calls(
 
 
 def test_labels_of_each_item_pass_through() -> None:
-    labels = (int_array([7, 8, 9]), int_array([1, 2]))
+    labels = Labels(int_array([7, 8, 9]), int_array([1, 2]))
     rows = pack_token_ids([1], [[2], [3]], False, labels, VOCAB)
-    assert [rows.labels_of(row, row + 1)[0].tolist() for row in range(2)] == [[7], [8, 9]]
+    assert labels_by_read(rows) == [[7], [8, 9]]
 
 
 @pytest.mark.parametrize("item_first", [False, True])
@@ -120,3 +128,37 @@ def test_texts_can_be_rebuilt_from_their_encoded_rows(query: str, items: list[st
 def test_a_text_without_tokens_is_refused(rows: list[list[int]]) -> None:
     with pytest.raises(RequestError, match="empty"):
         pack_rows(rows, LABELS, VOCAB)
+
+
+@given(TOKEN_LISTS, ITEMS)
+def test_lengths_are_those_of_the_prompts(query: list[int], items: list[list[int]]) -> None:
+    flat = FlatRows(int_array([x for item in items for x in item]), int_array([*map(len, items)]))
+    lengths = PromptLengths.of(query, items)
+    assert lengths == PromptLengths.of(int_array(query), flat)
+    prompts = [query + item for item in items]
+    assert lengths.longest_prompt == max(map(len, prompts))
+    assert lengths.packed(repeats_query=True) == sum(map(len, prompts))
+    assert lengths.packed(repeats_query=False) == len(query) + sum(map(len, items))
+
+
+@pytest.mark.parametrize("first_token", [0, 7], ids=["items differ", "items begin alike"])
+@pytest.mark.parametrize("as_lists", [False, True])
+def test_a_query_behind_items_takes_few_bytes_a_pair(first_token: int, as_lists: bool) -> None:
+    count, length = 1000, 1000
+    query: Any = np.arange(length, dtype=np.int32)
+    rows = np.arange(2 * count, dtype=np.int32).reshape(count, 2)
+    if first_token:
+        rows[:, 0] = first_token
+    items: Any = FlatRows(rows.ravel(), np.full(count, 2, dtype=np.int32))
+    pack: Any = pack_flat
+    if as_lists:
+        query, items, pack = query.tolist(), rows.tolist(), pack_token_ids
+    tracemalloc.start()
+    try:
+        packed = pack(query, items, True, LABELS, 2 * count)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert packed.num_prompt_tokens == count * (length + 2)
+    # The rows; and the packed tokens, where what all begin with is taken out of these.
+    assert peak < (13 if first_token else 5) * count * length

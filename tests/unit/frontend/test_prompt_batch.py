@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, lone_prompt, pack_prompts
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.read import Labels
 
 BEGINNINGS = [[7] * 40, [7] * 16 + [8] * 30, [9] * 3, [6] * 300, []]
 
@@ -46,7 +48,7 @@ def test_every_prompt_is_in_one_group_unchanged(
     groups = pack_prompts(ids, vector_width=3, policy=policy)
     found = {}
     for group in groups:
-        assert group.rows.vector_width == 3
+        assert group.rows.read.width == 3
         found.update(zip(group.members, prompts_of(group), strict=True))
     assert sum(len(group.members) for group in groups) == len(prompts)
     assert [found[number] for number in range(len(prompts))] == prompts
@@ -124,8 +126,8 @@ def test_among_others_a_prompt_that_came_before_must_save_its_message() -> None:
 
 def rows_of(*lens: int, prefix: int = 0, **fields: Any) -> PackedRows:
     tokens = int_array(range(prefix + sum(lens)))
-    labels = (int_array([1]), fields.pop("label_lens", NO_INTS))
-    return PackedRows(tokens, prefix, int_array(lens), *labels, **fields)
+    read = fields.pop("read", Labels(int_array([1])))
+    return PackedRows(tokens, prefix, int_array(lens), read, **fields)
 
 
 def test_a_packed_prompt_is_given_the_same_prefix() -> None:
@@ -147,7 +149,7 @@ def test_a_packed_prompt_is_given_the_same_prefix() -> None:
     [
         rows_of(100, 100),
         rows_of(50, 50, prefix=50),
-        rows_of(100, read_lens=int_array([2]), label_lens=int_array([1, 0]), num_best=1),
+        rows_of(100, read_lens=int_array([2])),
         rows_of(100, overrides=np.ones((1, 4), dtype=np.float32)),
         rows_of(1_001),
     ],

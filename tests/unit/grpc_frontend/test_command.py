@@ -19,11 +19,13 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, int]]:
     """What was asked of the supervisor, which starts nothing."""
     asked: list[tuple[Settings, int]] = []
 
-    async def note(settings: Settings, processes: int) -> None:
+    async def note(started: list[str], processes: int, *, grace_s: float) -> None:
         await asyncio.sleep(0)
+        settings = Settings.from_json(started[-1])
+        assert grace_s == settings.grace_s
         asked.append((settings, processes))
 
-    monkeypatch.setattr(command, "_supervise", note)
+    monkeypatch.setattr(command, "supervise", note)
     return asked
 
 

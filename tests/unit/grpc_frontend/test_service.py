@@ -56,7 +56,7 @@ async def test_ids_are_packed_and_scored(path: Path) -> None:
         )
         ((_, rows),) = engine.link.sent
         assert (rows.tokens.tolist(), rows.prefix_len) == ([1, 2, 7, 8, 9], 2)
-        assert rows.normalised
+        assert rows.read.normalised
         assert metrics.requests == {"packed": 1}
 
 
@@ -69,7 +69,7 @@ async def test_texts_are_encoded_by_a_copy_of_the_engines_tokenizer(path: Path) 
         assert scores(response) == [1.0, 1.0]
     ((_, rows),) = engine.link.sent
     assert rows.tokens.tolist() == [1, 2, 3, 3]
-    assert not rows.normalised
+    assert not rows.read.normalised
     assert engine.link.encoded == []
 
 
@@ -192,10 +192,11 @@ async def test_a_call_that_is_cancelled_or_late_leaves_nothing_behind(path: Path
         await until(lambda: len(engine.link.sent) == 1)
         call.cancel()
         await until(lambda: len(engine.link.aborted) == 1)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub_of(channel).Score(id_request([1], [[2]]), timeout=0.2)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: len(engine.link.aborted) == 2)
+        while len(engine.link.sent) == 1:  # its time may be over before it comes
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub_of(channel).Score(id_request([1], [[2]]), timeout=0.2)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: len(engine.link.aborted) == len(engine.link.sent))
     assert engine.link.options[0].deadline_ms is None
     assert engine.link.options[1].deadline_ms is not None
 
@@ -374,7 +375,7 @@ async def test_who_shows_no_token_is_let_into_no_method(path: Path, shown: str |
             stub.ScoreStream(requests(), metadata=metadata).read(),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match="bearer token") as caught:
-                await asyncio.wait_for(call, 10)
+                await asyncio.wait_for(call, 60)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         known = (("authorization", "Bearer right"),)
         assert scores(await stub.Score(id_request([1], [[2]]), metadata=known)) == [1.0, 1.0]

@@ -36,7 +36,7 @@ async def serving(engine: StubEngine, path: Path, **given: Any) -> AsyncIterator
         running = asyncio.ensure_future(servicer.serve(settings, stop))
         address = f"127.0.0.1:{settings.port}"
         async with grpc.aio.insecure_channel(address, OWN) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 30)
+            await asyncio.wait_for(channel.channel_ready(), 60)
         yield address
         stop.set()
         await running
@@ -68,14 +68,14 @@ async def test_calls_over_the_limit_are_refused_and_those_under_way_answered(pat
         waiting = [stubs[0].Score(REQUEST) for _ in range(2)]
         await until(lambda: len(engine.link.sent) == 2)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await asyncio.wait_for(stubs[1].Score(REQUEST), 10)
+            await asyncio.wait_for(stubs[1].Score(REQUEST), 60)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert isinstance(error_of("Score", refused.value), ServerBusyError)  # so clients repeat it
         for rid, rows in engine.link.sent:
             engine.exchange.deliver(rid, engine.answer(rows))
         for call in waiting:
-            assert (await asyncio.wait_for(call, 10)).scores
-        again = asyncio.ensure_future(stubs[1].Score(REQUEST, timeout=20))
+            assert (await asyncio.wait_for(call, 60)).scores
+        again = asyncio.ensure_future(stubs[1].Score(REQUEST, timeout=60))
         await until(lambda: len(engine.link.sent) == 3)
         again.cancel()
 

@@ -9,7 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics, SchedulerMetrics
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.moe.routing import LayerBalance
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.status import BAD_ENDS
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -18,9 +21,7 @@ LABELS = {"model_name": "m", "tp_rank": "0"}
 
 def _rows() -> PackedRows:
     """Two prompts of 3 + 2 and 3 + 1 tokens."""
-    return PackedRows(
-        int_array([1, 2, 3, 4, 5, 6]), 3, int_array([2, 1]), int_array([7]), int_array([])
-    )
+    return PackedRows(int_array([1, 2, 3, 4, 5, 6]), 3, int_array([2, 1]), Labels(int_array([7])))
 
 
 def test_what_was_counted_in_one_process_can_be_added_in_another() -> None:
@@ -174,9 +175,24 @@ def test_prometheus_shows_the_queue_as_it_is_now(registry: CollectorRegistry) ->
         )
 
 
+def test_prometheus_shows_each_layer_of_experts_as_last_looked_at(
+    registry: CollectorRegistry,
+) -> None:
+    metrics = SchedulerMetrics(LABELS)
+    metrics.show_experts([LayerBalance(9.0, 9.0, 1.0)] * 2)
+    balance = [LayerBalance(1.5, 2.25, 0.1), LayerBalance(1.25, 1.75, 0.3)]
+    metrics.show_experts(balance)
+    for layer, numbers in enumerate(balance):
+        labels = LABELS | {"layer": str(layer)}
+        for name, value in numbers._asdict().items():
+            full = f"sglang:prefill_only_expert_{name}"
+            assert registry.get_sample_value(full, labels) == value
+
+
 def test_a_scheduler_without_labels_shows_nothing(registry: CollectorRegistry) -> None:
     metrics = SchedulerMetrics()
     metrics.update(QUEUE, 1, {"graph": 1})
+    metrics.show_experts([LayerBalance(1.5, 2.25, 0.1)])
     assert not metrics.enabled
     assert list(registry.collect()) == []
 

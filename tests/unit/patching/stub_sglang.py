@@ -65,6 +65,10 @@ def before(_self: Any, batch: str, last: Any = None) -> tuple[tuple[Any, ...], d
     return (_self, f"changed {batch}", last), {}
 
 
+def after_wait(result: tuple[float, bool], _timeout_s: float, **_kwargs: Any) -> tuple[Any, ...]:
+    return ("waited", *result)
+
+
 def after_static(result: list[str], text: str) -> list[str]:
     return [*result, text.upper()]
 

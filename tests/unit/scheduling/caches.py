@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.attention.prefix import HeldKV
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.attention.inputs import HeldKV
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 SLOTS = 8192
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.scheduling.admission import load_of
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.job import Job, load_of
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from sglang_prefill_ext.wire.arrays import Float32Array
+from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.wire.strategies import PlainRequest
 
 _numbers = count()
@@ -83,7 +83,7 @@ class IdleExecutor:
 
 class _IdleCompletion:
     def __init__(self, plan: ForwardPlan) -> None:
-        self._num_values = plan.num_values
+        self._num_values = plan.reads.num_values
 
     def wait(self) -> Float32Array:
         return np.zeros(self._num_values, dtype=np.float32)

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.coalesce import choose_jobs
-from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost, choose_jobs
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import plan_forward
 from sglang_prefill_ext.scheduling.queue import JobQueue
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import int_array
+from sglang_prefill_ext.wire.arrays import int_array
 from tests.unit.scheduling.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
@@ -218,7 +217,7 @@ def test_an_eager_forward_takes_what_its_launches_take_the_time_of() -> None:
 def _reading_more() -> Job:
     """A job of 160 tokens, of which two are read."""
     job = job_of(request([], [1] * 160), budget=10**6)
-    rows = replace(job.rows, read_lens=int_array([2]), label_ids=int_array([1, 1]))
+    rows = replace(job.rows, read_lens=int_array([2]))
     job.pieces = split_request(rows, ForwardBudget(10**6))
     return job
 

@@ -4,8 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.scheduling.admission import load_of
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.job import QueueLoad, load_of
+from sglang_prefill_ext.scheduling.split import split_request
+from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.jobs import job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
@@ -70,3 +72,13 @@ def test_jobs_are_told_apart_by_identity() -> None:
 def test_a_result_without_values_is_empty() -> None:
     result = PackedResult(Status.DECLINED, "why")
     assert (result.values, result.forwards, result.tokens_computed) == (b"", 0, 0)
+
+
+@given(plain_requests())
+def test_the_load_is_what_the_request_holds_once_it_is_divided(plain: PlainRequest) -> None:
+    rows = plain.pack()
+    (piece,) = split_request(rows, ForwardBudget(10**6))
+    held = (rows.tokens, rows.suffix_lens, piece.reads.label_ids, piece.reads.lens)
+    assert load_of(rows) == QueueLoad(
+        len(rows.tokens), rows.num_rows, sum(array.nbytes for array in held)
+    )

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.order import order_key
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.queue import QueueLimits, order_key
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from tests.unit.scheduling.jobs import IdleExecutor, job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests

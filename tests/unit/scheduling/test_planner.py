@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import Piece, split_request
-from sglang_prefill_ext.wire.packed import int_array
-from tests.unit.wire.strategies import PlainRequest, plain_requests
+from sglang_prefill_ext.wire.arrays import int_array
+from tests.unit.wire.strategies import PlainRequest, asking, plain_requests
 
 
 @st.composite
@@ -24,7 +24,7 @@ def piece_lists(draw: st.DrawFn) -> list[Piece]:
     for request in draw(st.lists(plain_requests(), min_size=1, max_size=6)):
         prefix = draw(st.sampled_from([[], [1, 2], [1, 2, 3], request.prefix]))
         packed = replace(request, prefix=prefix, adapter=adapter).pack()
-        rows = replace(packed, normalised=draw(st.booleans()))
+        rows = asking(packed, normalised=draw(st.booleans()))
         budget = ForwardBudget(draw(st.integers(5, 60)))
         pieces.append(draw(st.sampled_from(split_request(rows, budget))))
     return pieces
@@ -32,8 +32,8 @@ def piece_lists(draw: st.DrawFn) -> list[Piece]:
 
 def _computed(plan: ForwardPlan) -> list[tuple[int, list[int], list[int], list[int]]]:
     """``(held, fresh prefix, suffix, labels)`` of every value's row, one entry a row and group."""
-    tokens, labels = plan.token_ids.tolist(), plan.label_ids.tolist()
-    label_lens = iter(plan.label_lens.tolist())
+    tokens, labels = plan.token_ids.tolist(), plan.reads.label_ids.tolist()
+    label_lens = iter(plan.reads.lens.tolist())
     rows, at, label_at = [], 0, 0
     for span in plan.layout.groups:
         prefix = tokens[at : at + span.fresh]
@@ -71,7 +71,7 @@ def test_shares_cover_the_values_once(pieces: list[Piece]) -> None:
     plan = plan_forward(pieces)
     ends = sorted((share.values.start, share.values.stop) for share in plan.shares)
     assert ends[0][0] == 0
-    assert ends[-1][1] == len(plan.label_ids)
+    assert ends[-1][1] == len(plan.reads.label_ids)
     assert all(before[1] == after[0] for before, after in pairwise(ends))
 
 
@@ -103,9 +103,11 @@ def test_pieces_keep_their_prefixes_in_their_groups(pieces: list[Piece]) -> None
 @given(piece_lists())
 def test_every_row_is_read_as_its_request_asks(pieces: list[Piece]) -> None:
     plan = plan_forward(pieces)
-    of_label = np.repeat(plan.normalised, plan.label_lens)
+    kinds = np.repeat(plan.reads.kinds, plan.reads.lens)
     for piece, share in zip(pieces, plan.shares, strict=True):
-        assert (of_label[share.values] == piece.normalised).all()
+        assert (
+            kinds[share.values].tolist() == np.repeat(piece.reads.kinds, piece.reads.lens).tolist()
+        )
 
 
 def test_requests_with_one_query_become_one_group() -> None:
@@ -115,7 +117,7 @@ def test_requests_with_one_query_become_one_group() -> None:
     pieces = [split_request(each.pack(), ForwardBudget(50))[0] for each in (first, second, third)]
     plan = plan_forward(pieces)
     assert plan.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 9, 3]
-    assert plan.label_ids.tolist() == [7, 7, 7, 8, 8]
+    assert plan.reads.label_ids.tolist() == [7, 7, 7, 8, 8]
     assert [share.group for share in plan.shares] == [0, 1, 0]
     assert [share.values for share in plan.shares] == [slice(0, 2), slice(4, 5), slice(2, 4)]
     assert [share.num_tokens for share in plan.shares] == [4, 2, 2]

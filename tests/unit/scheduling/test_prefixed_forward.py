@@ -9,7 +9,8 @@ import pytest
 from sglang_prefill_ext.scheduling import prefixed_forward
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.prefixed_forward import NoRoomError, PrefixedForward
+from sglang_prefill_ext.scheduling.planner import Share
+from sglang_prefill_ext.scheduling.prefixed_forward import LaunchedJob, NoRoomError, PrefixedForward
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of, job_of_rows, request
 
@@ -196,3 +197,14 @@ def test_without_a_cache_the_plan_is_the_whole_forward() -> None:
     assert prefixed.plan.token_ids.tolist() == [*LONG, 9]
     assert (prefixed.held, prefixed.stores, prefixed.num_cached) == ([None], [None], 0)
     prefixed.commit()
+
+
+def test_a_job_leaves_a_flight_by_ending_or_by_starting_over() -> None:
+    first, second = (job_of(request()) for _ in range(2))
+    launched_jobs = [
+        LaunchedJob(job, job.attempt, Share(0, slice(0, 1), 1)) for job in (first, second)
+    ]
+    assert all(each.waits for each in launched_jobs)
+    first.ended = True
+    second.restart()
+    assert not any(each.waits for each in launched_jobs)

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.scheduling.admission import QueueLoad
-from sglang_prefill_ext.scheduling.job import Job
-from sglang_prefill_ext.scheduling.order import OrderKey
-from sglang_prefill_ext.scheduling.queue import JobQueue
+from sglang_prefill_ext.scheduling.job import Job, QueueLoad
+from sglang_prefill_ext.scheduling.queue import JobQueue, OrderKey, QueueLimits, retry_after_s
 from tests.unit.scheduling.jobs import job_of, request
 
 
@@ -86,3 +84,43 @@ def test_a_job_is_late_once_its_own_tokens_take_too_long(
     queue.push(gone)
     queue.drop(gone)
     assert [job.rid for job in queue.late(now_ms, tokens_per_s)] == late
+
+
+LOADS = st.builds(QueueLoad, *[st.integers(0, 20)] * 3)
+LIMITS = st.builds(QueueLimits, *[st.integers(1, 20)] * 3)
+
+
+@given(LOADS, LOADS, LIMITS)
+def test_a_request_is_refused_where_any_limit_would_be_passed(
+    waiting: QueueLoad, request: QueueLoad, limits: QueueLimits
+) -> None:
+    pairs = [
+        (waiting.tokens + request.tokens, limits.tokens),
+        (waiting.rows + request.rows, limits.rows),
+        (waiting.bytes + request.bytes, limits.bytes),
+    ]
+    fits = all(after <= most for after, most in pairs) or waiting == QueueLoad()
+    assert (limits.refusal(waiting, request) == "") == fits
+
+
+def test_what_waits_may_reach_the_limits_and_the_first_may_exceed_them() -> None:
+    limits = QueueLimits(tokens=100, rows=5, bytes=1000)
+    assert limits.refusal(QueueLoad(1, 1, 1), QueueLoad(99, 4, 999)) == ""
+    assert limits.refusal(QueueLoad(), QueueLoad(101, 6, 1001)) == ""
+
+
+def test_a_refusal_names_what_is_full() -> None:
+    limits = QueueLimits(tokens=100, rows=5, bytes=1000)
+    reason = limits.refusal(QueueLoad(10, 4, 10), QueueLoad(10, 2, 10))
+    assert "6 rows would wait, the limit is 5" in reason
+    assert reason.endswith("Try again later.")
+
+
+@given(LOADS, LOADS)
+def test_what_is_taken_away_again_leaves_what_was_there(one: QueueLoad, other: QueueLoad) -> None:
+    assert one + other - other == one
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(50.0, 2.0), (0.0, 0.0)])
+def test_room_is_expected_once_what_waits_is_computed(rate: float, seconds: float) -> None:
+    assert retry_after_s(QueueLoad(tokens=100), rate) == seconds

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import forwards
-from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows, int_array, values_from_bytes
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.arrays import Float32Array, int_array, values_from_bytes
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import Vectors
 from sglang_prefill_ext.wire.status import Status
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.scheduling.caches import MemoryCache
@@ -132,7 +133,7 @@ class StubExecutor:
 
     def _run(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> list[float]:
         tokens, at, values = plan.token_ids.tolist(), 0, list[float]()
-        labels, counts = iter(plan.label_ids.tolist()), iter(plan.label_lens.tolist())
+        labels, counts = iter(plan.reads.label_ids.tolist()), iter(plan.reads.lens.tolist())
         for span, before, store in zip(plan.layout.groups, held, stores, strict=True):
             slots = [] if before is None else before.tolist()
             assert len(slots) == span.held
@@ -426,7 +427,7 @@ def test_places_inside_prompts_fail_where_prompts_see_all_of_themselves() -> Non
     executor = StubExecutor(asynchronous=False, causal=False)
     runtime = PackedRuntime(executor, ended.extend, POLICY)
     one, two = int_array([1, 1]), int_array([2])
-    rows = PackedRows(one, 0, two, int_array([]), one, vector_width=3, read_lens=two)
+    rows = PackedRows(one, 0, two, Vectors(3, one), read_lens=two)
     runtime.submit("one", rows, None)
     assert [result.status for _, result in ended] == [Status.FAILED]
     assert not runtime.busy

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import forwards
-from sglang_prefill_ext.scheduling.admission import QueueLimits
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.packed import Float32Array
+from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import request
@@ -65,7 +65,7 @@ class FailingExecutor:
 
 class FailingCompletion:
     def __init__(self, plan: ForwardPlan, *, fails: bool) -> None:
-        self._num_values, self._fails = plan.num_values, fails
+        self._num_values, self._fails = plan.reads.num_values, fails
 
     def wait(self) -> Float32Array:
         if self._fails:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.split import Piece, split_request, unfit_row
-from tests.unit.wire.strategies import PlainRequest, plain_requests
+from tests.unit.wire.strategies import PlainRequest, asking, plain_requests
 
 MAX_SUFFIX = 5
 REQUESTS = plain_requests(max_prefix=20, max_suffix=MAX_SUFFIX)
@@ -103,11 +103,11 @@ def test_the_pieces_ask_for_what_the_request_asks(
     request: PlainRequest, budget: ForwardBudget, normalised: bool
 ) -> None:
     labels: list[list[int]] = []
-    for piece in split_request(replace(request.pack(), normalised=normalised), budget):
-        assert piece.normalised is normalised
-        ends = list(accumulate(piece.label_lens.tolist(), initial=0))
-        flat = piece.label_ids.tolist()
-        assert (len(flat), len(piece.label_lens)) == (ends[-1], piece.span.num_rows)
+    for piece in split_request(asking(request.pack(), normalised=normalised), budget):
+        assert [kind.normalised for kind, _ in piece.reads.by_kind()] in ([], [normalised])
+        ends = list(accumulate(piece.reads.lens.tolist(), initial=0))
+        flat = piece.reads.label_ids.tolist()
+        assert (len(flat), len(piece.reads.lens)) == (ends[-1], piece.span.num_rows)
         labels += [flat[a:b] for a, b in pairwise(ends)]
     assert labels == request.labels
 

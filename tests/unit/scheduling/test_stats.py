@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sglang_prefill_ext.scheduling.stats import RuntimeStats
+from sglang_prefill_ext.scheduling.stats import Account, Accounts, ExecutionClass, RuntimeStats
 from sglang_prefill_ext.wire.status import Status
 
 
@@ -54,3 +54,18 @@ def test_the_report_is_json() -> None:
         "tokens_saved": 0,
         "requests": {"declined": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("packed", "stock", "expected"),
+    [(7, 0, ExecutionClass.ONE_SHOT), (0, 3, ExecutionClass.DECODE), (7, 3, ExecutionClass.MIXED)],
+)
+def test_an_iteration_is_counted_in_its_class(
+    packed: int, stock: int, expected: ExecutionClass
+) -> None:
+    accounts = Accounts()
+    accounts.record(0, 0)
+    accounts.record(packed, stock)
+    accounts.record(packed, stock)
+    for each, account in accounts.of.items():
+        assert account == (Account(2, 2 * packed, 2 * stock) if each == expected else Account())

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as npst
 
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.startup.answer_check import (
+    AnswerCheck,
     Attempt,
     Tolerance,
-    Verdict,
     attempts,
     gaps,
     tolerance_of,
@@ -25,9 +25,9 @@ from sglang_prefill_ext.startup.known_answers import LABELS
 NAN, INF = float("nan"), float("inf")
 
 
-def verdict_of(*apart: float) -> Verdict:
+def check_of(*apart: float) -> AnswerCheck:
     prompts = tuple((number, number + 1) for number in range(len(apart)))
-    return Verdict(prompts, apart, apart, Tolerance(1e-4, 1e-4), seconds=0.25)
+    return AnswerCheck(prompts, apart, apart, Tolerance(1e-4, 1e-4), seconds=0.25)
 
 
 def differences(stock: Any, packed: Any, *, vectors: bool) -> list[float]:
@@ -96,19 +96,19 @@ def test_a_difference_is_never_nan(stock: Any, packed: Any, vectors: bool) -> No
             assert apart == INF
 
 
-# The verdict
+# The check
 
 
 @pytest.mark.parametrize(
     ("apart", "same"),
     [((0.0, 1e-4), True), ((2e-4, 0.0), False), ((0.0, INF), False), ((), False)],
 )
-def test_a_verdict(apart: tuple[float, ...], same: bool) -> None:
-    assert verdict_of(*apart).same is same
+def test_an_answer_check(apart: tuple[float, ...], same: bool) -> None:
+    assert check_of(*apart).same is same
 
 
-def test_a_verdict_names_the_worst_prompt() -> None:
-    text = str(verdict_of(0.0, 0.5, 0.25))
+def test_an_answer_check_names_the_worst_prompt() -> None:
+    text = str(check_of(0.0, 0.5, 0.25))
     assert text == (
         "3 prompts, largest difference 5.0e-01 at prompt 2 (1 tokens of a shared prefix and 2 of "
         "its own), tolerance 0.0001, 0.25 s"
@@ -123,9 +123,9 @@ def test_a_verdict_names_the_worst_prompt() -> None:
         ((0.0, INF), {"verdict": "differ", "largest_difference": None}),
     ],
 )
-def test_a_verdict_is_json(apart: tuple[float, ...], shown: dict[str, Any]) -> None:
+def test_an_answer_check_is_json(apart: tuple[float, ...], shown: dict[str, Any]) -> None:
     rest = {"prompts": 2, "tolerance": 1e-4, "seconds": 0.25}
-    text = json.dumps(verdict_of(*apart).as_dict(), allow_nan=False)
+    text = json.dumps(check_of(*apart).as_dict(), allow_nan=False)
     assert json.loads(text) == shown | rest
 
 
@@ -159,9 +159,9 @@ def test_a_noisy_model_is_compared_with_its_own_noise(noise: float, usual: float
 PROMPTS = 8
 
 
-def half_precision(packed: Any, stock: Any, noise: float = 0.06) -> Verdict:
+def half_precision(packed: Any, stock: Any, noise: float = 0.06) -> AnswerCheck:
     apart = gaps(stock, packed, vectors=False)
-    return Verdict(
+    return AnswerCheck(
         ((0, 1),) * PROMPTS,
         tuple(apart.max(axis=1).tolist()),
         tuple(np.median(apart, axis=1).tolist()),
@@ -219,7 +219,7 @@ def test_float32_has_no_outlier(stock: Any) -> None:
     apart = gaps(stock, packed, vectors=False)
     tolerance = tolerance_of("float32", quantised=False, vectors=False, noise=1e-6)
     largest, medians = tuple(apart.max(axis=1)), tuple(np.median(apart, axis=1))
-    assert not Verdict(((0, 1),) * PROMPTS, largest, medians, tolerance, 0.1).same
+    assert not AnswerCheck(((0, 1),) * PROMPTS, largest, medians, tolerance, 0.1).same
 
 
 # What is tried before a server declines

@@ -52,7 +52,7 @@ def compiled(
     slots = MemoryCache(keeps=False, capacity=room)
     compile_ahead(stage, budget, slots)
     slots.check_idle()
-    assert all(budget.fits(plan.num_tokens, plan.num_reads) for plan in stage.plans)
+    assert all(budget.fits(plan.num_tokens, len(plan.reads)) for plan in stage.plans)
     return [plan.layout for plan in stage.plans]
 
 
@@ -67,6 +67,7 @@ def compiled(
 @example(4096, None, 0, 2048, 2048, 1)
 @example(256, None, 5000, 0, 256, 1)
 @example(8192, 1250, 0, 1249, 6943, 1)
+@example(4177, 1799, 0, 1798, 2379, 1)
 def test_the_kind_of_any_forward_was_tried(
     max_tokens: int, longest_prompt: int | None, held: int, fresh: int, rows: int, row_tokens: int
 ) -> None:
@@ -140,7 +141,7 @@ def test_vectors_are_read_where_the_model_makes_them() -> None:
     stage = Stage(AttentionWay.FUSED)
     stage.vector_width = 3
     compile_ahead(stage, ForwardBudget(1000), MemoryCache())
-    assert {length for plan in stage.plans for length in plan.label_lens.tolist()} == {3}
+    assert {length for plan in stage.plans for length in plan.reads.lens.tolist()} == {3}
 
 
 def test_nothing_is_compiled_without_kernels() -> None:

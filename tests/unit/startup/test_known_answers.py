@@ -22,6 +22,7 @@ from sglang_prefill_ext.startup.known_answers import (
     prompts_of,
 )
 from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import IdleExecutor
 
@@ -51,9 +52,8 @@ def test_prompts_keep_every_limit(
     num_rows = sum(rows.num_rows for rows in requests)
     assert total_of(requests) <= max(num_rows, min(MOST_TOKENS, 3 * max_tokens // 4) + num_rows)
     for rows in requests:
-        assert rows.vector_width == vector_width
-        assert rows.values_per_read == (vector_width or len(set(rows.label_ids.tolist())))
-        for ids in (rows.tokens, rows.label_ids):
+        assert rows.read.num_values(1) == (vector_width or len(set(rows.read.ids.tolist())))
+        for ids in (rows.tokens, rows.read.ids):
             assert all(0 <= number < vocab_size for number in ids.tolist())
         assert max(map(len, prompts_of(rows))) <= longest_prompt
 
@@ -77,7 +77,7 @@ def test_prompts_are_of_every_kind(max_tokens: int, most: int) -> None:
 
 
 def test_labels_are_spread_over_the_vocabulary() -> None:
-    (labels, *others) = (rows.label_ids.tolist() for rows in known(vocab_size=8_000))
+    (labels, *others) = (rows.read.ids.tolist() for rows in known(vocab_size=8_000))
     assert others == [labels, labels]
     assert (labels[0], labels[-1], len(set(labels))) == (0, 7_999, LABELS)
 
@@ -87,8 +87,7 @@ def test_rows_as_prompts() -> None:
         np.array([1, 2, 3, 4, 5, 6], np.int32),
         2,
         np.array([1, 3], np.int32),
-        np.array([0], np.int32),
-        np.array([], np.int32),
+        Labels(np.array([0], np.int32), np.array([], np.int32)),
     )
     assert [prompt.tolist() for prompt in prompts_of(rows)] == [[1, 2, 3], [1, 2, 4, 5, 6]]
     assert lengths_of([rows]) == ((2, 1), (2, 3))
@@ -107,7 +106,7 @@ class Echo(IdleExecutor):
     def launch(self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]) -> Any:
         completion: Any = super().launch(plan, held, stores)
         last = plan.token_ids[plan.layout.read_positions()]
-        values = np.repeat(last, plan.label_lens).astype(np.float32)
+        values = np.repeat(last, plan.reads.lens).astype(np.float32)
         completion.wait = lambda: values
         return completion
 

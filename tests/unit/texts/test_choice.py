@@ -14,7 +14,6 @@ from sglang_prefill_ext.texts import choice, libraries
 from sglang_prefill_ext.texts.choice import Choice
 from sglang_prefill_ext.texts.comparison import Comparison
 from sglang_prefill_ext.texts.comparison_process import NotComparedError, compare_here
-from sglang_prefill_ext.texts.encoder import lists
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 from sglang_prefill_ext.texts.libraries import FastokensEncoder
 from sglang_prefill_ext.wire.flat import FlatRows
@@ -37,7 +36,7 @@ def test_only_what_equals_hugging_face_is_ever_chosen(kind: str, tmp_path: Path)
         passed = {name for name, comparison in made.comparisons.items() if comparison.passed}
         assert made.best.name in {"huggingface", *passed}
         assert made.speeds.keys() == {"huggingface", *passed}
-        assert lists(made.best.rows(texts)) == wanted
+        assert made.best.rows(texts).tolist() == wanted
 
 
 def test_the_faster_one_is_chosen_of_those_whose_memory_has_a_bound(

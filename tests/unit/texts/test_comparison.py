@@ -8,7 +8,7 @@ from sglang_prefill_ext.texts import comparison as gate
 from sglang_prefill_ext.texts import sample_texts
 from sglang_prefill_ext.texts.boundary import Boundaries
 from sglang_prefill_ext.texts.comparison import compare
-from sglang_prefill_ext.texts.encoder import flat, lists
+from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import NO_FRAME
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.wire.flat import FlatRows
@@ -98,4 +98,4 @@ def test_texts_are_the_same_everywhere_and_all_different() -> None:
 
 def test_speed_is_measured_on_ordinary_requests() -> None:
     assert 0 < gate.us_per_text(Bytes()) < 1e5
-    assert lists(Bytes().rows(["a"])) == [[97]]
+    assert Bytes().rows(["a"]).tolist() == [[97]]

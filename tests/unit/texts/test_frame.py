@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, processors
 
-from sglang_prefill_ext.texts.encoder import flat, lists
+from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import frame_of
 from tests.unit.texts.made import settings
 
@@ -35,7 +35,7 @@ def post_processor(processor: Any) -> dict[str, Any] | None:
 def test_special_tokens_stand_around_every_row(processor: Any, rows: list[list[int]]) -> None:
     frame = frame_of(post_processor(processor))
     assert frame is not None
-    assert lists(frame.around(flat([[7, 8], [], [9]]))) == rows
+    assert frame.around(flat([[7, 8], [], [9]])).tolist() == rows
 
 
 def test_without_a_post_processor_nothing_is_added() -> None:

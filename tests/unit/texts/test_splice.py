@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.texts import sample_texts
-from sglang_prefill_ext.texts.encoder import flat, lists
+from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import frame_of
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
@@ -47,7 +47,7 @@ def check(source: str, shared: str, items: list[str]) -> int:
         spliced = splice.encode(copy, shared, items, item_first=item_first)
         if spliced is not None:
             whole = [item + shared if item_first else shared + item for item in items]
-            assert lists(spliced.whole(item_first=item_first)) == copy.encode(whole)
+            assert spliced.whole(item_first=item_first).tolist() == copy.encode(whole)
             cut += 1
     return cut
 
@@ -113,14 +113,14 @@ def test_special_tokens_stand_around_the_whole_prompt() -> None:
     assert behind is not None
     assert before is not None
     assert behind.shared[0] == 1
-    assert [row[-1] for row in lists(behind.rest)] == [2, 2]
+    assert [row[-1] for row in behind.rest.tolist()] == [2, 2]
     assert before.shared[-1] == 2
-    assert [row[0] for row in lists(before.rest)] == [1, 1]
+    assert [row[0] for row in before.rest.tolist()] == [1, 1]
 
 
 def test_rows_of_ids_are_flat_and_lists() -> None:
     rows = flat([[1, 2], [], [3]])
     np.testing.assert_array_equal(rows.values, [1, 2, 3])
     np.testing.assert_array_equal(rows.counts, [2, 0, 1])
-    assert lists(rows) == [[1, 2], [], [3]]
-    assert lists(flat([])) == []
+    assert rows.tolist() == [[1, 2], [], [3]]
+    assert flat([]).tolist() == []

@@ -11,13 +11,12 @@ from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixSplice, Tokenizer
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import choice, text_encoder
-from sglang_prefill_ext.texts.encoder import lists
 from sglang_prefill_ext.texts.frame import with_ids
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 from sglang_prefill_ext.texts.text_encoder import SAMPLED, TextEncoder
-from sglang_prefill_ext.wire import sizes
+from sglang_prefill_ext.wire import checks
+from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
 from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.packed import NO_INTS, Int32Array
 from tests.unit.texts.made import json_of
 
 PLAIN = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
@@ -53,7 +52,7 @@ def made(
 def whole(joined: tuple[Int32Array, FlatRows], item_first: bool) -> list[list[int]]:
     shared, rest = joined
     args = (NO_INTS, shared) if item_first else (shared, NO_INTS)
-    return lists(with_ids(rest, *args))
+    return with_ids(rest, *args).tolist()
 
 
 @pytest.mark.parametrize("kind", ["llama3", "wordpiece"])
@@ -165,7 +164,7 @@ def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
     encoder._prepare(json_of("llama3"), PLAIN, Path())
     choice_ = encoder._choice
     assert isinstance(choice_, Best)
-    choice_.giving_up.join(10)
+    choice_.giving_up.join(60)
     assert encoder._encoder is None
 
 
@@ -196,7 +195,7 @@ LONG = "x" * 1000
 def test_a_long_text_without_a_cut_is_not_repeated_for_ever(
     monkeypatch: pytest.MonkeyPatch, query: str, item_first: bool, repeated: bool
 ) -> None:
-    monkeypatch.setattr(sizes, "MOST_REPEATED_CHARACTERS", 20_000)
+    monkeypatch.setattr(checks, "MOST_REPEATED_CHARACTERS", 20_000)
     encoder, plain, _ = made()
     items = [str(number) for number in range(30)]
     if not repeated:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import msgspec
+import numpy as np
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
-from sglang_prefill_ext.wire.sampling import WHOLE_VOCABULARY
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.reads import LabelKind, Reads
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, WHOLE_VOCABULARY, Draw
 
 VOCAB = 97
 
@@ -37,15 +42,35 @@ class PlainRequest:
 
     def pack(self) -> PackedRows:
         tokens = self.prefix + [token for suffix in self.suffixes for token in suffix]
-        sent_labels = self.labels[:1] if self.shared_labels else self.labels
+        sent = self.labels[:1] if self.shared_labels else self.labels
         return PackedRows(
-            tokens=int_array(tokens),
-            prefix_len=len(self.prefix),
-            suffix_lens=int_array([len(suffix) for suffix in self.suffixes]),
-            label_ids=int_array([label for labels in sent_labels for label in labels]),
-            label_lens=int_array([] if self.shared_labels else [len(one) for one in self.labels]),
+            int_array(tokens),
+            len(self.prefix),
+            int_array([len(suffix) for suffix in self.suffixes]),
+            Labels(
+                int_array([label for labels in sent for label in labels]),
+                int_array([] if self.shared_labels else [len(labels) for labels in sent]),
+            ),
             adapter=self.adapter,
         )
+
+
+def asking(rows: PackedRows, **fields: Any) -> PackedRows:
+    """Rows of which something else is read, see `Labels`."""
+    return replace(rows, read=msgspec.structs.replace(rows.read, **fields))
+
+
+def labels_by_read(rows: PackedRows) -> list[list[int]]:
+    """The labels of every read."""
+    reads = rows.read.part(0, rows.num_reads, slice(0, 0), np.empty(0, np.int64))
+    return [ids.tolist() for ids in np.split(reads.label_ids, np.cumsum(reads.lens)[:-1])]
+
+
+def reads_of(labels: list[list[int]]) -> Reads:
+    """Reads of log-probs of their own labels."""
+    count, ids = len(labels), int_array([label for own in labels for label in own])
+    kinds = np.full(count, LabelKind(0, True, Draw.NONE).number)
+    return Reads(ids, int_array(list(map(len, labels))), kinds, NO_SAMPLING)
 
 
 def token_lists(min_size: int = 0, max_size: int = 8) -> st.SearchStrategy[list[int]]:

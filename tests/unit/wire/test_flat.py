@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.score.labels import pack_labels
+from sglang_prefill_ext.frontend.score.score_call import pack_labels
+from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.flat import (
     FlatRows,
     check_ids,
@@ -16,10 +17,10 @@ from sglang_prefill_ext.wire.flat import (
     int32_array,
     pack_flat,
 )
-from sglang_prefill_ext.wire.packed import int_array
+from sglang_prefill_ext.wire.read import Labels
 
 VOCAB = 40
-LABELS = (int_array([3, 4]), int_array([]))
+LABELS = Labels(int_array([3, 4]))
 
 # Few different tokens, so that items often share a prefix with each other.
 TOKEN_LISTS = st.lists(st.integers(0, 1), max_size=40)
@@ -58,7 +59,8 @@ def test_labels_are_judged_like_lists(rows: list[list[int]], items: int) -> None
     wanted = pack_labels(rows[0] if len(rows) == 1 else rows, items, 6)
     assert (found is None) == (wanted is None)
     if found is not None and wanted is not None:
-        assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
+        assert found.ids.tolist() == wanted.ids.tolist()
+        assert found.lens.tolist() == wanted.lens.tolist()
 
 
 @given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=5))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.overrides import (
     DTYPES,
     NO_OVERRIDES,
@@ -16,7 +17,8 @@ from sglang_prefill_ext.wire.overrides import (
     overrides_from_bytes,
     overrides_of,
 )
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 
 @st.composite
@@ -73,7 +75,7 @@ def test_tokens_name_rows_of_the_table_only() -> None:
     def rows(token: int) -> PackedRows:
         tokens, one = int_array([3, token]), int_array([1])
         table = np.zeros((2, 4), dtype=np.float16)
-        return PackedRows(tokens, 1, one, one, int_array([]), overrides=table)
+        return PackedRows(tokens, 1, one, Labels(one), overrides=table)
 
     assert rows(-2).overrides.shape == (2, 4)
     with pytest.raises(PackingError, match="embeddings"):

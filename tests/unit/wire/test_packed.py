@@ -1,41 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.wire.packed import (
-    PackedRows,
-    from_bytes,
-    int_array,
-    values_from_bytes,
-    values_to_bytes,
+from sglang_prefill_ext.wire.arrays import from_bytes, int_array, values_from_bytes, values_to_bytes
+from sglang_prefill_ext.wire.packed import PackedRows, head_of, rows_from_bytes, to_bytes
+from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR, Labels, Read, Vectors
+from sglang_prefill_ext.wire.sampling import Sampling
+from tests.unit.wire.override_requests import orders, pack_overridden
+from tests.unit.wire.strategies import (
+    PlainRequest,
+    asking,
+    labels_by_read,
+    plain_requests,
+    sampling_params,
 )
-from tests.unit.wire.strategies import PlainRequest, plain_requests
-
-ARRAYS = ("tokens", "suffix_lens", "label_ids", "label_lens")
-
-
-@given(plain_requests())
-def test_a_round_trip_through_bytes_keeps_every_row(request: PlainRequest) -> None:
-    sent = request.pack()
-    arrays = {name: from_bytes(getattr(sent, name).tobytes()) for name in ARRAYS}
-    received = PackedRows(
-        arrays["tokens"],
-        sent.prefix_len,
-        arrays["suffix_lens"],
-        arrays["label_ids"],
-        arrays["label_lens"],
-    )
-    for name in ARRAYS:
-        assert getattr(received, name).tolist() == getattr(sent, name).tolist()
-        assert getattr(received, name).dtype == np.int32
 
 
 def test_reading_copies_nothing_and_cannot_be_written_to() -> None:
@@ -72,20 +59,8 @@ def test_values_survive_bit_for_bit_also_from_strided_memory(
 def test_totals_equal_those_of_separate_prompts(request: PlainRequest) -> None:
     rows = request.pack()
     assert rows.num_rows == len(request.suffixes)
-    assert rows.shared_labels == request.shared_labels
     assert rows.num_values == sum(map(len, request.labels))
     assert rows.num_prompt_tokens == sum(map(len, request.prompts))
-
-
-@given(plain_requests(), st.data())
-def test_labels_of_any_range_of_rows(request: PlainRequest, data: st.DataObject) -> None:
-    first = data.draw(st.integers(0, len(request.suffixes)))
-    last = data.draw(st.integers(first, len(request.suffixes)))
-    expected = request.labels[first:last]
-    label_ids, label_lens = request.pack().labels_of(first, last)
-    assert label_lens.tolist() == [len(labels) for labels in expected]
-    assert label_ids.tolist() == [label for labels in expected for label in labels]
-    assert label_ids.dtype == label_lens.dtype == np.int32
 
 
 Damage = Callable[[PackedRows], PackedRows]
@@ -114,30 +89,11 @@ DAMAGES: dict[str, Damage] = {
         rows,
         suffix_lens=int_array([]),
         tokens=rows.tokens[: rows.prefix_len],
-        label_lens=int_array([]),
+        read=Labels(rows.read.ids),
     ),
     "a row without suffix": _with_suffix_len(0),
     "a row of negative length": _with_suffix_len(-1),
-    "no labels": lambda rows: replace(rows, label_ids=int_array([])),
-}
-
-OWN_LABEL_DAMAGES: dict[str, Damage] = {
-    "a label too many": lambda rows: replace(rows, label_ids=np.append(rows.label_ids, 1)),
-    "a label too few": lambda rows: replace(rows, label_ids=rows.label_ids[:-1]),
-    "a count too many": lambda rows: replace(
-        rows, label_lens=np.append(rows.label_lens, 1), label_ids=np.append(rows.label_ids, 1)
-    ),
-    "a count too few": lambda rows: replace(
-        rows, label_lens=rows.label_lens[:-1], label_ids=rows.label_ids[: -rows.label_lens[-1]]
-    ),
-    "a row without labels": lambda rows: replace(
-        rows,
-        label_lens=int_array([0, *rows.label_lens[1:]]),
-        label_ids=rows.label_ids[rows.label_lens[0] :],
-    ),
-    "a negative count": lambda rows: replace(
-        rows, label_lens=int_array([-1, int(rows.label_lens[:2].sum()) + 1, *rows.label_lens[2:]])
-    ),
+    "no labels": lambda rows: asking(rows, ids=int_array([])),
 }
 
 
@@ -149,28 +105,13 @@ def test_contradicting_rows_are_refused(damage: Damage, request: PlainRequest) -
         damage(rows)
 
 
-@pytest.mark.parametrize("damage", OWN_LABEL_DAMAGES.values(), ids=OWN_LABEL_DAMAGES.keys())
-@given(plain_requests())
-def test_contradicting_labels_are_refused(damage: Damage, request: PlainRequest) -> None:
-    two_rows = replace(
-        request,
-        suffixes=[*request.suffixes, [1]],
-        labels=[*request.labels, [2]],
-        shared_labels=False,
-    )
-    rows = two_rows.pack()
-    with pytest.raises(PackingError):
-        damage(rows)
-
-
 def _many_reads() -> PackedRows:
     """One read in the prefix, two in the first row, one in the second."""
     return PackedRows(
         int_array([1, 2, 3, 4, 5]),
         2,
         int_array([2, 1]),
-        int_array([7, 8]),
-        int_array([]),
+        Labels(int_array([7, 8])),
         read_lens=int_array([2, 1]),
         prefix_reads=1,
     )
@@ -179,29 +120,11 @@ def _many_reads() -> PackedRows:
 def test_reads_are_those_of_the_prefix_and_then_those_of_each_row() -> None:
     rows = _many_reads()
     assert (rows.num_reads, rows.num_values) == (4, 4 * 2)
-    best = replace(rows, num_best=3)
-    assert (best.values_per_read, best.num_values) == (2 + 6, 4 * 8)
     assert rows.read_starts().tolist() == [1, 3, 4]
     ends_and_one = replace(rows, read_lens=int_array([]))
     assert ends_and_one.read_starts().tolist() == [1, 2, 3]
     assert [each.reads_row_ends for each in (rows, ends_and_one)] == [False, False]
     assert replace(ends_and_one, prefix_reads=0).reads_row_ends
-
-
-def test_reads_between_others_may_have_no_labels() -> None:
-    rows = replace(_many_reads(), label_lens=int_array([0, 2, 0, 0]))
-    assert rows.num_values == 2
-    assert rows.labels_of(1, 3)[1].tolist() == [2, 0]
-    with pytest.raises(PackingError, match="packed labels"):  # nothing is asked at all
-        replace(rows, label_lens=int_array([0] * 4), label_ids=int_array([]))
-
-
-def test_rows_whose_most_probable_token_is_read_need_no_labels() -> None:
-    rows = PlainRequest([1], [[2], [3]], [[7], [8]], shared_labels=False).pack()
-    some = replace(rows, label_lens=int_array([2, 0]), num_best=1)
-    assert some.num_values == 2 + 2 * 2
-    with pytest.raises(PackingError, match="packed labels"):
-        replace(some, num_best=0)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +135,6 @@ def test_rows_whose_most_probable_token_is_read_need_no_labels() -> None:
         {"read_lens": int_array([2])},
         {"read_lens": int_array([3, 1])},
         {"read_lens": int_array([2, 0])},
-        {"num_best": -1},
     ],
     ids=str,
 )
@@ -221,34 +143,116 @@ def test_contradicting_reads_are_refused(change: dict[str, Any]) -> None:
         replace(_many_reads(), **change)
 
 
-def test_rows_of_vectors_have_no_labels() -> None:
-    empty = int_array([])
-    rows = PackedRows(int_array([1, 2, 3]), 1, int_array([1, 1]), empty, empty, vector_width=5)
-    assert (rows.num_values, rows.values_per_read) == (10, 5)
-    ids, counts = rows.labels_of(0, 2)
-    assert (ids.tolist(), counts.tolist()) == ([], [5, 5])
-    with pytest.raises(PackingError, match="labels"):
-        replace(rows, label_ids=int_array([7]))
-    with pytest.raises(PackingError, match="labels"):
-        replace(rows, vector_width=0)
+@pytest.mark.parametrize(
+    "read", [Labels(int_array([1] * 3), int_array([1] * 3)), Vectors(2)], ids=["labels", "vectors"]
+)
+def test_what_is_asked_fits_the_reads(read: Read) -> None:
+    with pytest.raises(PackingError, match="packed labels"):
+        replace(_many_reads(), read=read)
 
 
-def test_vectors_of_some_reads_are_counted_by_read() -> None:
-    rows = PackedRows(
-        int_array([1, 2, 3, 4]),
-        0,
-        int_array([3, 1]),
-        int_array([]),
-        int_array([1, 0, 1]),
-        vector_width=5,
-        read_lens=int_array([2, 1]),
+ROWS = PackedRows(int_array([1, 2]), 0, int_array([2]), Labels(int_array([3])))
+
+
+def assert_same(found: PackedRows, wanted: PackedRows) -> None:
+    for field in fields(PackedRows):
+        ours, theirs = getattr(found, field.name), getattr(wanted, field.name)
+        if isinstance(theirs, Labels | Vectors):
+            assert to_bytes(found) == to_bytes(wanted)
+            assert type(ours) is type(theirs)
+        elif isinstance(theirs, np.ndarray) and theirs.size:
+            assert ours.dtype == theirs.dtype
+            assert np.array_equal(ours, theirs)
+        else:
+            assert np.size(ours) == np.size(theirs)
+            assert isinstance(theirs, np.ndarray) or ours == theirs
+
+
+@given(plain_requests(), st.booleans(), orders, st.sampled_from(["", "an adapter"]))
+def test_labelled_rows_arrive_as_they_were(
+    request: PlainRequest, normalised: bool, order: Sequence[int], adapter: str
+) -> None:
+    for rows in (request.pack(), pack_overridden(request, order)):
+        sent = asking(replace(rows, adapter=adapter), normalised=normalised)
+        found = rows_from_bytes(to_bytes(sent))
+        assert_same(found, sent)
+        assert found.read.normalised == normalised
+        assert labels_by_read(found) == request.labels
+        tokens, prefix_len, named = head_of(to_bytes(sent))
+        assert (tokens.tolist(), prefix_len, named) == (
+            sent.tokens.tolist(),
+            sent.prefix_len,
+            adapter,
+        )
+
+
+@given(plain_requests(), st.integers(1, 3), st.data())
+def test_reads_and_draws_arrive_as_they_were(
+    request: PlainRequest, num_best: int, data: st.DataObject
+) -> None:
+    draws = [Sampling.one(**data.draw(sampling_params())) for _ in request.suffixes]
+    rows = replace(
+        request.pack(),
+        read=Labels(num_best=num_best, sampling=Sampling.joined(draws)),
+        read_lens=int_array([len(suffix) for suffix in request.suffixes]),
+        prefix_reads=len(request.prefix),
     )
-    assert (rows.num_reads, rows.num_values) == (3, 10)
-    for first, last, wanted in ((0, 3, [5, 0, 5]), (1, 2, [0])):
-        ids, counts = rows.labels_of(first, last)
-        assert (ids.tolist(), counts.tolist(), counts.dtype) == ([], wanted, np.int32)
-    for damage in ([1, 1], [1, 2, 0], [0, 0, 0], []):
-        with pytest.raises(PackingError, match="labels"):
-            replace(rows, label_lens=int_array(damage))
-    with pytest.raises(PackingError, match="labels"):
-        replace(rows, read_lens=int_array([]), label_lens=int_array([1, 1]))
+    found = rows_from_bytes(to_bytes(rows))
+    assert_same(found, rows)
+    assert found.read.num_best == num_best
+    assert found.read.sampling.draws.tobytes() == rows.read.sampling.draws.tobytes()
+    assert found.read.sampling.biases.tobytes() == rows.read.sampling.biases.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("width", "concrete"), [(WHOLE_VECTOR, 5), (VECTOR_AND_STATE, 5 + 3), (7, 7)]
+)
+def test_the_width_of_vectors_can_be_made_concrete(width: int, concrete: int) -> None:
+    wanted = int_array([1, 0])
+    sent = PackedRows(int_array([1, 2]), 0, int_array([2]), Vectors(width, wanted), int_array([2]))
+    for widths, expected in ((None, width), ((5, 3), concrete)):
+        found = rows_from_bytes(to_bytes(sent), widths).read
+        assert isinstance(found, Vectors)
+        assert (found.width, found.wanted.tolist()) == (expected, [1, 0])
+
+
+def test_arrays_are_read_where_they_lie() -> None:
+    rows = rows_from_bytes(to_bytes(ROWS))
+    for array in (rows.tokens, rows.suffix_lens, rows.read.ids):
+        assert array.base is not None
+        assert not array.flags.writeable
+
+
+_VALID: list[Any] = msgspec.msgpack.decode(to_bytes(ROWS))
+READ = ["Labels", b"1234", b"", True, 0, [b"", b""]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (0, b"123"),
+        (2, int_array([3]).tobytes()),
+        (3, ["Labels", b"123", *READ[2:]]),
+        (3, [*READ[:5], [b"1", b""]]),
+        (3, [*READ[:5], [b""]]),
+        (3, ["Tokens", b""]),
+        (3, ["Vectors", "wide", b""]),
+        (4, "text"),
+        (6, [b"12", "float32", 1]),
+        (6, b"12345678"),
+        (7, None),
+    ],
+    ids=str,
+)
+def test_inconsistent_rows_are_refused(field: int, value: Any) -> None:
+    damaged = [*_VALID[:field], value, *_VALID[field + 1 :]]
+    with pytest.raises(PackingError):
+        rows_from_bytes(msgspec.msgpack.encode(damaged))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x93", to_bytes(ROWS)[:-3], msgspec.msgpack.encode(_VALID[:4])]
+)
+def test_torn_messages_are_refused(data: bytes) -> None:
+    with pytest.raises(PackingError, match="cannot be read"):
+        rows_from_bytes(data)

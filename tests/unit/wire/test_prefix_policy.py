@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.wire import prefix_policy
-from sglang_prefill_ext.wire.packed import Int32Array, int_array
+from sglang_prefill_ext.wire.arrays import Int32Array, int_array
 from sglang_prefill_ext.wire.prefix_policy import BLOCK_TOKENS, PrefixPolicy
 
 PAGES = st.sampled_from([1, 7, 16, 64])

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, WHOLE_VOCABULARY, Draw, Sampling
 from tests.unit.wire.strategies import Params, sampling_params
 
@@ -92,8 +94,8 @@ def test_contradicting_biases_are_refused(counts: list[int]) -> None:
 )
 def test_contradicting_draws_are_refused(rows: int, more: dict[str, Any]) -> None:
     def two_rows(**fields: Any) -> PackedRows:
-        one = int_array([1, 1])
-        return PackedRows(int_array([4, 5]), 0, one, int_array([7]), int_array([]), **fields)
+        read = Labels(int_array([7]), **fields)
+        return PackedRows(int_array([4, 5]), 0, int_array([1, 1]), read)
 
     two_rows(num_best=1, sampling=packed([USUAL] * 2))
     two_rows(sampling=NO_SAMPLING)

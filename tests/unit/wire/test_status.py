@@ -15,7 +15,7 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
     TooManyItemsError,
 )
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import (
     BAD_ENDS,
     STOCK_ENDS,

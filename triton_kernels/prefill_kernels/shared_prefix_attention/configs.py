@@ -44,6 +44,17 @@ _CONFIGS: ConfigTable = {
 PROGRAMS_OF_A_PROCESSOR = 2
 """Programs that run on one multiprocessor at a time."""
 
+HOPPER = 9
+"""Major compute capability."""
+
+# Almost no block of a prefix needs a mask, and all queries of a group meet the same keys: large
+# tiles read them less often. One program fills a multiprocessor of Hopper with them.
+_PREFIX_ON_HOPPER: ConfigTable = {
+    (64, 2): TileConfig(128, 128, 8, 3),
+    (128, 2): TileConfig(128, 128, 8, 2),
+    (256, 2): TileConfig(128, 32, 8, 2),
+}
+
 GEMMA_2: dict[str, Any] = {"soft_cap": 50.0, "window": 4095, "name": "soft cap, window"}
 """All that a layer without sinks can have, as Gemma 2 has it."""
 
@@ -54,18 +65,26 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def find_config(table: ConfigTable, head_dim: int, itemsize: int) -> TileConfig | None:
+def tile_config(
+    head_dim: int, itemsize: int, architecture: int = 0, *, prefix_alone: bool = False
+) -> TileConfig | None:
+    """The launch for the larger of the head sizes; None: too large for a dtype of `itemsize` bytes.
+
+    Args:
+        architecture: major compute capability of the device. All have the same launches, but for
+            those over nothing than prefixes on Hopper, in half precision.
+    """
+    if prefix_alone and architecture == HOPPER:
+        large = _find(_PREFIX_ON_HOPPER, head_dim, itemsize)
+        if large is not None:
+            return large
+    return _find(_CONFIGS, head_dim, itemsize)
+
+
+def _find(table: ConfigTable, head_dim: int, itemsize: int) -> TileConfig | None:
     """The entry of the smallest head size that holds `head_dim`; None: there is none."""
     sizes = [size for size, bytes_ in table if bytes_ == itemsize and size >= head_dim]
     return table[min(sizes), itemsize] if sizes else None
-
-
-def tile_config(head_dim: int, itemsize: int) -> TileConfig | None:
-    """The launch for the larger of the head sizes; None: too large for a dtype of `itemsize` bytes.
-
-    The same for every architecture.
-    """
-    return find_config(_CONFIGS, head_dim, itemsize)
 
 
 def constexprs(
@@ -97,6 +116,12 @@ def variants() -> Iterable[Variant]:
     yield variant(_CONFIGS[64, 2], 64, "bf16", parts, **GPT_OSS)
     own = {"CACHED": False, "FRESH": False, "OWN": True}
     yield variant(config, 128, "bf16", own, name="own rows")
+    prefix = {"CACHED": True, "FRESH": True, "OWN": False}
+    for (head_dim, _), large in _PREFIX_ON_HOPPER.items():
+        yield variant(large, head_dim, "bf16", prefix, name="prefix")
+    gemma = {**GEMMA_2, "name": "prefix, soft cap, window"}
+    for head_dim in (128, 256):
+        yield variant(_PREFIX_ON_HOPPER[head_dim, 2], head_dim, "bf16", prefix, **gemma)
 
 
 def variant(

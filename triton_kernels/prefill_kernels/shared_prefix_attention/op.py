@@ -1,7 +1,7 @@
 """Attention of packed rows to their shared prefix and to themselves, in one launch."""
 
 import math
-from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,23 +19,50 @@ from prefill_kernels.shared_prefix_attention.arguments import (
     check_outputs,
     check_scores,
 )
-from prefill_kernels.shared_prefix_attention.configs import TileConfig, constexprs, tile_config
+from prefill_kernels.shared_prefix_attention.configs import (
+    HOPPER,
+    TileConfig,
+    constexprs,
+    tile_config,
+)
 from prefill_kernels.shared_prefix_attention.kernel import attention_kernel
 
 
-def block_tokens(group_size: int, head_dim: int, dtype: torch.dtype) -> int:
+class _Launch(NamedTuple):
+    """What every launch of the same shapes has in common; strides in elements."""
+
+    grid: tuple[int]
+    tensor_strides: tuple[tuple[int, ...], ...]
+    """Of q, k, v and the cache: from token to token and from head to head."""
+    scale: float
+    """The kernel's."""
+    key_heads: int
+    out_shape: tuple[int, int, int]
+    constants: dict[str, Any]
+
+
+_LAUNCHES = PreparedLaunches[_Launch]()
+
+
+def block_tokens(
+    group_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    parts: KeyParts = KeyParts.ALL,
+) -> int:
     """The largest, and best, `TilePlan.block_tokens` for `shared_prefix_attention`.
 
     Args:
         group_size: query heads that share a key head.
         head_dim: the larger of the two head sizes.
-        dtype: of q.
+        dtype, device: of q.
+        parts: that the queries see.
 
     Raises:
         KernelArgumentError: the kernel does not support the sizes.
     """
-    config = tile_config(head_dim, dtype.itemsize)
-    return tile_tokens(config, group_size, head_dim, dtype)
+    return _tile_tokens(_tile_config(head_dim, dtype, device, parts), group_size, head_dim, dtype)
 
 
 def shared_prefix_attention(
@@ -72,7 +99,8 @@ def shared_prefix_attention(
         scale: factor of the scores before the softmax, > 0.
         cached: the cached prefixes; None: no tile may have one.
         parts: the parts of its keys that a query sees; results over disjoint parts are joined by
-            `merge_state`.
+            `merge_state`. Over the prefix alone all queries of a group are one dense block, for
+            which there are larger tiles (see `block_tokens`).
         soft_cap: bound of the scaled scores, which become `soft_cap * tanh(score / soft_cap)`;
             0 for none.
         window: how many tokens before its own a query sees, counted by position in its prompt,
@@ -98,57 +126,15 @@ def shared_prefix_attention(
     Source: prefix sharing as in Hydragen (Juravsky et al. 2024) and cascade attention in FlashInfer
     (Ye et al. 2025), with one online softmax over all parts instead of a merge.
     """
-    return launch(
-        *(_tile_config, q, k, v, plan, scale, cached, parts),
-        *(soft_cap, window, sinks, out, lse),
-    )
-
-
-def _tile_config(head_dim: int, q: Tensor) -> TileConfig | None:
-    return tile_config(head_dim, q.dtype.itemsize)
-
-
-class _Launch(NamedTuple):
-    """What every launch of the same shapes has in common; strides in elements."""
-
-    grid: tuple[int]
-    tensor_strides: tuple[tuple[int, ...], ...]
-    """Of q, k, v and the cache: from token to token and from head to head."""
-    scale: float
-    """The kernel's."""
-    key_heads: int
-    out_shape: tuple[int, int, int]
-    constants: dict[str, Any]
-
-
-_LAUNCHES = PreparedLaunches[_Launch]()
-
-
-def launch(
-    config_of: Callable[[int, Tensor], TileConfig | None],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: TilePlan,
-    scale: float,
-    cached: CachedKV | None,
-    parts: KeyParts,
-    soft_cap: float,
-    window: int | None,
-    sinks: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Check everything and run the kernel as `config_of` the head size and q says."""
     key = (
-        *(config_of, place(q), look(q), look(k), look(v), plan.look, scale, parts.value),
+        *(place(q), look(q), look(k), look(v), plan.look, scale, parts.value),
         *(None if cached is None else cached.look(), soft_cap, window, look(sinks)),
         *(look(out), look(lse)),
     )
     prepared = _LAUNCHES.get(key)
     if prepared is None:
-        arguments = (config_of, q, k, v, plan, scale, cached, parts, soft_cap, window, sinks)
-        prepared = _LAUNCHES.keep(key, _prepare(*arguments, out, lse))
+        arguments = (q, k, v, plan, scale, cached, parts, soft_cap, window, sinks, out, lse)
+        prepared = _LAUNCHES.keep(key, _prepare(*arguments))
     out = q.new_empty(prepared.out_shape) if out is None else out
     lse = q.new_empty(prepared.out_shape[:2], dtype=torch.float32) if lse is None else lse
     if not prepared.grid[0]:
@@ -187,7 +173,6 @@ def _empty_parts(q: Tensor, parts: int, shape: tuple[int, int, int]) -> tuple[Te
 
 
 def _prepare(
-    config_of: Callable[[int, Tensor], TileConfig | None],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -203,11 +188,11 @@ def _prepare(
 ) -> _Launch:
     """Check everything, and work out what does not depend on the tensors' numbers."""
     head_dim = max(q.shape[-1], v.shape[-1])
-    config = config_of(head_dim, q)
+    config = _tile_config(head_dim, q.dtype, q.device, parts)
     check_inputs(q, k, v, plan, scale)
     check_scores(q, soft_cap, window, sinks)
     group_size, value_dim = q.shape[1] // k.shape[1], v.shape[2]
-    limit = tile_tokens(config, group_size, head_dim, q.dtype)
+    limit = _tile_tokens(config, group_size, head_dim, q.dtype)
     remedy = f"it must be 1 to {limit}; ask block_tokens() before planning"
     require(1 <= plan.block_tokens <= limit, "plan.block_tokens", plan.block_tokens, remedy)
     assert config is not None
@@ -239,7 +224,20 @@ def _prepare(
     )
 
 
-def tile_tokens(
+def _tile_config(
+    head_dim: int, dtype: torch.dtype, device: torch.device, parts: KeyParts
+) -> TileConfig | None:
+    prefix_alone = parts == KeyParts.PREFIX
+    return tile_config(head_dim, dtype.itemsize, _architecture(device), prefix_alone=prefix_alone)
+
+
+@cache
+def _architecture(device: torch.device) -> int:
+    """Major compute capability; the interpreter runs what Hopper does."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else HOPPER
+
+
+def _tile_tokens(
     config: TileConfig | None, group_size: int, head_dim: int, dtype: torch.dtype
 ) -> int:
     """`block_tokens` of a launch."""

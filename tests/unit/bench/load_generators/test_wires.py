@@ -7,7 +7,7 @@ import numpy as np
 from bench.load_generators.wires import Wire, answer_body, grpc_messages, http_bodies
 from bench.workloads import LABEL_IDS, Shape, draw_requests
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.score.array_body import with_lists
+from sglang_prefill_ext.frontend.score.score_body import stock_score_body
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.questions import score_question, stock_arguments
 
@@ -21,7 +21,7 @@ def as_text(ids: object) -> str:
 def test_every_way_asks_the_same() -> None:
     lists = [json.loads(each) for each in http_bodies(Wire.IDS, REQUESTS, as_text)]
     arrays = [
-        json.loads(with_lists(each, PrefillOnlyConfig()))
+        json.loads(stock_score_body(each, PrefillOnlyConfig())[0])
         for each in http_bodies(Wire.ARRAYS, REQUESTS, as_text)
     ]
     called = [

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.simulation.cache import SimulatedCache, SimulatedTransaction
-from sglang_prefill_ext.wire.packed import Int32Array
+from sglang_prefill_ext.wire.arrays import Int32Array
 
 
 def _prefix(number: int, length: int = 10) -> Int32Array:

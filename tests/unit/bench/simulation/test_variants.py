@@ -7,7 +7,9 @@ from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 
 class Clock:
@@ -22,9 +24,7 @@ class Clock:
 
 def _push(queue: JobQueue, number: int, tokens: int, *, mark: int = 0, cached: int = 0) -> None:
     prefix = tokens - 1
-    rows = PackedRows(
-        int_array([number] * tokens), prefix, int_array([1]), int_array([1]), int_array([])
-    )
+    rows = PackedRows(int_array([number] * tokens), prefix, int_array([1]), Labels(int_array([1])))
     job = Job(str(number), rows, number=number, mark=mark, cached_tokens=cached)
     job.pieces = split_request(rows, Variant("", Order.FCFS).policy(Clock(), 0).budget)
     queue.push(job)

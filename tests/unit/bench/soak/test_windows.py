@@ -67,6 +67,12 @@ def test_a_single_window_has_no_drift() -> None:
     assert verdict.passed
 
 
+def test_a_run_that_began_without_an_answer_has_drifted_without_bound() -> None:
+    verdict = verdict_of(_windows([0.0, 5.0], [6.0, 6.0]), [_report(1, 1, 1)], [_report(1, 1, 1)])
+    assert verdict.throughput_drift == math.inf
+    assert not verdict.passed
+
+
 @pytest.mark.parametrize(
     ("verdict", "passed"),
     [

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.border.dp_controller import dp_hooks
+from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
+from sglang_prefill_ext.border.messages import PackedRowsReq
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from sglang_prefill_ext.border.dp_controller import dp_hooks
-    from sglang_prefill_ext.border.dp_controller.several_schedulers import BOARD_ATTRIBUTE
-    from sglang_prefill_ext.border.messages import PackedRowsReq
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -33,7 +31,7 @@ def test_a_prefix_returns_to_the_scheduler_that_has_it_of_that_adapter(
     for adapter in ("", "a", "a", "", "b"):
         tokens = int_array([*prefix, 7])
         rows = PackedRows(
-            tokens, len(prefix), int_array([1]), int_array([1]), NO_INTS, adapter=adapter
+            tokens, len(prefix), int_array([1]), Labels(int_array([1])), adapter=adapter
         )
         send(PackedRowsReq.of("r", rows, RequestOptions()))
     homes = ["first", "second", "second", "first", "first"]

@@ -1,24 +1,19 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sglang_prefill_ext.border.http_server.fast_route import (
     OUR_PATHS,
-    raise_if_taken,
     restore,
     shorten,
-    shorten_packed,
 )
-from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.wire.stock_reason import StockReason
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, current_call
 
 JSON = {"content-type": "application/json; charset=utf-8"}
 
@@ -40,9 +35,10 @@ class Setup:
 
         shorten(self.app, "/echo", self.serve)
 
-    async def serve(self, body: bytes, request: Request) -> Response | bytes:
+    async def serve(self, body: bytes, call: CallContext) -> Response | bytes:
         self.seen.append(body)
-        assert request.headers["x-mark"] == "1"
+        assert current_call() is call
+        assert call.request.headers["x-mark"] == "1"
         return (
             Response(b"short", media_type="text/plain")
             if len(body) < 10
@@ -53,29 +49,6 @@ class Setup:
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return await client.post(path, content=content, headers={"x-mark": "1", **headers})
-
-
-async def test_what_a_route_finds_of_a_request_is_not_asked_again() -> None:
-    app, taken = FastAPI(), StockPathTaken(StockReason.UNUSUAL_INPUT)
-    asked: list[bytes] = []
-
-    @app.post("/echo")
-    async def echo(request: Request) -> str:
-        with pytest.raises(StockPathTaken) as found:
-            raise_if_taken(request)
-        assert found.value is taken
-        return "stock"
-
-    async def answer(body: bytes, request: Request) -> bytes:
-        asked.append(body)
-        raise taken
-
-    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
-    shorten_packed(app, "/echo", "serving", manager, answer)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
-        response = await http.post("/echo", content=b"[1]", headers=JSON)
-    assert (response.json(), asked) == ("stock", [b"[1]"])
-    raise_if_taken(None)
 
 
 async def test_what_is_served_never_reaches_the_route() -> None:
@@ -145,44 +118,10 @@ async def test_a_client_that_leaves_within_its_body_is_no_error() -> None:
 
 async def test_what_the_route_answers_gets_further_headers() -> None:
     setup = Setup()
+    restore(setup.app)
     shorten(setup.app, "/echo", setup.serve, {"x-more": "1"})
     assert (await setup.post("/echo", b"[1, 2, 3, 4, 5, 6]", **JSON)).headers["x-more"] == "1"
     assert "x-more" not in (await setup.post("/echo", b"[1]", **JSON)).headers
-
-
-@pytest.mark.parametrize("error", [RequestError("wrong"), HTTPException(429, "full")])
-async def test_refusals_say_that_arrays_are_read(error: Exception) -> None:
-    app = FastAPI()
-    app.add_api_route("/echo", lambda: None, methods=["POST"])
-
-    def refuse(message: str, *_: Any) -> Any:
-        return Response(message, 400)
-
-    app.state.serving = SimpleNamespace(create_error_response=refuse)
-
-    async def answer(body: bytes, request: Request) -> bytes:
-        raise error
-
-    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
-    shorten_packed(app, "/echo", "serving", manager, answer)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
-        response = await http.post("/echo", content=b"[1]", headers=JSON)
-    assert response.status_code == 400
-    assert response.headers["x-prefill-only-arrays"] == "int32"
-
-
-async def test_an_error_of_ours_is_not_the_clients() -> None:
-    app = FastAPI()
-    app.add_api_route("/echo", lambda: None, methods=["POST"])
-
-    async def answer(body: bytes, request: Request) -> bytes:
-        raise ValueError("of ours")
-
-    manager = SimpleNamespace(request_logger=SimpleNamespace(log_requests=False))
-    shorten_packed(app, "/echo", "serving", manager, answer)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
-        assert (await http.post("/echo", content=b"[1]", headers=JSON)).status_code == 500
 
 
 async def test_an_application_is_restored_for_the_next_engine() -> None:
@@ -192,8 +131,7 @@ async def test_an_application_is_restored_for_the_next_engine() -> None:
     for _ in range(3):  # engines
         restore(setup.app)
         setup.app.add_api_route(f"{OUR_PATHS}status", lambda: "status", methods=["GET"])
-        for _ in range(2):
-            shorten(setup.app, "/echo", setup.serve)
+        shorten(setup.app, "/echo", setup.serve)
     assert (await setup.post("/echo", b"[1]", **JSON)).text == "short"
     restore(setup.app)
     after = [(route.path, route.app) for route in setup.app.router.routes]  # type: ignore[attr-defined]

@@ -3,34 +3,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from fastapi import HTTPException
-
-from sglang_prefill_ext.border.http_server.http_errors import (
-    HTTP_ANSWERED,
-    answer_errors,
-    counted,
-    with_status,
-)
-from sglang_prefill_ext.errors import (
-    DeadlineExceededError,
-    PackedForwardError,
-    PrefillExtError,
-    RequestAbortedError,
-    RequestError,
-    ServerBusyError,
-)
-from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.status import end_by
-from sglang_prefill_ext.wire.stock_reason import StockReason
-
-CASES = [
-    (RequestAbortedError, 503, "aborted"),
-    (PackedForwardError, 500, "failed"),
-    (ServerBusyError, 429, "rejected"),
-    (DeadlineExceededError, 504, "expired"),
-]
+from sglang_prefill_ext.border.http_server.http_errors import answer_errors
+from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, with_status
+from sglang_prefill_ext.errors import ServerBusyError
 
 
 class StubServing:
@@ -50,65 +25,6 @@ def http_request() -> Any:
     return SimpleNamespace(scope={})
 
 
-def test_every_answered_error_is_tried() -> None:
-    assert {kind for kind, _, _ in CASES} == set(HTTP_ANSWERED)
-
-
-@pytest.mark.parametrize(("kind", "status", "name"), CASES)
-@pytest.mark.parametrize("request_object", [None, object(), http_request()])
-def test_an_error_keeps_its_type_and_gets_a_status(
-    kind: type[PrefillExtError], status: int, name: str, request_object: Any
-) -> None:
-    error = kind("what happened")
-    answer = with_status(error, request_object)
-    assert isinstance(answer, kind)
-    assert isinstance(answer, HTTPException)
-    assert (answer.status_code, answer.detail) == (status, "what happened")
-    assert end_by(error).counted == end_by(answer).counted == name
-
-
-@pytest.mark.parametrize("error", [ValueError("of ours"), KeyError("of ours")])
-def test_an_error_that_nobody_expected_is_not_the_clients(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    metrics, request = FrontendMetrics(None), http_request()
-    with pytest.raises(PackedForwardError) as raised, counted(metrics, request):
-        raise error
-    assert raised.value.status_code == 500  # type: ignore[attr-defined]
-    assert "of ours" in str(raised.value)
-    assert metrics.as_dict()["requests"] == {"failed": 1}
-    assert "Traceback" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("error", "counts"),
-    [
-        (RequestError("wrong"), {"refused": 1}),
-        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), {}),
-        (StockPathTaken(StockReason.UNUSUAL_INPUT), {}),
-        (HTTPException(404), {}),
-    ],
-)
-def test_other_errors_are_what_they_were(error: Exception, counts: dict[str, int]) -> None:
-    metrics = FrontendMetrics(None)
-    with pytest.raises(type(error)) as raised, counted(metrics, None):
-        raise error
-    assert raised.value is error
-    assert metrics.as_dict()["requests"] == counts
-
-
-@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.1, "2")])
-def test_a_busy_server_says_when_to_come_again_in_whole_seconds(
-    seconds: float, header: str
-) -> None:
-    error = ServerBusyError("busy")
-    error.retry_after_s = seconds
-    answer = with_status(error, None)
-    assert answer.headers == {"Retry-After": header}
-    assert isinstance(answer, ServerBusyError)
-    assert answer.retry_after_s == seconds
-
-
 async def test_what_sglang_answers_is_left_alone() -> None:
     serving = StubServing(answer="answer")
     for raw_request in (None, object(), http_request()):
@@ -118,7 +34,7 @@ async def test_what_sglang_answers_is_left_alone() -> None:
 
 async def test_an_error_is_answered_with_its_status_and_headers() -> None:
     serving, raw_request = StubServing(answer="400, and no headers"), http_request()
-    with_status(ServerBusyError("busy"), raw_request)
+    with_status(ServerBusyError("busy"), call_with(raw_request))
     answer = await answer_errors(serving.handle, serving, None, raw_request)
     assert (answer.message, answer.type, answer.status) == ("busy", "429", 429)
     assert answer.headers == {"Retry-After": "1"}

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.layers.sparse_pooler import SparsePooler
+from sglang.srt.models.bert import BertModel
 
-from sglang_prefill_ext.frontend.embed.embed_call import EncoderTraits
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from sglang.srt.layers.sparse_pooler import SparsePooler
-    from sglang.srt.models.bert import BertModel
-
-    from sglang_prefill_ext.border.model.capability import (
-        declined_reason,
-        encoder_traits,
-        reads_places,
-    )
+from sglang_prefill_ext.border.model.capability import (
+    declined_reason,
+    encoder_traits,
+    reads_places,
+)
+from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
@@ -109,9 +104,7 @@ def test_decoders_have_none() -> None:
     ],
 )
 def test_heads_that_read_any_token_are_those_that_sglang_lets(module: str, name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model: Any = getattr(import_module(f"sglang.srt.models.{module}"), name)
+    model: Any = getattr(import_module(f"sglang.srt.models.{module}"), name)
     assert reads_places([name]) == ("score_and_pool" in code_names(model.forward))
     assert not reads_places([name, "Other"])
     assert not reads_places([])

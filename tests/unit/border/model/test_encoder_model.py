@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler
-
-    from sglang_prefill_ext.border.model.encoder_model import SglangEncoder
+from sglang_prefill_ext.border.model.encoder_model import SglangEncoder
 
 DEVICE = torch.device("meta")  # like a GPU: not the host, and nothing can be read there at once
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -13,27 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sglang.srt.environ import Envs
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.runtime_context import get_context, get_parallel
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import SamplingParams
 from torch import Tensor
 
+from sglang_prefill_ext.border.model.sampler import SglangSampler, batch_info
 from sglang_prefill_ext.forward.memory import peak_bytes
-from sglang_prefill_ext.forward.readers.best_tokens import best_values, greedy
-from sglang_prefill_ext.forward.readers.drawn_tokens import TokenDraw
+from sglang_prefill_ext.forward.readers.best_tokens import best_tokens, drawn_tokens
 from sglang_prefill_ext.forward.readers.labels import DRAW_MEMORY
+from sglang_prefill_ext.forward.readers.logit_chunks import values_by_chunk
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
-from sglang_prefill_ext.wire.packed import int_array
 from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.frontend.token.token_requests import tokenized
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang.srt.environ import Envs
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-    from sglang.srt.layers.sampler import Sampler
-    from sglang.srt.runtime_context import get_context, get_parallel
-    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    from sglang_prefill_ext.border.model.sampler import SglangSampler, batch_info
+from tests.unit.wire.strategies import reads_of
 
 VOCAB, READS = 60, 40
 STOP_TOKENS = {3, 9}
@@ -184,12 +179,12 @@ def test_draws_take_no_more_memory_than_other_reads_and_none_that_grows(sampler:
     model: Any = SglangSampler(SimpleNamespace(sampler=sampler))
 
     def peak(reads: int, most: int, *, drawn: bool) -> int:
-        hidden, ids, lens = torch.randn(reads, 4), int_array([5] * reads), int_array([1] * reads)
-        draw = TokenDraw(model, packed([params] * reads), np.arange(reads))
-        pick = draw if drawn else greedy
+        hidden, asked = torch.randn(reads, 4), reads_of([[5]] * reads)
+        draw = drawn_tokens(3, model, packed([params] * reads), np.arange(reads))
+        pick = draw if drawn else best_tokens(3)
 
         def read() -> Tensor:
-            return best_values(hidden, ids, lens, lambda some: some @ head, most, 3, pick)
+            return values_by_chunk(hidden, asked, lambda some: some @ head, most, pick)
 
         return peak_bytes(torch.device("cpu"), read)
 

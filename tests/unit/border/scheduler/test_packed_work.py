@@ -8,12 +8,13 @@ import pytest
 
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.counts import GraphUse
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.execution import Account, ExecutionClass
-from sglang_prefill_ext.scheduling.graph_cost import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
+from sglang_prefill_ext.scheduling.stats import Account, ExecutionClass
 from tests.unit.attach.engines import StubCollector
 from tests.unit.scheduling.jobs import IdleExecutor, request
 
@@ -51,7 +52,7 @@ def answers() -> Answers:
 @pytest.fixture
 def work(answers: Answers) -> PackedWork:
     runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET, launch_tokens=1))
-    return packed_work(scheduler(), runtime, CONFIG, StubCollector(), GraphUse())
+    return packed_work(scheduler(), runtime, CONFIG, StubCollector(), GraphUse(), ExpertUse())
 
 
 def submit(work: PackedWork, rid: str, tokens: int, deadline_ms: float | None = None) -> None:
@@ -86,7 +87,7 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
 def test_the_longest_wait_is_a_flag() -> None:
     config = PrefillOnlyConfig(decode_slowdown=1, max_wait_steps=2)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=1))
-    work = packed_work(scheduler(), runtime, config, StubCollector(), GraphUse())
+    work = packed_work(scheduler(), runtime, config, StubCollector(), GraphUse(), ExpertUse())
     submit(work, "a", 3)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
 
@@ -108,7 +109,7 @@ def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
     policy = policy_of(config, BUDGET, launch_tokens=100, graphs=packed_graphs)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy)
     stock = scheduler(replays_graphs=replays_graphs)
-    work = packed_work(stock, runtime, config, StubCollector(), GraphUse())
+    work = packed_work(stock, runtime, config, StubCollector(), GraphUse(), ExpertUse())
     assert work.policy.share.step_tokens == step_tokens
 
 
@@ -130,16 +131,6 @@ def test_an_iteration_is_accounted_for(
     work.record_iteration(before, batch)
     name, wanted = account
     assert work.accounts.of[name] == wanted
-
-
-def test_the_queue_is_told(work: PackedWork) -> None:
-    assert work.queue == {"requests": 0, "tokens": 0, "rows": 0, "bytes": 0, "oldest_wait_s": 0.0}
-    submit(work, "a", 6)
-    submit(work, "b", 7)
-    queue = work.queue
-    assert (queue["requests"], queue["tokens"], queue["rows"]) == (2, 13, 2)
-    assert queue["bytes"] > 0
-    assert queue["oldest_wait_s"] > 0
 
 
 def test_deadlines_of_arriving_and_of_queued_requests_are_looked_at(work: PackedWork) -> None:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.managers import io_struct
+from sglang.utils import TypeBasedDispatcher
 
+from sglang_prefill_ext.border.scheduler import scheduler_hooks
+from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.counts import GraphUse
-from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from tests.unit.attach.engines import StubCollector
 from tests.unit.scheduling.jobs import IdleExecutor, request
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from sglang.srt.managers import io_struct
-    from sglang.utils import TypeBasedDispatcher
-
-    from sglang_prefill_ext.border.messages import PackedRowsReq
-    from sglang_prefill_ext.border.scheduler import scheduler_hooks
-    from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup
 
 CONFIG = PrefillOnlyConfig()
 PAUSE = io_struct.PauseGenerationReqInput(mode="retract")
@@ -73,7 +66,7 @@ class Scheduler:
         collect.setattr(scheduler_hooks, "_process_work", None)
         collect.setattr(scheduler_hooks, "config_of", lambda _args: CONFIG)
         collect.setattr(scheduler_hooks, "collector_of", lambda _role: StubCollector())
-        setup = RuntimeSetup(runtime, GraphUse(), (0, 0))
+        setup = RuntimeSetup(runtime, GraphUse(), ExpertUse(), (0, 0))
         collect.setattr(scheduler_hooks, "set_up_runtime", lambda *_args: setup)
         scheduler_hooks.attach_runtime(None, self)
 
@@ -123,22 +116,3 @@ def test_so_a_paused_scheduler_is_idle(scheduler: Scheduler) -> None:
     assert not scheduler_hooks.is_fully_idle(idle, scheduler)
     scheduler._request_dispatcher(PAUSE)
     assert scheduler_hooks.is_fully_idle(idle, scheduler)
-
-
-def test_rows_that_contradict_the_model_fail_and_the_next_ones_are_queued(
-    scheduler: Scheduler, runtime: PackedRuntime, answers: Answers
-) -> None:
-    """A vector is asked of a model that makes none: consistent in the front end, not here."""
-
-    def message(rid: str, *labels: int, width: int) -> PackedRowsReq:
-        rows = PackedRows(
-            int_array([1]), 0, int_array([1]), int_array(labels), NO_INTS, vector_width=width
-        )
-        return PackedRowsReq.of(rid, rows, RequestOptions())
-
-    scheduler._request_dispatcher(message("bad", width=-1))
-    scheduler._request_dispatcher(message("good", 5, width=0))
-    ((job, result),) = answers.ended
-    assert (job.rid, job.reply_to.rid, result.status) == ("bad", "bad", "failed")
-    assert "PackingError" in result.message
-    assert runtime.waiting_jobs == 1

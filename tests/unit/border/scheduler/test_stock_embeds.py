@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sglang.srt.managers import io_struct
+from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.utils import TypeBasedDispatcher
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang.srt.managers import io_struct
-    from sglang.srt.managers.embed_types import PositionalEmbeds
-    from sglang.utils import TypeBasedDispatcher
-
-    from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
+from sglang_prefill_ext.border.scheduler.stock_embeds import refuse_embeddings
 
 PLACED = PositionalEmbeds([torch.zeros(2)], [3])
 

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 
 import pytest
 
+from sglang_prefill_ext.border import activation
+from sglang_prefill_ext.border.server_args import flags
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.texts import libraries
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from sglang_prefill_ext.border import activation
-    from sglang_prefill_ext.border.server_args import flags
 
 
 def test_a_tokenizer_library_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,16 +8,14 @@ import torch
 
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockScore, StockVectors
-from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.border.tokenizer_manager import attached
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.texts.huggingface import PROBES
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang_prefill_ext.border.tokenizer_manager import attached
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from tests.unit.frontend.links import StubLink, path_of
 
 
 @pytest.mark.parametrize("gemma", [False, True])
@@ -31,7 +28,6 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
         hidden_size=4,
         dtype=torch.bfloat16,
         hf_config=SimpleNamespace(),
-        hf_text_config=SimpleNamespace(vocab_size=9),
         is_embedding_gemma=gemma,
     )
     manager = SimpleNamespace(
@@ -44,27 +40,22 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
         longest_prompt=lambda: 5,
         encode=lambda texts: [[1]] * len(texts),
     )
-    frontend: Any = SimpleNamespace(
-        label_vocab_size=9,
-        config=PrefillOnlyConfig(),
-        exchange=SimpleNamespace(declined_reason=None),
-    )
-    facts = attached.AttachableEngine(manager, link, frontend).facts()
-    assert facts.embeddings == EmbeddingKind(4, "bfloat16")
+    server: Any = SimpleNamespace(manager=manager, link=link, path=path_of(StubLink()))
+    facts = attached.AttachableEngine(server).facts()
+    assert facts.embeddings == server.path.embeddings
     assert facts.tokenizer == ("" if gemma else "{}")
     assert len(facts.probes) == (0 if gemma else len(PROBES))
 
 
 def attachable() -> Any:
     engine = attached.AttachableEngine.__new__(attached.AttachableEngine)
-    engine._vocab_size = 100
-    engine._frontend = SimpleNamespace(label_vocab_size=90)  # type: ignore[assignment]
+    engine._path = path_of(StubLink(), vocab_size=100, label_vocab_size=90)
     engine._calls = set()
     return engine
 
 
 def _rows(tokens: list[int], labels: list[int]) -> PackedRows:
-    return PackedRows(int_array(tokens), 1, int_array([1]), int_array(labels), NO_INTS)
+    return PackedRows(int_array(tokens), 1, int_array([1]), Labels(int_array(labels)))
 
 
 @pytest.mark.parametrize(("tokens", "labels"), [([5, 100], [4]), ([5, 6], [90]), ([5, 6], [-1, 4])])

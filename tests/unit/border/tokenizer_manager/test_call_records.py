@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 from sglang_prefill_ext.errors import (
     PackedForwardError,
     RequestAbortedError,
     RequestError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend.call_stats import Served
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.wire.packed import int_array
+from sglang_prefill_ext.frontend.packed_path import Served
+from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.border.collectors import collector, samples
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
 
 SERVED = Served(int_array([3, 4]), int_array([2, 2]), new_tokens=1)
 REQUEST = SimpleNamespace(scope={"path": "/v1/score"})
@@ -71,25 +67,6 @@ def manager(registry: CollectorRegistry) -> Manager:
 
 def contents() -> dict[str, Any]:
     return {"text": "words"}
-
-
-async def test_a_call_is_one_of_the_managers_requests_until_it_ends(
-    manager: Manager, registry: CollectorRegistry
-) -> None:
-    with CallRecords(manager).keeping(REQUEST, 2, contents) as record:
-        ((rid, state),) = manager.rid_to_state.items()
-        assert (state.finished, state.obj) == (False, record.call)
-        record.served = SERVED
-    assert manager.rid_to_state == {}
-    assert state.finished
-    assert [how for how, _, _ in manager.seen] == ["log", "dump", "crash"]
-    for _, call, meta in manager.seen:
-        assert (call.rid, call.route, call.num_prompts, call.text) == (rid, "/v1/score", 2, "words")
-        assert meta["finish_reason"] == {"type": "length", "length": 1}
-        tokens = [meta[f"{kind}_tokens"] for kind in ("prompt", "cached", "completion")]
-        assert tokens == [7, 4, 2]
-        assert meta["e2e_latency"] > 0
-    assert samples(registry)["num_requests_total"] == 2
 
 
 async def test_where_nothing_shows_calls_their_contents_are_left_alone(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import SimpleNamespace
@@ -11,21 +10,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from sglang_prefill_ext.border.tokenizer_manager import chat_hooks, server_setup
+from sglang_prefill_ext.border.tokenizer_manager.call_context import (
+    CallContext,
+    current_call,
+    working_for,
+)
+from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import sample_texts
 from sglang_prefill_ext.texts.libraries import FastokensEncoder
 from tests.unit.texts.made import json_of
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
-
-    from sglang_prefill_ext.border.tokenizer_manager import chat_hooks, token_hooks
-    from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 
 CONFIG = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
 TEMPLATES = {
@@ -84,7 +84,7 @@ class Serving(OpenAIServingChat):
         assert self.texts.wait_until_ready(60)
         if fast:
             self.texts._encoder = FastokensEncoder(json_of(kind))
-        chat_hooks.attach(self.tokenizer_manager, self.texts)
+        self.tokenizer_manager._prefill_only = SimpleNamespace(chats=self.texts)
 
     def both(self, messages: Any, **how: Any) -> list[Any]:
         """What SGLang makes of a chat, and what the hook does."""
@@ -152,7 +152,7 @@ def test_what_is_unusual_is_left_to_sglang(unusual: str) -> None:
     def original(_: Any, messages: Any, **given: Any) -> Any:
         return messages, given
 
-    with token_hooks.working_for(SimpleNamespace(headers=headers)):
+    with working_for(CallContext(SimpleNamespace(headers=headers))):
         found = chat_hooks.encode_chat(original, serving, CHAT, **how)
     assert found == (CHAT, how | {"add_generation_prompt": True})
     assert serving.encoded == 0
@@ -169,14 +169,12 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_left_alone(where: str) -> No
     if where == "instance":
         tokenizer.encode = lambda *args, **kwargs: [1]
     for each in (tokenizer, None):
-        manager = SimpleNamespace(tokenizer=each)
-        chat_hooks.attach(manager, serving_of("llama3").texts)
-        assert not hasattr(manager, chat_hooks._ATTRIBUTE)
+        assert not server_setup._encodes_chats_as_texts(each)
 
 
 def test_the_thread_that_converts_a_chat_knows_its_client_and_forgets_it() -> None:
     def original(_: Any, request: Any, raw_request: Any) -> Any:
-        return request, raw_request.headers, token_hooks.is_opted_out()
+        return request, raw_request.headers, current_call().is_opted_out
 
     with ThreadPoolExecutor(1) as pool:  # one thread for all
 
@@ -186,7 +184,7 @@ def test_the_thread_that_converts_a_chat_knows_its_client_and_forgets_it() -> No
 
         off = {"x-prefill-only": "off"}
         assert converted(off) == ("chat", off, True)
-        assert not pool.submit(token_hooks.is_opted_out).result()
+        assert not pool.submit(current_call).result().is_opted_out
         assert converted({}) == ("chat", {}, False)
 
 

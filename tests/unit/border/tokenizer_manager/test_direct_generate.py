@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
+from sglang.srt.environ import envs
+from sglang.srt.sampling.sampling_params import SamplingParams
 
+from sglang_prefill_ext.border.tokenizer_manager import direct_generate
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
+from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
+from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.generate_api import read_request
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
-from sglang_prefill_ext.frontend.worker import Worker
-from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from tests.unit.border.collectors import collector, samples
-from tests.unit.frontend.links import answered_meanwhile
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang.srt.environ import envs
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    from sglang_prefill_ext.border.tokenizer_manager import direct_generate
-    from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
-    from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
+from tests.unit.frontend.links import StubLink, answered_meanwhile, path_of
 
 VOCABULARY = 100
 TOKEN = 7
@@ -49,11 +41,10 @@ class Frontend:
     """Answers every call with the same token."""
 
     def __init__(self) -> None:
-        self.metrics = FrontendMetrics(None)
+        self.path = path_of(StubLink(), vocab_size=VOCABULARY)
         self.declines = False
-        self.answers = Worker("test")
 
-    def plain_call_of(self, request: Any, stop_tokens: Any) -> Any:
+    def call_of(self, request: Any, stop_tokens: Any) -> Any:
         return token_call_of(request, stop_tokens)
 
     async def read_all(self, calls: list[Any], _options: Any, _request: Any) -> list[ReadOut]:
@@ -83,6 +74,10 @@ def manager(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**(quiet | off | changes))
 
 
+def server_on(manager: SimpleNamespace) -> Any:
+    return SimpleNamespace(manager=manager, records=CallRecords(manager), texts=None)
+
+
 def answer(
     body: dict[str, Any], frontend: Frontend | None = None, headers: Any = None, **changes: Any
 ) -> Any:
@@ -90,9 +85,9 @@ def answer(
     read = read_request(json.dumps(body).encode())
     assert read is not None
     asked = manager(**changes)
-    direct = DirectGenerate(asked, frontend or Frontend(), CallRecords(asked))  # type: ignore[arg-type]
-    request = SimpleNamespace(headers=headers or {})
-    content = asyncio.run(direct.answer(read, request))
+    direct = DirectGenerate(server_on(asked), frontend or Frontend())  # type: ignore[arg-type]
+    context = CallContext(SimpleNamespace(headers=headers or {}))
+    content = asyncio.run(direct.answer(read, context))
     assert asked.rid_to_state == {}
     return None if content is None else json.loads(content)
 
@@ -104,60 +99,18 @@ async def test_a_large_answer_leaves_the_event_loop_to_others(
     large = small | {"input_ids": [[5], [6, 7, 8]]}
     monkeypatch.setattr(worker, "_INLINE_TOKENS", 2)
     asked = manager()
-    direct = DirectGenerate(asked, frontend, CallRecords(asked))  # type: ignore[arg-type]
+    direct = DirectGenerate(server_on(asked), frontend)  # type: ignore[arg-type]
 
     async def ask(body: dict[str, Any]) -> Any:
         read = read_request(json.dumps(body).encode())
         assert read is not None
-        content = await direct.answer(read, SimpleNamespace(headers={}))
+        content = await direct.answer(read, CallContext(None))
         return json.loads(content or "null")
 
     found = await answered_meanwhile(
         ask(large), lambda: ask(small), direct_generate, "answer_of", monkeypatch
     )
     assert [each["output_ids"] for each in found] == [[TOKEN], [TOKEN]]
-
-
-def test_one_prompt_has_one_answer() -> None:
-    found = answer(PLAIN)
-    assert (found["text"], found["output_ids"]) == (f"<{TOKEN}>", [TOKEN])
-    meta = found["meta_info"]
-    assert meta["finish_reason"] == {"type": "length", "length": 1}
-    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (2, 1, 1)
-    assert meta["weight_versions"] == [{"version": "v1", "start": 0, "end": 1}]
-    assert "output_token_logprobs" not in meta
-
-
-def test_prompts_in_a_list_have_an_answer_each() -> None:
-    found = answer(PLAIN | {"input_ids": [[5], [6, 7, 8]], "return_logprob": True})
-    assert [each["meta_info"]["prompt_tokens"] for each in found] == [1, 3]
-    assert found[0]["meta_info"]["output_token_logprobs"] == [[-0.5, TOKEN, None]]
-    assert found[0]["meta_info"]["id"] != found[1]["meta_info"]["id"]
-
-
-def test_where_requests_are_counted_every_prompt_is_one_and_says_when_what_happened() -> None:
-    registry = CollectorRegistry()
-    changes = {"enable_metrics": True, "metrics_collector": collector(registry)}
-    found = answer(PLAIN | {"input_ids": [[5], [6, 7, 8]]}, **changes)
-    counted = samples(registry)
-    assert counted["num_requests_total"] == counted["generation_tokens_total"] == 2
-    assert counted["prompt_tokens_total"] == 4
-    assert counted["histogram_time_to_first_token_count"] == 2
-    for meta in (each["meta_info"] for each in found):
-        times = ("request_received_ts", "api_server_dispatch_finish_ts", "request_finished_ts")
-        assert sorted(times, key=meta.__getitem__) == list(times)
-        assert meta["queue_time"] == 0.25
-        assert meta["forward_entry_time"] == meta["prefill_finished_time"]
-        assert 0 < meta["first_token_latency"] <= meta["e2e_latency"]
-
-
-def test_a_stop_token_ends_a_prompt() -> None:
-    class Stopping(Tokenizer):
-        eos_token_id = TOKEN
-
-    found = answer(PLAIN, tokenizer=Stopping())
-    assert found["meta_info"]["finish_reason"] == {"type": "stop", "matched": TOKEN}
-    assert (found["text"], found["output_ids"]) == ("", [TOKEN])
 
 
 @pytest.mark.parametrize(
@@ -207,13 +160,6 @@ def test_what_is_not_plainly_right_is_sglangs(fields: dict[str, Any]) -> None:
     assert answer(PLAIN | fields) is None
 
 
-@pytest.mark.parametrize(
-    "headers", [{"x-prefill-only": "off"}, {"x-prefill-only-priority": "wrong"}], ids=str
-)
-def test_opted_out_and_wrong_headers_are_sglangs(headers: dict[str, str]) -> None:
-    assert answer(PLAIN, headers=headers) is None
-
-
 def test_a_defect_of_ours_is_told_and_not_blamed_on_the_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -238,4 +184,4 @@ def test_what_the_packed_path_declines_is_sglangs_and_not_counted_yet() -> None:
     frontend = Frontend()
     frontend.declines = True
     assert answer(PLAIN, frontend) is None
-    assert frontend.metrics.as_dict()["fallbacks"] == {}
+    assert frontend.path.metrics.as_dict()["fallbacks"] == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +10,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sglang.srt.utils.auth import add_api_key_middleware
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from sglang.srt.utils.auth import add_api_key_middleware
-
-    from sglang_prefill_ext.border.http_server.gc_route import GC_PATH, add_gc_route
-    from sglang_prefill_ext.border.messages import GcReq
-    from sglang_prefill_ext.border.tokenizer_manager import gc_frontend
-    from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc, Round, freeze_gc
+from sglang_prefill_ext.border.http_server.own_routes import GC_PATH, add_gc_route
+from sglang_prefill_ext.border.messages import GcReq
+from sglang_prefill_ext.border.tokenizer_manager import gc_frontend
+from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc, Round
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.process.collector import GcAction
 from tests.unit.attach.engines import StubCollector
@@ -63,7 +59,7 @@ def control(manager: Manager, idle_s: int = 10) -> FrontendGc:
     frontend: Any = SimpleNamespace(
         config=PrefillOnlyConfig(gc_idle_s=idle_s), exchange=SimpleNamespace(in_flight=0)
     )
-    made = FrontendGc(manager, frontend, None)
+    made = FrontendGc(manager, frontend)
     manager.come_back = made.take
     return made
 
@@ -103,21 +99,9 @@ async def test_a_silent_scheduler_leaves_the_round_incomplete(
 ) -> None:
     monkeypatch.setattr(gc_frontend, "_TIMEOUT_S", 0.01)
     manager = Manager()
-    control(manager)
+    made = control(manager)
     manager.come_back = lambda _: None
-    assert await vars(manager)["_prefill_only_gc"].act(GcAction.STATS) == Round([], False)
-
-
-def test_a_worker_answers_the_one_that_asked(collector: StubCollector) -> None:
-    made = control(Manager("ipc://own"))
-    sent: list[tuple[str, GcReq]] = []
-    vars(made)["_neighbours"] = SimpleNamespace(
-        send_output=lambda ipc, message, is_tokenizer: sent.append((ipc, message))
-    )
-    message = GcReq(rid="1", action=GcAction.STATS, http_worker_ipc="ipc://asker")
-    made.take(message)
-    assert sent == [("ipc://asker", message)]
-    assert [each.role for each in message.reports] == ["stub"]
+    assert await made.act(GcAction.STATS) == Round([], False)
 
 
 def test_requests_under_way_are_work(collector: StubCollector) -> None:
@@ -139,11 +123,8 @@ async def test_after_the_freeze_the_server_settles_when_idle(
     manager = Manager()
     made = control(manager, idle_s=3)
 
-    async def stock(_: Any) -> None:
-        raise AssertionError
-
-    await freeze_gc(stock, manager)
-    await freeze_gc(stock, manager)
+    await made.freeze()
+    await made.freeze()
     await until(lambda: tick.append(None) or len(manager.sent) == 3)  # time passes as it looks
     assert [sent.action for sent in manager.sent] == ["freeze", "freeze", "settle"]
     assert made._watch is not None
@@ -168,17 +149,6 @@ async def test_an_idle_server_is_looked_after_whatever_went_wrong_once(
     assert made._watch is not None
     made._watch.cancel()
     assert "OSError: once" in caplog.text
-
-
-async def test_without_the_extension_freezing_is_sglangs() -> None:
-    seen: list[Any] = []
-
-    async def stock(manager: Any) -> None:
-        seen.append(manager)
-
-    manager = SimpleNamespace()
-    await freeze_gc(stock, manager)
-    assert seen == [manager]
 
 
 @pytest.mark.filterwarnings("ignore:ORJSONResponse")  # SGLang's way to say no
@@ -207,14 +177,3 @@ def test_the_route_takes_the_keys_of_administrative_routes(
     if status == 200:
         assert answer.json()["complete"] is True
         assert [each["role"] for each in answer.json()["processes"]] == ["stub"]
-
-
-def test_a_wrong_body_is_refused_in_sglangs_form(collector: StubCollector) -> None:
-    app = FastAPI()
-    add_gc_route(app, control(Manager()))
-    with TestClient(app) as client:
-        answer = client.post(GC_PATH, json={"action": "stop"})
-    assert answer.status_code == 400
-    message = answer.json().pop("message")
-    assert message == "action must be one of freeze, unfreeze, collect, stats, got 'stop'."
-    assert answer.json()["param"] == "action"

@@ -1,32 +1,23 @@
 from __future__ import annotations
 
-import base64
-import json
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
-from fastapi import FastAPI
 from sglang.srt.managers.embed_types import PositionalEmbeds
-from starlette.requests import Request
 
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
-    accept_bodies,
-    call_of,
     check_input_embeds,
     check_overrides,
     vector_arrays,
     with_arrays,
     with_tensors,
 )
-from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
 ROW = [0.5, 1.5]
@@ -132,74 +123,3 @@ def test_an_encoder_is_kept_from_any_embeddings() -> None:
     check_overrides(SimpleNamespace(), KIND, encoder=True)
     with pytest.raises(RequestError, match="embed_overrides: an encoder takes none"):
         check_overrides(SimpleNamespace(embed_overrides=[torch.ones(2)]), KIND, encoder=True)
-
-
-class Setup:
-    """An application whose scoring routes answer with the body and what was taken out of it."""
-
-    def __init__(self) -> None:
-        self.app, self.metrics = FastAPI(), FrontendMetrics()
-        for path in ("/v1/score", "/v1/decisions"):
-            self.app.add_api_route(path, self.echo, methods=["POST"])
-        accept_bodies(self.app, PrefillOnlyConfig(max_items=5), self.metrics, ("/v1/score",))
-        self.app.state.openai_serving_score = SimpleNamespace(create_error_response=self.refuse)
-
-    async def echo(self, request: Request) -> Any:
-        call = call_of(items=[[1], [2]], request=request)
-        found = {k: v for k, v in call.arguments().items() if v is not None and "embed" in k}
-        return {"body": await request.json(), "found": json.loads(json.dumps(found, default=_list))}
-
-    @staticmethod
-    def refuse(message: str) -> Any:
-        from starlette.responses import JSONResponse
-
-        return JSONResponse({"message": message}, 400)
-
-    async def post(self, path: str, body: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            return await client.post(path, json=body)
-
-
-def _list(array: Any) -> Any:
-    return array.tolist()
-
-
-FORM = {
-    "dtype": "float32",
-    "shape": [1, 2],
-    "data": base64.b64encode(np.array([ROW], np.float32).tobytes()).decode(),
-}
-
-
-async def test_embeddings_leave_the_body_and_join_the_call() -> None:
-    setup = Setup()
-    answer = (await setup.post("/v1/score", {"a": 1, "query_embed_overrides": FORM})).json()
-    assert answer == {"body": {"a": 1}, "found": {"query_embed_overrides": [ROW]}}
-    decision = {"input": "i", "input_embed_overrides": FORM, "embed_override_token_id": 5}
-    answer = (await setup.post("/v1/decisions", decision)).json()
-    assert answer["body"] == {"input": "i"}
-    assert answer["found"] == {
-        "embed_override_token_id": 5,
-        "item_embed_overrides": [[ROW], [ROW]],
-    }
-    assert (await setup.post("/v1/score", {"a": 1})).json() == {"body": {"a": 1}, "found": {}}
-
-
-async def test_token_ids_reach_sglang_as_lists() -> None:
-    ids = base64.b64encode(np.array([1, 2], "<i4").tobytes()).decode()
-    count = base64.b64encode(np.array([2], "<i4").tobytes()).decode()
-    arrays = {"query": {"values": ids}, "items": {"values": ids, "counts": count}}
-    response = await Setup().post("/v1/score", arrays | {"query_embed_overrides": FORM})
-    assert response.headers["x-prefill-only-arrays"] == "int32"  # whatever becomes of them
-    answer = response.json()
-    assert answer["body"] == {"query": [1, 2], "items": [[1, 2]]}
-    assert answer["found"] == {"query_embed_overrides": [ROW]}
-
-
-async def test_a_malformed_array_is_refused_and_counted() -> None:
-    setup = Setup()
-    answer = await setup.post("/v1/score", {"query_embed_overrides": FORM | {"shape": [3]}})
-    assert (answer.status_code, "shape" in answer.json()["message"]) == (400, True)
-    assert answer.headers["x-prefill-only-arrays"] == "int32"
-    assert setup.metrics.as_dict()["requests"] == {"refused": 1}

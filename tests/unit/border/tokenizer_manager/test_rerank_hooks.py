@@ -1,23 +1,18 @@
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sglang_prefill_ext.border.tokenizer_manager import score_hooks
+from sglang_prefill_ext.border.tokenizer_manager.score_hooks import rerank_texts
 from sglang_prefill_ext.config import PrefillOnlyConfig
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang_prefill_ext.border.activation import ATTRIBUTE
-    from sglang_prefill_ext.border.tokenizer_manager import rerank_hooks
-    from sglang_prefill_ext.border.tokenizer_manager.rerank_hooks import rerank_texts
 
 TEMPLATE = "{{ instruct | default('none') }}|{{ messages[0].content }}|{{ messages[1].content }}"
 REQUEST = SimpleNamespace(query="q", documents=["a", "b"], instruct=None)
 PLAIN: Any = SimpleNamespace(headers={})
-ON = SimpleNamespace(**{ATTRIBUTE: SimpleNamespace(config=PrefillOnlyConfig())})
+ON = SimpleNamespace(path=SimpleNamespace(config=PrefillOnlyConfig()))
 
 
 class StubServing:
@@ -26,11 +21,11 @@ class StubServing:
     _yes_token_id = 7
     _no_token_id = 8
 
-    def __init__(self, *, server_args: Any = ON, is_generation: bool = True) -> None:
+    def __init__(self, *, server: Any = ON, is_generation: bool = True) -> None:
         self.asked: list[tuple[list[str], dict[str, Any]]] = []
         self.failure: Exception | None = None
         self.tokenizer_manager = SimpleNamespace(
-            server_args=server_args,
+            _prefill_only=server,
             model_config=SimpleNamespace(is_generation=is_generation),
             score_prompts=self.score_prompts,
         )
@@ -58,36 +53,6 @@ async def answer(serving: StubServing, raw_request: Any = PLAIN, template: str =
     )
 
 
-async def test_all_documents_are_scored_in_one_call() -> None:
-    serving = StubServing()
-    scores, request = await answer(serving)
-    assert scores == [pytest.approx(0.75), 0.0]
-    assert request is REQUEST
-    options = {"label_token_ids": [7, 8], "request": PLAIN}
-    assert serving.asked == [(["none|q|a", "none|q|b"], options)]
-
-
-@pytest.mark.parametrize(
-    ("serving", "raw_request"),
-    [
-        (StubServing(server_args=SimpleNamespace()), PLAIN),
-        (StubServing(is_generation=False), PLAIN),
-        (StubServing(), SimpleNamespace(headers={"x-prefill-only": "off"})),
-    ],
-    ids=["flag off", "no generation", "opted out"],
-)
-async def test_stock_answers_itself(serving: StubServing, raw_request: Any) -> None:
-    assert await answer(serving, raw_request) == ("stock", REQUEST, raw_request, TEMPLATE)
-    assert serving.asked == []
-
-
-@pytest.mark.parametrize("failure", [ValueError("too long"), RuntimeError("too long")])
-async def test_errors_are_worded_as_by_stock(failure: Exception) -> None:
-    serving = StubServing()
-    serving.failure = failure
-    assert await answer(serving) == "error: too long"
-
-
 async def test_errors_of_the_template_are_answered() -> None:
     serving = StubServing()
     assert await answer(serving, template="{{ missing.attribute }}") == (
@@ -98,8 +63,8 @@ async def test_errors_of_the_template_are_answered() -> None:
 
 async def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    make = rerank_hooks._get_jinja_env
-    monkeypatch.setattr(rerank_hooks, "_get_jinja_env", lambda: made.append(1) or make())
+    make = score_hooks._get_jinja_env
+    monkeypatch.setattr(score_hooks, "_get_jinja_env", lambda: made.append(1) or make())
     for template in (TEMPLATE + "!", TEMPLATE + "!", TEMPLATE + "?"):
         await answer(StubServing(), template=template)
     assert len(made) == 2

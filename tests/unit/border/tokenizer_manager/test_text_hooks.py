@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator
 from functools import cache
 from types import SimpleNamespace
@@ -12,21 +11,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from sglang_prefill_ext.border.tokenizer_manager import server_setup, text_hooks
+from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with
+from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import sample_texts
 from tests.unit.texts.made import json_of
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang.srt.managers.io_struct import GenerateReqInput
-    from sglang.srt.managers.tokenizer_manager import TokenizerManager
-
-    from sglang_prefill_ext.border.tokenizer_manager import text_hooks, token_hooks
-    from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 
 KINDS = ["llama3", "wordpiece"]
 CONFIG = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
@@ -52,7 +48,8 @@ class Manager(TokenizerManager):
         self.metrics = FrontendMetrics()
         link = TokenizerManagerLink(self, CONFIG, self.metrics)
         assert link.texts.wait_until_ready(60)
-        text_hooks.attach(self, link, CONFIG, self.metrics)
+        path: Any = SimpleNamespace(config=CONFIG, metrics=self.metrics)
+        self._prefill_only = SimpleNamespace(texts=server_setup._texts(self, path, link))
 
     async def stock(self, asked: Any, **options: Any) -> Any:
         return await TokenizerManager._tokenize_texts(self, asked, **options)
@@ -126,7 +123,7 @@ def test_what_is_unusual_is_left_to_sglang(attributes: dict[str, Any]) -> None:
 
 def test_the_operators_own_batches_are_left_alone() -> None:
     manager = Manager("llama3", async_dynamic_batch_tokenizer=SimpleNamespace(encode=None))
-    assert not hasattr(manager, text_hooks._ATTRIBUTE)
+    assert manager._prefill_only.texts is None
 
 
 def test_pairs_are_left_to_sglang() -> None:
@@ -141,7 +138,7 @@ def test_a_client_that_wants_the_stock_path_has_its_texts_encoded_there() -> Non
     manager = Manager("llama3")
 
     async def ask() -> Any:
-        token_hooks.note_request(SimpleNamespace(headers={"x-prefill-only": "off"}))
+        call_with(SimpleNamespace(headers={"x-prefill-only": "off"}))
         return await manager.ours("the word")
 
     assert asyncio.run(ask()) == asyncio.run(manager.stock("the word"))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.border.tokenizer_manager import token_hooks
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
-from sglang_prefill_ext.frontend.worker import Worker
-from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.stock_reason import StockReason
+from tests.unit.frontend.links import StubLink, path_of
 from tests.unit.frontend.token.token_requests import tokenized
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang_prefill_ext.border.tokenizer_manager import token_hooks
 
 TOKEN = 7
 SHOWN = {
@@ -69,8 +65,7 @@ class Frontend:
     """Answers with a token, or fails so, once `gate` is set."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.metrics = FrontendMetrics(None)
-        self.answers = Worker("test")
+        self.path = path_of(StubLink())
         self.gate = asyncio.Event()
         self.gate.set()
         self._error = error
@@ -84,19 +79,14 @@ class Frontend:
 
 def begun(manager: Manager, frontend: Frontend) -> asyncio.Task[None]:
     request = tokenized([5, 6], sampling=SHOWN)
-    work = token_hooks._Work(manager, frontend, request, manager.rid_to_state["r"])  # type: ignore[arg-type]
+    state = manager.rid_to_state["r"]
+    work = token_hooks._Work(manager, frontend, CallContext(None), request, state)  # type: ignore[arg-type]
     call, options = token_call_of(request, set()), None
     return asyncio.create_task(work.serve(call, options))  # type: ignore[arg-type]
 
 
 def reasons(manager: Manager) -> list[Any]:
     return [each.finished_reasons[0] for each in manager.answers]
-
-
-async def test_a_token_is_answered() -> None:
-    manager = Manager()
-    await begun(manager, Frontend())
-    assert manager.answers[0].output_ids[0].tolist() == [TOKEN]
 
 
 @pytest.mark.parametrize("meanwhile", [{}, {"r": object()}], ids=["left", "another of its name"])
@@ -123,7 +113,7 @@ async def test_an_error_of_ours_ends_the_call(error: Exception) -> None:
     (reason,) = reasons(manager)
     assert (reason["type"], reason["status_code"]) == ("abort", 500)
     assert "of ours" in reason["message"]
-    assert frontend.metrics.as_dict()["requests"] == {"failed": 1}
+    assert frontend.path.metrics.as_dict()["requests"] == {"failed": 1}
 
 
 async def test_an_answer_that_cannot_be_given_ends_the_call() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_prefill_ext.forward.readers.best_tokens import best_values
-from sglang_prefill_ext.forward.readers.labels import label_values
-from sglang_prefill_ext.wire.packed import int_array
+from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
+from sglang_prefill_ext.forward.readers.logit_chunks import (
+    Pick,
+    log_probs_at_labels,
+    logits_at_labels,
+    values_by_chunk,
+)
+from sglang_prefill_ext.wire.arrays import int_array
+from tests.unit.wire.strategies import reads_of
 
 HIDDEN, VOCAB = 6, 11
 
@@ -37,10 +45,7 @@ def test_values_equal_log_softmax_for_every_chunk_size(
         chunks.append(len(states))
         return states @ head
 
-    flat = int_array([label for row in labels for label in row])
-    values = label_values(
-        hidden, flat, int_array([*map(len, labels)]), logits_of, chunk_rows, normalised=True
-    )
+    values = values_by_chunk(hidden, reads_of(labels), logits_of, chunk_rows, log_probs_at_labels)
 
     table = torch.log_softmax((hidden @ head).double(), dim=-1)
     expected = [float(table[row, label]) for row, one in enumerate(labels) for label in one]
@@ -52,13 +57,12 @@ def test_values_equal_log_softmax_for_every_chunk_size(
 
 def test_half_precision_logits_are_normalised_in_float32() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0)).bfloat16()
-    values = label_values(
+    values = values_by_chunk(
         torch.arange(3.0)[:, None],
-        int_array([1, 2, 3]),
-        int_array([1, 1, 1]),
+        reads_of([[1], [2], [3]]),
         lambda states: logits[states[:, 0].long()],
-        chunk_rows=2,
-        normalised=True,
+        2,
+        log_probs_at_labels,
     )
     table = torch.log_softmax(logits.double(), dim=-1)
     assert values.tolist() == pytest.approx([float(table[n, n + 1]) for n in range(3)], rel=1e-6)
@@ -67,33 +71,28 @@ def test_half_precision_logits_are_normalised_in_float32() -> None:
 def test_labels_may_lie_in_read_only_memory() -> None:
     labels = np.frombuffer(int_array([4, 2]).tobytes(), dtype=np.int32)
     hidden, head = _random(2, 1.0)
-    values = label_values(
-        hidden, labels, int_array([1, 1]), lambda states: states @ head, 1, normalised=True
-    )
+    reads = replace(reads_of([[4], [2]]), label_ids=labels)
+    values = values_by_chunk(hidden, reads, lambda states: states @ head, 1, log_probs_at_labels)
     assert len(values) == 2
-
-
-def test_no_rows_need_no_logits() -> None:
-    def logits_of(states: Tensor) -> Tensor:
-        raise AssertionError("there is nothing to read")
-
-    empty = int_array([])
-    values = label_values(torch.empty(0, HIDDEN), empty, empty, logits_of, 4, normalised=True)
-    assert values.shape == (0,)
-    assert values.dtype == torch.float32
 
 
 def test_plain_logits_are_read_where_no_normalisation_is_asked() -> None:
     hidden, head = _random(2, 1.0)
-    columns, lens = int_array([0, 3, 3]), int_array([2, 1])
-    values = label_values(hidden, columns, lens, lambda h: h @ head, 1, normalised=False)
+    reads = reads_of([[0, 3], [3]])
+    values = values_by_chunk(hidden, reads, lambda h: h @ head, 1, logits_at_labels)
     assert values.tolist() == pytest.approx((hidden @ head)[[0, 0, 1], [0, 3, 3]].tolist())
 
 
-@pytest.mark.parametrize("normalised", [False, True])
-def test_reading_does_not_wait_for_the_device(unreadable: torch.device, normalised: bool) -> None:
+@pytest.mark.parametrize(
+    ("pick", "more"),
+    [(logits_at_labels, 0), (log_probs_at_labels, 0), (best_tokens(2), 2 * 2)],
+    ids=["logits", "log-probs", "best tokens"],
+)
+def test_reading_does_not_wait_for_the_device(
+    unreadable: torch.device, pick: Pick, more: int
+) -> None:
     hidden = torch.empty(3, HIDDEN, device=unreadable)
     head = torch.empty(HIDDEN, VOCAB, device=unreadable)
-    labels = (int_array([1, 2, 3]), int_array([2, 0, 1]), lambda states: states @ head, 2)
-    assert label_values(hidden, *labels, normalised=normalised).shape == (3,)
-    assert best_values(hidden, *labels, num_best=2).shape == (3 + 2 * 2 * 3,)
+    reads = reads_of([[1, 2], [], [3]])
+    values = values_by_chunk(hidden, reads, lambda states: states @ head, 2, pick)
+    assert values.shape == (3 + more * 3,)

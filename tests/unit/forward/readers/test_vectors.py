@@ -10,18 +10,20 @@ from sglang_prefill_ext.forward.readers.vectors import VectorReader
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Vectors
 
 WIDTH = 6
 
 
 def plan_of(requests: list[tuple[int, int]]) -> ForwardPlan:
     """A forward of requests, each so many rows of one token and so many numbers of each."""
-    empty = int_array([])
+
     pieces = []
     for number, (rows, width) in enumerate(requests):
         ids = int_array([number] * rows)
-        packed = PackedRows(ids, 0, int_array([1] * rows), empty, empty, vector_width=width)
+        packed = PackedRows(ids, 0, int_array([1] * rows), Vectors(width))
         pieces += split_request(packed, ForwardBudget(100))
     return plan_forward(pieces)
 
@@ -36,7 +38,7 @@ def test_every_row_gets_the_beginning_it_asks_for(
 ) -> None:
     plan = plan_of(requests)
     widths = [width for rows, width in requests for _ in range(rows)]
-    assert plan.num_values == sum(widths)
+    assert plan.reads.num_values == sum(widths)
     vectors = torch.randn(len(widths), WIDTH, generator=torch.Generator().manual_seed(1))
     if unit_length:
         vectors = torch.nn.functional.normalize(vectors, dim=-1)
@@ -80,10 +82,8 @@ def test_half_precision_is_read_in_float32() -> None:
 
 
 def test_a_forward_without_rows_has_no_values() -> None:
-    empty = int_array([])
-    packed = PackedRows(
-        np.arange(9, dtype=np.int32), 8, int_array([1]), empty, empty, vector_width=2
-    )
+
+    packed = PackedRows(np.arange(9, dtype=np.int32), 8, int_array([1]), Vectors(2))
     first, *_ = split_request(packed, ForwardBudget(4))
     assert (
         VectorReader(WIDTH, unit_length=True)

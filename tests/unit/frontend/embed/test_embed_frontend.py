@@ -19,18 +19,23 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.embed import embed_frontend
-from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, EncoderTraits
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
-from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
-from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.packed import VECTOR_AND_STATE, WHOLE_VECTOR, PackedRows
-from sglang_prefill_ext.wire.result import PackedResult
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from tests.unit.frontend.embed.test_embed_call import request
-from tests.unit.frontend.links import StubLink, answer_at_once, answered_meanwhile, stub_answer
+from tests.unit.frontend.links import (
+    StubLink,
+    answer_at_once,
+    answered_meanwhile,
+    path_of,
+    stub_answer,
+)
 
 VOCAB = 300
 IDS = EmbedCall([[1, 2, 3], [1, 2, 4, 5]], is_single=False, dimensions=None)
@@ -55,21 +60,15 @@ class Setup:
         encoder: EncoderTraits | None = None,
         **knobs: int,
     ) -> None:
-        self.link, self.metrics = StubLink(), FrontendMetrics()
-        self.exchange = PackedExchange(self.link, max_row_tokens=1000)
-        self.frontend = EmbedFrontend(
-            self.link,
-            self.exchange,
-            PrefillOnlyConfig(**knobs),
-            self.metrics,
-            vocab_size=VOCAB,
-            embeddings=EmbeddingKind(2, "float32"),
-            has_tokenizer=has_tokenizer,
-            prefixes=None,
-            reads_places=True,
-            encoder=encoder,
+        self.link = StubLink()
+        about = {"embeddings": EmbeddingKind(2, "float32"), "encoder": encoder}
+        config = PrefillOnlyConfig(**knobs)
+        path = path_of(self.link, config, has_tokenizer=has_tokenizer, **about)
+        self.exchange, self.metrics, self.frontend = (
+            path.exchange,
+            path.metrics,
+            EmbedFrontend(path),
         )
-
         always = (lambda rows: answer) if isinstance(answer, PackedResult) else answer
         answer_at_once(self.link, self.exchange, always)
 
@@ -129,8 +128,8 @@ async def test_vectors_of_several_tokens_are_read_in_one_request() -> None:
     ((_, rows),) = setup.link.sent
     # What the prompts share ends before the first token that is read.
     assert (rows.prefix_len, rows.tokens.tolist()) == (1, [1, 2, 3, 2, 4, 5])
-    assert (rows.read_lens.tolist(), rows.label_lens.tolist()) == ([2, 1], [1, 1, 1])
-    assert (rows.vector_width, rows.adapter) == (WHOLE_VECTOR, "a")
+    assert (rows.read_lens.tolist(), rows.read.wanted.tolist()) == ([2, 1], [1, 1, 1])
+    assert (rows.read.width, rows.adapter) == (WHOLE_VECTOR, "a")
     assert setup.metrics.as_dict()["items"] == 2
     assert setup.exchange.in_flight == setup.link.admitted == 0
 
@@ -159,7 +158,7 @@ async def test_states_come_apart_from_their_vectors(shown: bool) -> None:
     states = embedded.states and [state.tolist() for state in embedded.states]
     assert states == ([[1.0, 2.0], [-1.0, -2.0]] if shown else None)
     ((_, rows),) = setup.link.sent
-    assert rows.vector_width == VECTOR_AND_STATE
+    assert rows.read.width == VECTOR_AND_STATE
 
 
 async def test_calls_with_different_adapters_are_packed_apart() -> None:
@@ -178,7 +177,7 @@ async def test_an_answer_becomes_one_vector_a_prompt() -> None:
     assert embedded.served.prompt_tokens.tolist() == [3, 4]
     ((_, rows),) = setup.link.sent
     assert (rows.prefix_len, rows.tokens.tolist()) == (2, [1, 2, 3, 4, 5])
-    assert rows.vector_width == WHOLE_VECTOR
+    assert rows.read.width == WHOLE_VECTOR
     assert setup.metrics.as_dict()["items"] == 2
     assert setup.exchange.in_flight == setup.link.admitted == 0
 
@@ -188,7 +187,7 @@ async def test_dimensions_and_options_reach_the_scheduler() -> None:
     options = RequestOptions(priority=3)
     await setup.frontend.embed(EmbedCall([[5]], True, 1), options, None)
     ((_, rows),) = setup.link.sent
-    assert rows.vector_width == 1
+    assert rows.read.width == 1
     assert setup.link.options == [options]
 
 
@@ -310,7 +309,7 @@ async def test_calls_that_differ_in_what_they_ask_for_share_nothing() -> None:
     narrow, whole = EmbedCall([[1]], True, 1), EmbedCall([[1]], True, None)
     urgent = RequestOptions(priority=1)
     await asyncio.gather(setup.embed(narrow, whole), setup.embed(whole, options=urgent))
-    sent = [(rows.vector_width, rows.num_rows) for _, rows in setup.link.sent]
+    sent = [(rows.read.width, rows.num_rows) for _, rows in setup.link.sent]
     assert sent == [(1, 1), (WHOLE_VECTOR, 1), (WHOLE_VECTOR, 1)]
 
 
@@ -390,14 +389,6 @@ async def test_whole_rows_that_do_not_fit_keep_no_shorter_ones_away() -> None:
     assert sent.prefix_len == len(beginning)
     (embedded,) = await setup.embed(EmbedCall([[1] * longest], True, None))
     assert embedded.vectors == [[float(longest)]]
-
-
-def test_a_request_is_read_or_sent_down_the_stock_path() -> None:
-    frontend = Setup(stub_answer()).frontend
-    assert frontend.call_of(request(text="a")) == EmbedCall(["a"], True, None)
-    assert frontend.call_of(request(text="a", lora_path="x")) == EmbedCall(["a"], True, None)
-    with pytest.raises(StockPathTaken, match="several_adapters"):
-        frontend.call_of(request(text=["a", "b"], lora_path=["x", "y"]))
 
 
 async def test_texts_need_a_tokenizer() -> None:

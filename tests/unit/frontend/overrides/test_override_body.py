@@ -12,10 +12,7 @@ from hypothesis.extra import numpy as np_st
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError, TooManyItemsError
-from sglang_prefill_ext.frontend.overrides.override_body import (
-    read_decision_overrides,
-    read_score_overrides,
-)
+from sglang_prefill_ext.frontend.score.score_body import stock_decision_body, stock_score_body
 
 MATRICES = st.sampled_from(["float16", "float32"]).flatmap(
     lambda dtype: np_st.arrays(dtype, np_st.array_shapes(min_dims=2, max_dims=2, max_side=4))
@@ -45,9 +42,9 @@ def test_arrays_are_taken_out_of_the_body(query: Any, items: list[Any]) -> None:
         "query_embed_overrides": form(query),
         "item_embed_overrides": [None if each is None else form(each) for each in items],
     }
-    read = read_score_overrides(json.dumps(body).encode(), CONFIG)
-    assert read is not None
+    read = stock_score_body(json.dumps(body).encode(), CONFIG)
     rest, found = read
+    assert found is not None
     arguments = found.arguments(len(items))
     assert same(arguments.pop("query_embed_overrides"), query)
     if any(each is not None for each in items):
@@ -64,8 +61,7 @@ def test_one_array_holds_those_of_all_items() -> None:
     whole = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
     left = {"query_embed_overrides": [[0.5, 0.5]], "items": ["a", "b", "c"]}
     body = {"item_embed_overrides": form(whole)} | left
-    read = read_score_overrides(json.dumps(body).encode(), CONFIG)
-    assert read is not None
+    read = stock_score_body(json.dumps(body).encode(), CONFIG)
     assert json.loads(read[0]) == left
     (taken,) = read[1].arguments(3).values()
     assert isinstance(taken, list)
@@ -84,14 +80,13 @@ def test_one_array_holds_those_of_all_items() -> None:
     ],
 )
 def test_other_bodies_are_left_as_they_are(body: bytes) -> None:
-    assert read_score_overrides(body, CONFIG) is None
-    assert read_decision_overrides(body, CONFIG) is None
+    assert stock_score_body(body, CONFIG) == (body, None)
+    assert stock_decision_body(body, CONFIG) == (body, None)
 
 
 def test_embeddings_of_a_decision_are_for_every_question() -> None:
     body = {"input": "i", "input_embed_overrides": form(ONE), "embed_override_token_id": 7}
-    read = read_decision_overrides(json.dumps(body).encode(), CONFIG)
-    assert read is not None
+    read = stock_decision_body(json.dumps(body).encode(), CONFIG)
     assert json.loads(read[0]) == {"input": "i"}
     arguments = read[1].arguments(2)
     assert arguments.keys() == {"embed_override_token_id", "item_embed_overrides"}
@@ -104,7 +99,7 @@ def test_embeddings_of_a_decision_are_for_every_question() -> None:
 def test_a_decision_names_its_placeholder(token: Any) -> None:
     body = {"input_embed_overrides": form(ONE), "embed_override_token_id": token}
     with pytest.raises(RequestError, match="embed_override_token_id: "):
-        read_decision_overrides(json.dumps(body).encode(), CONFIG)
+        stock_decision_body(json.dumps(body).encode(), CONFIG)
 
 
 GOOD = form(ONE)
@@ -136,7 +131,7 @@ def test_malformed_arrays_are_refused_by_field(wrong: Any, said: str) -> None:
     ):
         body = json.dumps({field.partition("\\")[0]: value, "items": [[1], [2]]}).encode()
         with pytest.raises(RequestError, match=field + (said if said[0] == "\\" else f": {said}")):
-            read_score_overrides(body, CONFIG)
+            stock_score_body(body, CONFIG)
 
 
 @pytest.mark.parametrize("shape", [[2**20, 0, 2], [2**20, 2, 0], [2**20, 0, 0]])
@@ -144,7 +139,7 @@ def test_no_data_holds_no_items(shape: list[int]) -> None:
     """A few bytes would otherwise become as many arrays as they like."""
     body = {"item_embed_overrides": {"dtype": "float16", "shape": shape, "data": ""}}
     with pytest.raises(RequestError, match=r"item_embed_overrides\.shape: .* may be 0"):
-        read_score_overrides(json.dumps(body).encode(), CONFIG)
+        stock_score_body(json.dumps(body).encode(), CONFIG)
 
 
 @pytest.mark.parametrize("items", [None, 5, [], "a", [[1]] * 3])
@@ -152,19 +147,16 @@ def test_no_data_holds_no_items(shape: list[int]) -> None:
 def test_embeddings_of_items_that_are_not_there_are_refused(items: Any, form_of: Any) -> None:
     body = {"item_embed_overrides": form_of(np.zeros((2, 1, 2), np.float32)), "items": items}
     with pytest.raises(RequestError, match=r"item_embed_overrides: 2 for \d items"):
-        read_score_overrides(json.dumps(body).encode(), CONFIG)
+        stock_score_body(json.dumps(body).encode(), CONFIG)
 
 
 @pytest.mark.parametrize("each", [GOOD, {"dtype": "no such type"}])
 def test_too_many_items_are_refused_before_their_embeddings_are_read(each: Any) -> None:
     body = {"item_embed_overrides": [each] * 6, "items": [[1]] * 6}
     with pytest.raises(TooManyItemsError, match="6 items exceed the limit of 5"):
-        read_score_overrides(json.dumps(body).encode(), CONFIG)
+        stock_score_body(json.dumps(body).encode(), CONFIG)
 
 
 def test_a_query_may_have_no_embeddings() -> None:
-    read = read_score_overrides(
-        json.dumps({"query_embed_overrides": form(ONE[:0])}).encode(), CONFIG
-    )
-    assert read is not None
+    read = stock_score_body(json.dumps({"query_embed_overrides": form(ONE[:0])}).encode(), CONFIG)
     assert read[1].found["query_embed_overrides"].shape == (0, 2)

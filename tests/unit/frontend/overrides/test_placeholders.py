@@ -18,12 +18,14 @@ from sglang_prefill_ext.frontend.overrides.placeholders import (
 )
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason
+from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 
 VOCAB, PLACEHOLDER, WIDTH = 9, 2, 2
 KIND = EmbeddingKind(WIDTH, "float32")
-LABELS = (int_array([3, 4]), int_array([]))
+LABELS = Labels(int_array([3, 4]))
 
 
 @dataclass(frozen=True)

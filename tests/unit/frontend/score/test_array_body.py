@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.score.array_body import with_lists
+from sglang_prefill_ext.frontend.score.score_body import ScoreBody
 
 IDS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=9)
 
@@ -25,8 +25,12 @@ def rows_of(rows: list[list[int]]) -> dict[str, str]:
     return {"values": base64_of(*flat), "counts": base64_of(*map(len, rows))}
 
 
+def stock_body(body: bytes) -> bytes:
+    return ScoreBody.of(body).stock(PrefillOnlyConfig())[0]
+
+
 def as_lists(**fields: Any) -> Any:
-    return json.loads(with_lists(json.dumps(fields).encode(), PrefillOnlyConfig()))
+    return json.loads(stock_body(json.dumps(fields).encode()))
 
 
 @given(IDS, st.lists(IDS, max_size=9))
@@ -51,7 +55,7 @@ def test_arrays_become_lists_and_all_else_stays(query: list[int], items: list[li
     ],
 )
 def test_what_has_no_arrays_is_left_to_sglang(body: bytes) -> None:
-    assert with_lists(body, PrefillOnlyConfig()) is body
+    assert stock_body(body) is body
 
 
 GOOD = {"query": {"values": base64_of(1, 2)}, "items": rows_of([[3], [4, 5]])}

@@ -23,20 +23,18 @@ from sglang_prefill_ext.errors import (
     TooManyItemsError,
 )
 from sglang_prefill_ext.frontend import client_wait
-from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score import score_frontend
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.score.score_frontend import Scored, ScoreFrontend
-from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
-from sglang_prefill_ext.wire.packed import PackedRows, int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
-from sglang_prefill_ext.wire.result import PackedResult
 from sglang_prefill_ext.wire.stock_reason import StockReason
-from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, stub_answer
+from tests.unit.frontend.links import StubLink, StubRequest, answer_at_once, path_of, stub_answer
 
 VOCAB = 300
 HIDDEN = 4
@@ -68,22 +66,14 @@ def _frontend(
     **knobs: int,
 ) -> ScoreFrontend:
     config = PrefillOnlyConfig(**knobs)
-    return ScoreFrontend(
-        link,
-        PackedExchange(link, max_row_tokens=config.max_forward_tokens),
-        config,
-        FrontendMetrics(),
-        vocab_size=VOCAB,
-        embeddings=EmbeddingKind(HIDDEN, "float32"),
-        label_vocab_size=label_vocab_size,
-        has_tokenizer=has_tokenizer,
-        truncates=truncates,
-        prefixes=prefixes,
-    )
+    about = {"has_tokenizer": has_tokenizer, "truncates": truncates, "prefixes": prefixes}
+    longest = config.max_forward_tokens
+    path = path_of(link, config, max_row_tokens=longest, label_vocab_size=label_vocab_size, **about)
+    return ScoreFrontend(path)
 
 
 def _answer_soon(frontend: ScoreFrontend, link: StubLink, answer: PackedResult) -> None:
-    answer_at_once(link, frontend.exchange, lambda rows: answer)
+    answer_at_once(link, frontend.path.exchange, lambda rows: answer)
 
 
 def _label_rows(labels: Any) -> FlatRows:
@@ -94,7 +84,7 @@ def _label_rows(labels: Any) -> FlatRows:
 
 
 def _nothing_is_left(frontend: ScoreFrontend, link: StubLink) -> bool:
-    return frontend.exchange.in_flight == 0 and link.admitted == 0
+    return frontend.path.exchange.in_flight == 0 and link.admitted == 0
 
 
 async def _until_sent(link: StubLink, count: int = 1) -> None:
@@ -120,7 +110,7 @@ async def test_an_answer_becomes_scores(
         pytest.approx([np.exp(-2), np.exp(-3)]),
     ]
     assert scored.prompt_tokens == 7
-    assert frontend.metrics.as_dict() == {
+    assert frontend.path.metrics.as_dict() == {
         "requests": {"packed": 1},
         "fallbacks": {},
         "items": 2,
@@ -154,8 +144,8 @@ async def test_arrays_are_packed_as_lists_are(
     sent = [rows for _, rows in link.sent]
     assert sent[0].suffix_lens.tolist() == sent[1].suffix_lens.tolist()
     assert sent[0].tokens.tolist() == sent[1].tokens.tolist()
-    assert sent[0].label_ids.tolist() == sent[1].label_ids.tolist()
-    assert sent[0].label_lens.tolist() == sent[1].label_lens.tolist()
+    assert sent[0].read.ids.tolist() == sent[1].read.ids.tolist()
+    assert sent[0].read.lens.tolist() == sent[1].read.lens.tolist()
 
 
 async def test_embeddings_come_beside_arrays(frontend: ScoreFrontend, link: StubLink) -> None:
@@ -263,7 +253,7 @@ async def test_setwise_calls_bring_embeddings(
     ((_, rows),) = link.sent
     assert rows.tokens.tolist() == [1, -1, 3, -2, 2, -2]
     assert (rows.prefix_len, rows.read_lens.tolist()) == (1, [2, 3])
-    assert rows.label_lens.tolist() == [1, 0, 1, 0, 1]
+    assert rows.read.lens.tolist() == [1, 0, 1, 0, 1]
     for fields in ({"query": [9]}, {"score_extraction_token_id": 3}):
         with pytest.raises(StockPathTaken, match="unusual_input"):
             await frontend.score(replace(call, **fields))
@@ -274,10 +264,9 @@ async def test_embeddings_that_stock_refuses_are_not_sent(
 ) -> None:
     ones = [np.ones(HIDDEN)] * 2
     call = replace(CALL, embed_override_token_id=1, query_embed_overrides=ones)
-    with pytest.raises(StockPathTaken, match="unusual_input"):
-        await frontend.score(call)
-    with pytest.raises(RequestError, match="id -1"):
-        await frontend.score(replace(call, query=[1, -1], query_embed_overrides=ones[:1]))
+    for wrong in (call, replace(call, query=[1, -1], query_embed_overrides=ones[:1])):
+        with pytest.raises(StockPathTaken, match="unusual_input"):
+            await frontend.score(wrong)
     with pytest.raises(RequestError, match="shape"):
         await frontend.score(replace(call, query_embed_overrides=[np.ones(3)]))
     assert link.sent == []
@@ -315,7 +304,7 @@ async def test_the_vocabulary_is_normalised_over_only_where_the_answer_shows_it(
     )
     await frontend.score(call)
     ((_, rows),) = link.sent
-    assert rows.normalised is normalised
+    assert rows.read.normalised is normalised
 
 
 async def test_a_decline_takes_the_stock_path_and_is_remembered(
@@ -388,7 +377,7 @@ async def test_an_unhappy_end_raises_its_error_and_leaves_the_path_open(
             await frontend.score(CALL)
     assert len(link.sent) == 2
     assert link.aborted == []
-    assert frontend.metrics.as_dict()["requests"] == {}
+    assert frontend.path.metrics.as_dict()["requests"] == {}
     assert _nothing_is_left(frontend, link)
 
 
@@ -487,17 +476,17 @@ async def test_a_message_that_cannot_be_sent_leaves_nothing_behind(
 async def test_late_and_unknown_answers_are_ignored(
     frontend: ScoreFrontend, link: StubLink
 ) -> None:
-    frontend.exchange.deliver("never-sent", stub_answer())
+    frontend.path.exchange.deliver("never-sent", stub_answer())
     _answer_soon(frontend, link, stub_answer(values=[0, -1, -2, -3]))
     await frontend.score(CALL)
-    frontend.exchange.deliver(link.sent[0][0], stub_answer("failed"))
+    frontend.path.exchange.deliver(link.sent[0][0], stub_answer("failed"))
     assert _nothing_is_left(frontend, link)
 
 
 async def test_the_first_of_two_answers_counts(frontend: ScoreFrontend, link: StubLink) -> None:
     def answer_twice(rid: str, rows: PackedRows) -> None:
-        frontend.exchange.deliver(rid, stub_answer(values=[0, -1, -2, -3]))
-        frontend.exchange.deliver(rid, stub_answer("failed"))
+        frontend.path.exchange.deliver(rid, stub_answer(values=[0, -1, -2, -3]))
+        frontend.path.exchange.deliver(rid, stub_answer("failed"))
 
     link.on_send = answer_twice
     assert (await frontend.score(CALL)).scores[0][0] == 1.0
@@ -512,11 +501,11 @@ async def test_concurrent_calls_get_their_own_answers(
         for token, call in enumerate(calls)
     ]
     await _until_sent(link, len(calls))
-    assert frontend.exchange.in_flight == len(calls)
+    assert frontend.path.exchange.in_flight == len(calls)
     assert len({rid for rid, _ in link.sent}) == len(calls)
     for rid, rows in random.Random(3).sample(link.sent, len(calls)):
-        label = float(rows.label_ids[0])
-        frontend.exchange.deliver(rid, stub_answer(values=[-label, -label - 1]))
+        label = float(rows.read.ids[0])
+        frontend.path.exchange.deliver(rid, stub_answer(values=[-label, -label - 1]))
     scored: list[Scored] = await asyncio.gather(*tasks)
     for token, result in enumerate(scored):
         assert result.scores == [[np.exp(-float(token))], [np.exp(-float(token) - 1)]]
@@ -734,7 +723,7 @@ async def test_wrong_prompts_are_refused_and_send_nothing(
 
 
 async def test_declined_from_the_start(frontend: ScoreFrontend, link: StubLink) -> None:
-    frontend.exchange.decline(StockReason.NOT_GENERATION)
+    frontend.path.exchange.decline(StockReason.NOT_GENERATION)
     with pytest.raises(StockPathTaken, match="not_generation"):
         await frontend.score(CALL)
     assert link.sent == []

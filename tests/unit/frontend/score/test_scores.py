@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.frontend.score import scores
 from sglang_prefill_ext.frontend.score.scores import logprob_rows, scores_from_values
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 LOGPROBS = st.floats(-80, 0, width=32)
@@ -42,7 +40,7 @@ def test_softmax_scores_equal_sglangs(
 ) -> None:
     logprobs = _values(data, request)
     scores = scores_from_values(
-        _flat(logprobs), request.pack(), apply_softmax=True, temperature=temperature
+        _flat(logprobs), request.pack().read, apply_softmax=True, temperature=temperature
     )
     expected = [_sglang_scores(row, True, temperature) for row in logprobs]
     _assert_equal(scores, expected)
@@ -53,7 +51,7 @@ def test_close_logprobs_keep_their_ratio_at_a_small_temperature() -> None:
     request = PlainRequest([], [[1]], [[1, 2]], shared_labels=True)
     logprobs = [-80.0, float(np.nextafter(np.float32(-80), np.float32(-81)))]
     scores = scores_from_values(
-        _flat([logprobs]), request.pack(), apply_softmax=True, temperature=1e-6
+        _flat([logprobs]), request.pack().read, apply_softmax=True, temperature=1e-6
     )
     _assert_equal(scores, [_sglang_scores(logprobs, True, 1e-6)])
 
@@ -64,7 +62,7 @@ def test_probabilities_equal_sglangs_also_of_impossible_labels(
 ) -> None:
     logprobs = _values(data, request, lowest=-math.inf)
     scores = scores_from_values(
-        _flat(logprobs), request.pack(), apply_softmax=False, temperature=1.0
+        _flat(logprobs), request.pack().read, apply_softmax=False, temperature=1.0
     )
     _assert_equal(scores, [_sglang_scores(row, False, 1.0) for row in logprobs])
 
@@ -72,7 +70,7 @@ def test_probabilities_equal_sglangs_also_of_impossible_labels(
 @given(plain_requests(), st.data())
 def test_logprobs_come_back_unchanged(request: PlainRequest, data: st.DataObject) -> None:
     logprobs = _values(data, request, lowest=-math.inf)
-    assert logprob_rows(_flat(logprobs), request.pack()) == logprobs
+    assert logprob_rows(_flat(logprobs), request.pack().read) == logprobs
 
 
 def test_scores_are_plain_floats_that_json_can_write() -> None:
@@ -80,7 +78,7 @@ def test_scores_are_plain_floats_that_json_can_write() -> None:
     for apply_softmax in (False, True):
         scores = scores_from_values(
             np.array([-1, -2, -3], dtype=np.float32),
-            request.pack(),
+            request.pack().read,
             apply_softmax=apply_softmax,
             temperature=1.0,
         )
@@ -91,13 +89,3 @@ def _assert_equal(scores: list[list[float]], expected: list[list[float]]) -> Non
     assert [len(row) for row in scores] == [len(row) for row in expected]
     for row, expected_row in zip(scores, expected, strict=True):
         assert row == pytest.approx(expected_row, rel=1e-12, abs=1e-300)
-
-
-@pytest.mark.parametrize("at_a_time", [1, 3, 4, 7, 12, 13])
-def test_large_answers_become_objects_in_steps(
-    monkeypatch: pytest.MonkeyPatch, at_a_time: int
-) -> None:
-    monkeypatch.setattr(scores, "_AT_A_TIME", at_a_time)
-    rows = PackedRows(int_array([1] * 5), 1, int_array([1] * 4), int_array([1, 2, 3]), NO_INTS)
-    values = np.arange(12, dtype=np.float32)
-    assert logprob_rows(values, rows) == values.reshape(4, 3).tolist()

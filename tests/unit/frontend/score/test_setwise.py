@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.read_places import places_of
-from sglang_prefill_ext.frontend.score.setwise import pack_setwise, setwise_scores
-from sglang_prefill_ext.wire.packed import NO_INTS, PackedRows, int_array
+from sglang_prefill_ext.frontend.score.scores import scores_from_values
+from sglang_prefill_ext.frontend.score.setwise import pack_setwise, scores_by_item
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from tests.unit.wire.strategies import labels_by_read
 
 VOCAB, ANCHOR = 9, 2
 CONFIG = PrefillOnlyConfig()
@@ -26,15 +30,14 @@ def answer(rows: PackedRows) -> list[float]:
     """What a scheduler would read."""
     tokens, starts = rows.tokens.tolist(), rows.read_starts()
     prefix, ends = tokens[: rows.prefix_len], rows.prefix_len + rows.suffix_lens.cumsum()
-    found = []
+    found, labels = [], labels_by_read(rows)
     for row, end in enumerate(ends.tolist()):
         prompt = prefix + tokens[end - int(rows.suffix_lens[row]) : end]
         reads = int(rows.read_lens[row])
         for number in range(reads):
             before = prompt[: len(prompt) - reads + number + 1]
             read = int(starts[row]) + number
-            ids, _ = rows.labels_of(read, read + 1)
-            found += [value(before, label) for label in ids.tolist()]
+            found += [value(before, label) for label in labels[read]]
     return found
 
 
@@ -44,14 +47,15 @@ def test_labels_are_read_at_every_anchor(
 ) -> None:
     assume(all(ANCHOR in prompt for prompt in prompts))
     labels = [LABELS[1] if shared else data.draw(st.sampled_from(LABELS)) for _ in prompts]
-    packed = (int_array(LABELS[1]), NO_INTS)
+    packed = Labels(int_array(LABELS[1]))
     if not shared:
         flat = [label for one in labels for label in one]
-        packed = (int_array(flat), int_array(list(map(len, labels))))
+        packed = Labels(int_array(flat), int_array(list(map(len, labels))))
     rows = pack_setwise(prompts, places_of(prompts, ANCHOR), packed, VOCAB, CONFIG)
     values = np.array(answer(rows), np.float32)
     assert len(values) == rows.num_values
-    scores = setwise_scores(values, rows, apply_softmax=softmax, temperature=2.0)
+    flat_scores = scores_from_values(values, rows.read, apply_softmax=softmax, temperature=2.0)
+    scores = scores_by_item(flat_scores, rows)
     for prompt, own, matrix in zip(prompts, labels, scores, strict=True):
         places = [place for place, token in enumerate(prompt) if token == ANCHOR]
         assert len(matrix) == len(places)
@@ -65,18 +69,16 @@ def test_labels_are_read_at_every_anchor(
 
 def test_rows_share_what_comes_before_their_anchors() -> None:
     prompts = [[1, 1, 2, 3], [1, 1, 2, 4, 2]]
-    rows = pack_setwise(
-        prompts, places_of(prompts, ANCHOR), (int_array([5]), NO_INTS), VOCAB, CONFIG
-    )
+    rows = pack_setwise(prompts, places_of(prompts, ANCHOR), Labels(int_array([5])), VOCAB, CONFIG)
     assert (rows.prefix_len, rows.read_lens.tolist()) == (2, [2, 3])
-    assert rows.label_lens.tolist() == [1, 0, 1, 0, 1]
+    assert rows.read.lens.tolist() == [1, 0, 1, 0, 1]
 
 
 def test_embeddings_may_stand_at_anchors_and_ids_are_checked() -> None:
-    labels, table = (int_array([5]), NO_INTS), np.ones((1, 2), np.float32)
+    labels, table = Labels(int_array([5])), np.ones((1, 2), np.float32)
     rows = pack_setwise([[1, -1], [-1, 3]], [[1], [0]], labels, VOCAB, CONFIG, table)
     assert rows.tokens.tolist() == [1, -1, -1, 3]
-    assert rows.label_lens.tolist() == [1, 1, 0]
+    assert rows.read.lens.tolist() == [1, 1, 0]
     assert rows.overrides is table
     with pytest.raises(RequestError, match="id -1"):
         pack_setwise([[1, -1]], [[1]], labels, VOCAB, CONFIG)

@@ -14,7 +14,7 @@ from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.token.token_answer import answer_of, first_text
 from sglang_prefill_ext.frontend.token.token_batch import ReadKind, pack_calls
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
-from sglang_prefill_ext.wire.packed import int_array
+from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
 from tests.unit.frontend.token.token_requests import VOCAB, heated, log_probs, values_of
@@ -113,7 +113,7 @@ def test_what_several_prompts_read_of_their_prefix_is_read_once() -> None:
     rows = group.rows
     # One token less is shared: what follows the last token of the prefix differs from row to row.
     assert (rows.prefix_len, rows.prefix_reads, rows.read_lens.tolist()) == (199, 49, [2, 3])
-    assert rows.label_ids.tolist() == [1] * 49 + [5, 0] + [6, 7, 0]
+    assert rows.read.ids.tolist() == [1] * 49 + [5, 0] + [6, 7, 0]
 
 
 def test_where_nothing_is_read_of_the_prefix_all_of_it_is_shared() -> None:

@@ -5,60 +5,10 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.frontend.embed.embed_call import HEALTH_CHECK
-from sglang_prefill_ext.frontend.token.token_call import (
-    ineligible_token_reason,
-    is_decision,
-    token_call_of,
-)
+from sglang_prefill_ext.frontend.token.token_call import token_call_of
 from tests.unit.frontend.token.token_requests import tokenized
 
 LOGPROBS: dict[str, Any] = {"return_logprob": True}
-
-
-@pytest.mark.parametrize(
-    ("sampling", "fields", "expected"),
-    [
-        ({}, {}, True),
-        ({"max_new_tokens": 2}, {}, False),
-        ({"max_new_tokens": None}, {}, False),
-        ({"max_new_tokens": 0}, {}, False),
-        ({"max_new_tokens": 0}, LOGPROBS, True),
-        ({"n": 2}, {}, False),
-        ({}, {"rid": f"{HEALTH_CHECK}_1"}, False),
-    ],
-)
-def test_decisions_are_told_from_generations(
-    sampling: dict[str, Any], fields: dict[str, Any], expected: bool
-) -> None:
-    assert is_decision(tokenized([1], sampling=sampling, **fields)) is expected
-
-
-@pytest.mark.parametrize(
-    ("sampling", "fields", "reason"),
-    [
-        ({}, {}, None),
-        ({"top_k": 5}, {}, None),
-        ({"logit_bias": {"1": 2.0}}, {}, None),
-        ({"regex": "a"}, {}, "grammar"),
-        ({"stop_strs": ["a"]}, {}, "stop_strings"),
-        ({"stop_strs": []}, {}, None),
-        ({"beam_width": 3}, {}, "beam_search"),
-        ({}, {"lora_id": "x"}, None),
-        ({}, {"input_embeds": [[0.0]]}, "embed_overrides"),
-        ({}, {"cache_salt": "x"}, "cache_namespace"),
-        ({}, {"routed_dp_rank": 0}, "routed_dp_rank"),
-        ({}, {"return_hidden_states": True}, "hidden_states"),
-        ({}, LOGPROBS | {"logprob_start_len": 4}, "unusual_input"),
-        ({}, LOGPROBS | {"logprob_start_len": 3}, None),
-        ({}, LOGPROBS | {"top_logprobs_num": -1}, "unusual_input"),
-    ],
-    ids=str,
-)
-def test_what_changes_the_answer_is_not_packed(
-    sampling: dict[str, Any], fields: dict[str, Any], reason: str | None
-) -> None:
-    assert ineligible_token_reason(tokenized([1, 2, 3], sampling=sampling, **fields)) == reason
 
 
 @pytest.mark.parametrize(("asked", "start"), [(-1, None), (0, 0), (2, 2), (3, None)])

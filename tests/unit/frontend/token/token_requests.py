@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.token import token_call
-from sglang_prefill_ext.wire.packed import Float32Array, PackedRows
+from sglang_prefill_ext.border.tokenizer_manager import request_fields
+from sglang_prefill_ext.wire.arrays import Float32Array
+from sglang_prefill_ext.wire.packed import PackedRows
+from tests.unit.wire.strategies import labels_by_read
 
 VOCAB = 12
 
-_SAMPLING = dict.fromkeys(token_call._UNPACKED_SAMPLING) | {
+_SAMPLING = dict.fromkeys(request_fields._UNPACKED_SAMPLING) | {
     "max_new_tokens": 1,
     "n": 1,
     "top_k": 1,
@@ -25,8 +27,8 @@ _SAMPLING = dict.fromkeys(token_call._UNPACKED_SAMPLING) | {
     "logit_bias": None,
     "min_new_tokens": 0,
 }
-_FIELDS = dict.fromkeys(token_call._UNPACKED_FIELDS) | dict.fromkeys(
-    token_call._UNPACKED_SWITCHES, False
+_FIELDS = dict.fromkeys(request_fields._UNPACKED_OF_TOKENS) | dict.fromkeys(
+    request_fields._UNPACKED_SWITCHES, False
 )
 
 
@@ -72,17 +74,16 @@ def values_of(rows: PackedRows) -> list[float]:
         row = prefix + rows.tokens[place : place + length].tolist()
         contexts += [row[: len(row) - count + n + 1] for n in range(count)]
         place += length
-    ids, lens = rows.labels_of(0, len(contexts))
-    labels = np.split(ids, np.cumsum(lens)[:-1])
+    labels = labels_by_read(rows)
     values: list[float] = []
-    drawn = dict(zip(rows.read_starts()[1:] - 1, rows.sampling.draws, strict=False))
+    drawn = dict(zip(rows.read_starts()[1:] - 1, rows.read.sampling.draws, strict=False))
     for number, (context, own) in enumerate(zip(contexts, labels, strict=True)):
         table = log_probs(context)
         if number in drawn:
             table = heated(table, drawn[number]["temperature"])
         values += table[own].tolist()
-        if rows.num_best:
-            order = np.argsort(-table, kind="stable")[: rows.num_best - 1]
+        if rows.read.num_best:
+            order = np.argsort(-table, kind="stable")[: rows.read.num_best - 1]
             best = int(table.argmin() if number in drawn else table.argmax())
             values += [float(table[best]), best, *table[order].tolist(), *order.tolist()]
     return values

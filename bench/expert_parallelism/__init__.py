@@ -1,0 +1,1 @@
+"""Requests divided over replicas with all experts, against experts divided over GPUs: predicted."""

@@ -1,0 +1,82 @@
+"""Models, routing, and the engines that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+
+from bench.expert_parallelism.cost import Engine, Floats, Sends
+from bench.expert_parallelism.placement import in_order, rebalanced
+from bench.moe.routing import drawn, recorded
+from bench.moe.shapes import SHAPES, Shape
+from sglang_prefill_ext.sizing.forward import Serving
+from sglang_prefill_ext.sizing.model import Experts, ModelShape
+
+MODELS: Mapping[str, ModelShape] = {
+    "Qwen3-30B-A3B": ModelShape(48, 2048, 32, 4, 128, 6144, 151_936, Experts(128, 8, 768)),
+    "GLM-4.5-Air": ModelShape(
+        46, 4096, 96, 8, 128, 10_944, 151_552, Experts(128, 8, 1408, 1408, dense_layers=1)
+    ),
+}
+"""As in their ``config.json``; the names are those of `bench.moe.shapes`."""
+
+SKEWS = {"uniform": 0.0, "Zipf 0.4": 0.4, "Zipf 0.8": 0.8, "Zipf 1.2": 1.2, "recorded": 0.0}
+"""Routing -> exponent of Zipf's law; 0: it does not follow one."""
+
+FORWARDS, LAYERS = 12, 8  # drawn; each forward has another routing
+LEAST_TOKENS = 2000  # of a forward: shares of fewer tokens are more chance than routing
+COPIES_SHARE = 8  # one copy more for so many experts, as 32 of 256 in DeepSeek-V3
+
+
+def shape_of(model: str) -> Shape:
+    """The blocks of a model's experts."""
+    return next(each for each in SHAPES if each.name == model)
+
+
+def routing_of(name: str, shape: Shape, seed: int) -> Floats:
+    """Share of each layer's rows that each expert gets; ``[forwards, layers, experts]``."""
+    return _shares(name, shape.experts, shape.top_k, seed)
+
+
+@cache
+def _shares(name: str, experts: int, top_k: int, seed: int) -> Floats:
+    if name == "recorded":
+        kept = recorded(experts, top_k)
+        forwards = [each for each in kept if each.tokens >= LEAST_TOKENS]
+    else:
+        kind = "zipf" if SKEWS[name] else "uniform"
+        sizes = (experts, top_k, 2 * LEAST_TOKENS, FORWARDS, seed)
+        forwards = [*drawn(kind, *sizes, layers=LAYERS, skew=SKEWS[name])]
+    counts = np.stack([each.counts for each in forwards]).astype(np.float64)
+    shares: Floats = counts / counts.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def replica(serving: Serving, shape: Shape, routing: Floats) -> Engine:
+    """One GPU with all experts; as `expert_parallel` it leaves out the first forward."""
+    placement = np.ones((*routing[1:].shape[:-1], 1, shape.experts))
+    return Engine(serving, shape, Sends.HIDDEN, routing[1:], placement)
+
+
+def expert_parallel(
+    serving: Serving, shape: Shape, routing: Floats, gpus: int, sends: Sends, *, balanced: bool
+) -> Engine:
+    """Experts on several GPUs.
+
+    Args:
+        balanced: before every forward but the first, which is left out, experts are placed anew by
+            the mean load of all earlier ones; moving weights takes no time. Else they are in order.
+    """
+    fixed = in_order(shape.experts, gpus)
+    placement = np.broadcast_to(fixed, (*routing[1:].shape[:-1], *fixed.shape))
+    if balanced:
+        copies = shape.experts // COPIES_SHARE
+        placement = np.array(
+            [
+                [rebalanced(load, gpus, copies) for load in routing[:number].mean(axis=0)]
+                for number in range(1, len(routing))
+            ]
+        )
+    return Engine(serving, shape, sends, routing[1:], placement)

@@ -1,0 +1,179 @@
+"""How long a forward takes whose experts are divided over GPUs. Pure.
+
+Devices, links, launches and sizes are those of `sizing`, blocks of experts those of `bench.moe`.
+Every layer counts as one with experts, for all tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.expert_parallelism.placement import Shares
+from bench.moe.shapes import Shape, assumed_times
+from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.moe.policy import predicted_s
+from sglang_prefill_ext.sizing.forward import MAX_FORWARD_TOKENS, Serving
+from sglang_prefill_ext.sizing.model import Experts
+
+Floats = NDArray[np.float64]
+
+_FITTED_TOKENS = (1024, MAX_FORWARD_TOKENS)  # of each GPU
+
+
+class Sends(StrEnum):
+    """How often a token travels to the experts of a layer, and back.
+
+    * ``every copy``: once for each of its experts that is elsewhere (GShard, Lepikhin et al. 2020;
+      DeepSpeed-MoE, Rajbhandari et al. 2022).
+    * ``once a GPU``: once to each GPU that has one of them, as DeepEP does.
+    * ``hidden``: as if other work hid all of it; no engine reaches that.
+    """
+
+    EVERY_COPY = "every copy"
+    ONCE = "once a GPU"
+    HIDDEN = "hidden"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The work of one forward; float64 ``[gpus]``.
+
+    Attributes:
+        tokens: whose attention each GPU computes.
+        pairs: of a query token and a key that it attends to, of a layer.
+    """
+
+    tokens: Floats
+    pairs: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Engine:
+    """GPUs that compute forwards together; one GPU has all experts and sends nothing.
+
+    Attention is data parallel: a GPU has the tokens of its own rows. Experts compute the tokens of
+    all GPUs, and no GPU begins the next step of a layer before the last has ended this one.
+
+    Attributes:
+        blocks: of the same model.
+        routing: share of a layer's rows that each expert gets; ``[forwards, layers, experts]``.
+            A few layers stand for all.
+        placement: ``[forwards, layers, gpus, experts]``.
+    """
+
+    serving: Serving
+    blocks: Shape
+    sends: Sends
+    routing: Floats
+    placement: Shares
+
+    @property
+    def gpus(self) -> int:
+        return self.placement.shape[-2]
+
+    @property
+    def busiest(self) -> float:
+        """Rows of the busiest GPU's experts over the mean of all GPUs, on average."""
+        rows = (self.placement * self.routing[..., None, :]).sum(axis=-1)
+        return float(rows.max(axis=-1).mean() * self.gpus)
+
+    @property
+    def weights_gb(self) -> float:
+        """On the GPU with the most experts, in 10^9 bytes; all else is on every GPU."""
+        model = self.serving.model
+        slots = int((self.placement > 0).sum(axis=-1).max())
+        routed = (model.weights - model.read_weights(0)) / self._experts.count * slots
+        others = model.stored_weights - model.weights + model.read_weights(0)
+        return self.serving.number_bytes * (others + routed) / 1e9
+
+    def speed(self) -> Speed:
+        """The straight line that a router and the simulation take forwards to be."""
+        few, many = (
+            self.forward_s(Batch(np.full(self.gpus, float(each)), np.zeros(self.gpus)))
+            for each in _FITTED_TOKENS
+        )
+        token_s = (many - few) / (_FITTED_TOKENS[1] - _FITTED_TOKENS[0])
+        model, device = self.serving.model, self.serving.device
+        return Speed(
+            launch_s=max(0.0, few - token_s * _FITTED_TOKENS[0]),
+            token_s=token_s / self.gpus,
+            pair_s=model.layers * model.pair_operations / device.operations_per_s / self.gpus,
+            max_forward_tokens=self.gpus * MAX_FORWARD_TOKENS,
+        )
+
+    def request_s(self, batch: Batch) -> float:
+        """Seconds of work that is divided over equal forwards, as many as it takes."""
+        forwards = -(-int(batch.tokens.max()) // MAX_FORWARD_TOKENS)
+        return forwards * self.forward_s(Batch(batch.tokens / forwards, batch.pairs / forwards))
+
+    def forward_s(self, batch: Batch) -> float:
+        """Seconds of one forward, the mean over the routing of all forwards.
+
+        Launches overlap with what the devices do.
+        """
+        rows = self.rows(batch)
+        sent = self.exchange_s(batch)
+        experts_s = self.experts_s(rows, batch).max(axis=-1)
+        layers_s = self.serving.model.layers * float((experts_s + 2 * sent).mean())
+        tokens = int(batch.tokens.max())
+        return max(self.serving.launch_s(tokens, self.gpus), self.others_s(batch) + layers_s)
+
+    def rows(self, batch: Batch) -> Floats:
+        """Expected rows of each expert on each GPU; ``[forwards, layers, gpus, experts]``."""
+        total = batch.tokens.sum() * self._experts.active
+        rows: Floats = self.placement * self.routing[..., None, :] * total
+        return rows
+
+    def experts_s(self, rows: NDArray[Any], batch: Batch) -> Floats:
+        """Seconds that each GPU's experts take in a layer, ``[..., gpus]``: their rows in the best
+        block, or reading their weights, whichever is longer."""
+        table, device, model = self.blocks.table, self.serving.device, self.serving.model
+        times = assumed_times(table)
+        entries = table.candidates(int(batch.tokens.sum()))
+        computed = np.min([predicted_s(rows, entry, times) for entry in entries], axis=0)
+        row_operations = model.routed_operations / self._experts.active
+        numbers = row_operations / 2 * (-np.expm1(-rows)).sum(axis=-1)  # experts with a row
+        read_s = self.serving.number_bytes * numbers / device.bytes_per_s
+        longer: Floats = np.maximum(computed * row_operations / device.operations_per_s, read_s)
+        return longer
+
+    def others_s(self, batch: Batch) -> float:
+        """Seconds of attention, routers and shared MLPs of all layers on the busiest GPU."""
+        model, device = self.serving.model, self.serving.device
+        sparse = model.layers - self._experts.dense_layers
+        token_operations = model.body_operations - sparse * model.routed_operations
+        operations = batch.tokens * token_operations
+        operations += batch.pairs * model.layers * model.pair_operations
+        read_s = self.serving.number_bytes * model.read_weights(0) / device.bytes_per_s
+        return max(float(operations.max()) / device.operations_per_s, read_s)
+
+    def exchange_s(self, batch: Batch) -> Floats:
+        """Seconds until all tokens of a layer have travelled one way; ``[forwards, layers]``.
+
+        ``latency + bytes / bandwidth`` of the GPU that sends or gets the most. Where all have
+        equally much that is ``tokens * top_k * hidden * number_bytes * (gpus - 1) / gpus`` bytes
+        with every copy, of its own tokens.
+        """
+        device, active = self.serving.device, self._experts.active
+        share = (self.placement * self.routing[..., None, :]).sum(axis=-1)
+        if self.gpus == 1 or self.sends is Sends.HIDDEN:
+            return np.zeros(share.shape[:-1])
+        once = self.sends is Sends.ONCE
+        copies = 1 - (1 - share) ** active if once else share * active
+        sent = batch.tokens * (copies.sum(axis=-1, keepdims=True) - copies)
+        got = (batch.tokens.sum() - batch.tokens) * copies
+        most = np.maximum(sent, got).max(axis=-1)
+        num_bytes = most * self.serving.model.hidden * self.serving.number_bytes
+        seconds: Floats = device.link_us / 1e6 + num_bytes / (device.link_gb_s * 1e9)
+        return seconds
+
+    @property
+    def _experts(self) -> Experts:
+        experts = self.serving.model.experts
+        assert experts is not None, "only mixtures of experts are compared"
+        return experts

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of a fleet: who gets which rows; nothing but arithmetic runs."""

@@ -1,0 +1,1 @@
+"""Faults of engines, routers and connections while clients ask a fleet."""

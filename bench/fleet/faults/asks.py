@@ -1,0 +1,117 @@
+"""Requests, what they have to be answered, and how they ended."""
+
+from __future__ import annotations
+
+import http
+import json
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from bench.difference import difference
+from bench.fleet.faults.connection import Connection
+from bench.workloads import Shape, draw_requests, score_body
+from sglang_prefill_ext.modelmaker import catalogue
+
+CLEAR = (429, 503, 504)
+"""Errors that tell a client what to do: come again later."""
+
+_LONGEST_S = 120.0
+_VOCABULARY = 8_000
+_SHAPES = (Shape(40, 60, 30), Shape(20, 90, 12), Shape(60, 30, 80), Shape(5, 2, 4))
+
+
+class End(StrEnum):
+    """How a request ended: with the right numbers, a clear error, anything else, or not at all."""
+
+    RIGHT = "right"
+    CLEAR = "clear error"
+    WRONG = "wrong"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request, and what it has to be answered.
+
+    Attributes:
+        wanted: read from JSON.
+    """
+
+    path: str
+    body: bytes
+    wanted: Any
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, port: int, path: str, body: Any, **headers: str) -> Ask:
+        """Take what one server answers as right.
+
+        Raises:
+            ValueError: it answers with an error.
+        """
+        asked = cls(path, json.dumps(body).encode(), None, tuple(headers.items()))
+        connection = Connection(port)
+        status, content = connection.post(path, asked.body, dict(headers), _LONGEST_S)
+        connection.close()
+        if status != http.HTTPStatus.OK:
+            raise ValueError(f"HTTP {status}: {content.decode()}")
+        return cls(path, asked.body, json.loads(content), asked.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request ended.
+
+    Attributes:
+        seconds: from its first attempt to its end.
+        again: how often it was sent again, as its connection was broken.
+        why: it is not right; begins with the HTTP status where there is one.
+    """
+
+    end: End
+    seconds: float
+    again: int = 0
+    why: str = ""
+
+
+def judged(ask: Ask, status: int, content: bytes, seconds: float, again: int) -> Outcome:
+    """Compare an answer with the wanted one."""
+    shown = f"{status} {_message(content)}"
+    if status in CLEAR:
+        return Outcome(End.CLEAR, seconds, again, shown)
+    if status != http.HTTPStatus.OK:
+        return Outcome(End.WRONG, seconds, again, shown)
+    why = difference(json.loads(content), ask.wanted, ask.path)
+    return Outcome(End.WRONG if why else End.RIGHT, seconds, again, why)
+
+
+def asks_of(port: int, seed: int = 0) -> list[Ask]:
+    """Requests of every kind that a router divides or hands on, with one engine's own answers.
+
+    Args:
+        port: of that engine, whose model is a decoder reranker.
+    """
+    rng = random.Random(seed)
+    names = [item.text for item in rng.sample(catalogue.items(), 40)]
+    texts = {"query": "which one? ", "items": names, "label_token_ids": [5, 9]}
+    scores = [
+        json.loads(score_body(request, token_logprobs=True))
+        for shape in _SHAPES
+        for request in draw_requests(shape, _VOCABULARY, 2, seed)
+    ]
+    stock = {"x-prefill-only": "off"}
+    return [
+        *(Ask.of(port, "/v1/score", each) for each in (*scores, texts)),
+        Ask.of(port, "/v1/rerank", {"query": "red wool blanket", "documents": names}),
+        Ask.of(port, "/v1/score", texts | {"items": names[:3]}, **stock),
+    ]
+
+
+def _message(content: bytes) -> str:
+    """What an error says, in whichever form."""
+    try:
+        return str(json.loads(content)["message"])
+    except (ValueError, KeyError, TypeError):
+        return content[:300].decode(errors="replace")

@@ -1,0 +1,218 @@
+"""A fleet, its clients and its faults, from start to verdict."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.fleet.faults.asks import End, Outcome, asks_of
+from bench.fleet.faults.injuries import Injuries
+from bench.fleet.faults.load import Load
+from bench.fleet.faults.schedule import Fault
+from bench.fleet.faults.wires import wires_to
+from bench.fleet.routers import RouterProcesses, running_routers
+from bench.plan import QUIET_ARGS
+from bench.status import pool_totals, status_page
+from sglang_prefill_ext.errors import PrefillExtError
+from sglang_prefill_ext.local_server import LocalServer
+
+_SOON_S = 120.0
+_POLL_S = 0.1
+_PAUSE_S = 0.2  # of a client: engines and routers have to be able to start meanwhile
+_TOLD_EVERY = 25  # faults
+_SHOWN_CHARS = 120  # of an error
+_ENGINE_ARGS = ("--dtype", "float32", "--enable-prefill-only", *QUIET_ARGS)
+_ROUTER_ARGS = ("--extra-work=10",)  # all but the smallest requests are divided, whatever the load
+
+
+class FaultsError(PrefillExtError):
+    """The fleet has not come back to what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsResult:
+    """What became of all requests of a run.
+
+    Attributes:
+        seconds: from the first fault to the last one's end.
+        faults: by kind.
+        requests: all of them, which ended in one of the four ways below.
+        errors: clear ones, by how they begin, numbers left out.
+        sent_again: requests whose connection broke as a router, or all connections of clients,
+            died.
+        late: among all, those that ended after their deadline.
+        p50_ms, p99_ms, longest_ms: from the first attempt to the end, of all.
+    """
+
+    preset: str
+    engines: int
+    routers: int
+    clients: int
+    deadline_s: float
+    seconds: float
+    faults: dict[str, int]
+    requests: int
+    right: int
+    clear_errors: int
+    wrong: int
+    lost: int
+    late: int
+    errors: dict[str, int]
+    sent_again: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+
+
+@dataclass(slots=True)
+class FaultsRun:
+    """One run on one model.
+
+    Attributes:
+        model: directory of a decoder reranker, named as its preset.
+        tell: told what happens, in a few words.
+        unwanted: requests that were wrong, lost or late.
+    """
+
+    model: Path
+    faults: Sequence[Fault]
+    engines: int
+    routers: int
+    clients: int
+    deadline_s: float
+    logs: Path
+    tell: Callable[[str], None]
+    server: type[LocalServer] = LocalServer
+    unwanted: list[Outcome] = field(default_factory=list)
+
+    def run(self) -> FaultsResult:
+        """Ask and injure; then see that nothing is left of it.
+
+        Raises:
+            FaultsError: engines or routers keep something.
+            ServerStartError: an engine, or a router, does not start, or does not come back.
+        """
+        with ExitStack() as stack:
+            engines = [stack.enter_context(self._engine(n)) for n in range(self.engines)]
+            wires = stack.enter_context(wires_to([each.port for each in engines]))
+            urls = [f"http://127.0.0.1:{each.port}" for each in wires]
+            flags = (*_ROUTER_ARGS, f"--processes={self.routers}")
+            log = self.logs / "faults-routers.log"
+            routers = stack.enter_context(running_routers(urls, *flags, log_path=log))
+            require(lambda: len(routers.listening()) == self.routers, "some routers do not listen")
+            asks = asks_of(engines[0].port)
+            before = [memory_of(each.port) for each in engines]
+            injuries = Injuries(engines, wires, routers)
+            load = Load(
+                *(routers.port, asks, self.clients),
+                deadline_s=self.deadline_s,
+                pause_s=_PAUSE_S,
+                router_died=injuries.router_died,
+            )
+            with load:
+                begin_s = time.monotonic()
+                injuries.perform(self.faults, load, partial(self._tell_of, load))
+                seconds = time.monotonic() - begin_s
+                load.wait_more(4 * self.clients)
+            self.unwanted = load.unwanted()
+            for engine, memory in zip(engines, before, strict=True):
+                require(lambda e=engine, m=memory: memory_of(e.port) == m, "an engine keeps memory")
+            require(lambda: not work_at(routers), "a router keeps work")
+        return self._result(load, injuries, seconds)
+
+    @contextmanager
+    def _engine(self, number: int) -> Iterator[LocalServer]:
+        self.tell(f"starting engine {number + 1} of {self.engines}")
+        log = self.logs / f"faults-engine-{number}.log"
+        env = {"OMP_NUM_THREADS": "1"}
+        with self.server(self.model, _ENGINE_ARGS, env=env, log_path=log) as engine:
+            engine.wait_settled()
+            yield engine
+
+    def _tell_of(self, load: Load, begun: int) -> None:
+        if begun % _TOLD_EVERY == 0:
+            ends = ", ".join(f"{count} {end}" for end, count in sorted(load.ends().items()))
+            self.tell(f"{begun} of {len(self.faults)} faults: {ends}")
+
+    def _result(self, load: Load, injuries: Injuries, seconds: float) -> FaultsResult:
+        ends, outcomes = load.ends(), load.outcomes
+        clear = (each for each in outcomes if each.end is End.CLEAR)
+        times_ms = np.array([each.seconds for each in outcomes]) * 1e3
+        return FaultsResult(
+            preset=self.model.name,
+            engines=self.engines,
+            routers=self.routers,
+            clients=self.clients,
+            deadline_s=self.deadline_s,
+            seconds=seconds,
+            faults={str(kind): count for kind, count in sorted(injuries.done.items())},
+            requests=len(outcomes),
+            right=ends[End.RIGHT],
+            clear_errors=ends[End.CLEAR],
+            wrong=ends[End.WRONG],
+            lost=ends[End.LOST],
+            late=len(load.late()),
+            errors=dict(Counter(kind_of(each.why) for each in clear)),
+            sent_again=sum(each.again > 0 for each in outcomes),
+            p50_ms=float(np.percentile(times_ms, 50)),
+            p99_ms=float(np.percentile(times_ms, 99)),
+            longest_ms=float(times_ms.max()),
+        )
+
+
+def memory_of(port: int) -> list[dict[str, int]]:
+    """What an engine's pools can give, scheduler by scheduler, once it has no packed work."""
+    status: dict[str, Any] = {}
+
+    def idle() -> bool:
+        status.update(status_page(port) or {})
+        queued = [each["queue"]["requests"] for each in status["schedulers"]]
+        return bool(queued) and not any(queued) and not status["frontend"]["in_flight"]
+
+    require(idle, "an engine keeps requests")
+    return pool_totals(status)
+
+
+def work_at(routers: RouterProcesses) -> list[str]:
+    """What routers have under way; each is asked over connections of its own."""
+    pages: dict[int, dict[str, Any]] = {}
+
+    def all_asked() -> bool:
+        page = status_page(routers.port) or {}
+        pages[page["pid"]] = page
+        return pages.keys() >= {*routers.pids}
+
+    require(all_asked, "a router does not answer")
+    return [
+        f"{pid}: {page['in_flight']} requests, {each['parts']} parts, {each['whole']} whole"
+        for pid, page in pages.items()
+        for each in page["replicas"]
+        if page["in_flight"] or each["parts"] or each["whole"]
+    ]
+
+
+def kind_of(error: str) -> str:
+    """An error without what is different each time."""
+    return re.sub(r"http://\S+|\d+(?= of \d| rows)|(?<=of )\d+", "N", error)[:_SHOWN_CHARS]
+
+
+def require(done: Callable[[], bool], otherwise: str) -> None:
+    """Wait until something is so.
+
+    Raises:
+        FaultsError: it is not, for long.
+    """
+    limit_s = time.monotonic() + _SOON_S
+    while not done():
+        if time.monotonic() > limit_s:
+            raise FaultsError(f"{otherwise} after {_SOON_S:g} s.")
+        time.sleep(_POLL_S)

@@ -1,0 +1,126 @@
+"""What a router adds to the latency at part load, and what it can carry.
+
+``python -m bench.fleet.latency``: one engine, and the same behind one and two router processes, in
+turn. The same requests come at the same random times to all three.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from bench.__main__ import RESULTS
+from bench.command import begin, measured_model, show_gate, title_of
+from bench.fleet.engines import cores_for, engines_on, router
+from bench.fleet.latency_report import ALONE, LatencyResult, added, save_plot
+from bench.fleet.options import Preset, TurnCount
+from bench.fleet.routers import RouterProcesses
+from bench.fleet.turns import cases_of
+from bench.load import Measurement, Window, closed_loop, open_loop, poisson_arrivals, run_loop
+from bench.plan import Case, alternating
+from bench.record import append
+from bench.schedulers.session import cpu_seconds
+from bench.score_gate import ScoreGate
+
+
+@dataclass(slots=True)
+class LatencyRun:
+    """Loops on one engine, alone and behind routers.
+
+    Attributes:
+        engine_port: of the engine alone.
+        routers: over it, by name.
+        load: share of the rate that the engine alone reaches with `clients`.
+        seconds: of every loop.
+    """
+
+    preset: str
+    engine_port: int
+    routers: dict[str, RouterProcesses]
+    load: float
+    clients: int
+    seconds: float
+    turns: int
+    gate: ScoreGate = field(default_factory=lambda: ScoreGate("float32"))
+    results: list[LatencyResult] = field(default_factory=list)
+
+    def run(self, case: Case) -> None:
+        """Measure all subjects in every turn, see `alternating`.
+
+        Raises:
+            GateError: answers differ.
+        """
+        window = Window(self.seconds, len(case.pool))
+        seen = run_loop(closed_loop(self.engine_port, case.pool, self.clients, window))
+        self.gate.keep("all", seen.answers)
+        rate = self.load * seen.requests_per_s
+        for turn, subject in alternating([ALONE, *self.routers], self.turns):
+            self._measure(subject, case, turn, rate)
+            self._measure(subject, case, turn, 0.0)
+
+    def _measure(self, subject: str, case: Case, turn: int, rate_per_s: float) -> None:
+        routers = self.routers.get(subject)
+        port = self.engine_port if routers is None else routers.port
+        pids = [] if routers is None else routers.pids
+        before = sum(cpu_seconds(pids).values())
+        seen = run_loop(self._loop(port, case, turn, rate_per_s))
+        cpu_s = sum(cpu_seconds(pids).values()) - before
+        self.gate.check(subject, "all", seen.answers)
+        self.results.append(
+            LatencyResult(
+                preset=self.preset,
+                shape=str(case.shape),
+                subject=subject,
+                turn=turn,
+                rate_per_s=rate_per_s,
+                clients=0 if rate_per_s else self.clients,
+                requests=len(seen.latencies_s),
+                requests_per_s=seen.requests_per_s,
+                p50_ms=seen.percentile_ms(50),
+                p99_ms=seen.percentile_ms(99),
+                router_cpu_ms=cpu_s / seen.sent * 1e3,
+            )
+        )
+
+    async def _loop(self, port: int, case: Case, turn: int, rate_per_s: float) -> Measurement:
+        window = Window(self.seconds, len(case.pool))
+        if not rate_per_s:
+            return await closed_loop(port, case.pool, self.clients, window)
+        return await open_loop(port, case.pool, poisson_arrivals(rate_per_s, window, turn))
+
+
+def main(
+    preset: Preset = "tiny",
+    shape: Annotated[str, typer.Option(help="<query>+<item>x<items>.")] = "60+2x50",
+    load: Annotated[float, typer.Option(min=0.01, help="Share of the engine's capacity.")] = 0.5,
+    clients: Annotated[int, typer.Option(min=1, help="Of the closed loops.")] = 8,
+    processes: Annotated[int, typer.Option(min=2, help="Router processes of the last one.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Of each loop.")] = 10.0,
+    turns: TurnCount = 5,
+    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "fleet-latency",
+) -> None:
+    """Measure an engine, and the same behind one router process and behind several, in turn."""
+    console, context = begin("bench.fleet.latency")
+    with measured_model(console, preset) as (model, status), ExitStack() as stack:
+        ports = stack.enter_context(engines_on(model, cores_for(1), status.update))
+        routers = {
+            "behind a router": stack.enter_context(router(ports)),
+            f"behind {processes} routers": stack.enter_context(router(ports, processes)),
+        }
+        status.update("measuring")
+        run = LatencyRun(preset, ports[0], routers, load, clients, seconds, turns)
+        run.run(*cases_of(model, [shape]))
+    found = added(run.results)
+    for each in found:
+        console.print(str(each), highlight=False)
+    show_gate(console, run.gate)
+    append(RESULTS / f"{name}.jsonl", run.results, {"gate": run.gate.as_dict(), **context})
+    save_plot(RESULTS / f"{name}.png", found, f"{preset}, {shape}, {title_of(context)}")
+    console.print(f"written: {RESULTS / name}.jsonl, .png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

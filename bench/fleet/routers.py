@@ -1,0 +1,79 @@
+"""Routers of a fleet, started as a user would start them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from sglang_prefill_ext.errors import ServerStartError
+from sglang_prefill_ext.local_server import free_port, server_env
+
+_READY_S = 300.0
+_GRACE_S = 120.0
+
+
+class RouterProcesses(NamedTuple):
+    """Routers that share a port, and their supervisor."""
+
+    supervisor: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the routers that live now, ascending."""
+        return sorted(each.pid for each in psutil.Process(self.supervisor.pid).children())
+
+    def listening(self) -> list[int]:
+        """Of those that take connections."""
+        return [pid for pid in self.pids if _listens(pid, self.port)]
+
+
+@contextmanager
+def running_routers(
+    urls: Sequence[str], *flags: str, log_path: Path | None = None
+) -> Iterator[RouterProcesses]:
+    """Run ``sglang-prefill fleet`` until it has been left; entered when a router listens.
+
+    Args:
+        urls: of the engines.
+        log_path: file for its output; None for none.
+
+    Raises:
+        ServerStartError: no router listens in time.
+    """
+    port = free_port()
+    command = [sys.executable, "-c", "from sglang_prefill_ext.cli import main; main()"]
+    command += ["fleet", "--engines", ",".join(urls), "--port", str(port), *flags]
+    with (log_path or Path("/dev/null")).open("wb") as log:
+        supervisor = subprocess.Popen(command, env=server_env(), stdout=log, stderr=log)
+    routers = RouterProcesses(supervisor, port)
+    try:
+        deadline = time.monotonic() + _READY_S
+        while not routers.listening():
+            if supervisor.poll() is not None or time.monotonic() > deadline:
+                raise ServerStartError(f"the routers did not start; their log is {log_path}.")
+            time.sleep(0.1)
+        yield routers
+    finally:
+        supervisor.terminate()
+        supervisor.wait(_GRACE_S)
+
+
+def _listens(pid: int, port: int) -> bool:
+    with suppress(psutil.Error):
+        return any(
+            each.status == psutil.CONN_LISTEN and each.laddr.port == port
+            for each in psutil.Process(pid).net_connections("tcp")
+        )
+    return False

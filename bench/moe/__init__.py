@@ -1,0 +1,1 @@
+"""Blocks of experts compared by prediction, over synthetic and recorded routing."""

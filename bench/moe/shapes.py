@@ -1,0 +1,52 @@
+"""Models whose experts are compared, and what their blocks are taken to cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_prefill_ext.moe.blocks import BlockTable, Entry
+from sglang_prefill_ext.moe.policy import BlockTime
+
+_LIKE_QWEN3 = {64: 16, 256: 32, 512: 64, 1024: 128, 2048: 128, 4096: 128}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The experts of one model.
+
+    Attributes:
+        blocks: tokens -> ``BLOCK_SIZE_M`` as in SGLang 0.5.23 for an H200 and bfloat16, small
+            keys left out; of a shape without a tuned file (GLM-4.5-Air, gpt-oss) as those of Qwen3.
+    """
+
+    name: str
+    experts: int
+    top_k: int
+    hidden: int
+    width: int
+    blocks: dict[int, int]
+
+    @property
+    def table(self) -> BlockTable:
+        return BlockTable(self.blocks)
+
+    def operations(self, rows: float) -> float:
+        """Floating-point operations of the up-, gate- and down-projections of so many rows."""
+        return 6.0 * self.hidden * self.width * rows
+
+
+SHAPES = (
+    Shape("Qwen3-30B-A3B", 128, 8, 2048, 768, _LIKE_QWEN3),
+    Shape("Mixtral-8x7B", 8, 2, 4096, 14336, {64: 32, 128: 64, 256: 128, 1024: 128, 4096: 128}),
+    Shape("GLM-4.5-Air", 128, 8, 4096, 1408, _LIKE_QWEN3),
+    Shape("gpt-oss-20b", 32, 4, 2880, 2880, _LIKE_QWEN3),
+)
+
+ROW_TIMES = {16: 2.2, 32: 1.4, 64: 1.08, 128: 1.0}
+"""Time of a row by block, over that of a row in a block of 128: an assumption, as small blocks
+read weights more often. What a GPU says goes here, from ``bench.kernels.bench_expert_blocks``."""
+
+
+def assumed_times(table: BlockTable) -> dict[Entry, BlockTime]:
+    """Times of a table's entries, in units of one row in a block of 128."""
+    return {entry: BlockTime(0.0, ROW_TIMES[entry.block]) for entry in table.entries}

@@ -1,0 +1,1 @@
+"""Replicas or tensor-parallel ranks: what `sglang-prefill plan` predicts, beside measurements."""

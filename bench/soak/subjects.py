@@ -1,0 +1,89 @@
+"""What is under load: one server, or engines behind a router."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.fleet.engines import cores_for, engines_on, router
+from bench.http_client import KEEP_ALIVE_ENV, LoadError, connect, post_bytes
+from bench.load import run_loop
+from bench.server import MeasuredServer
+from bench.status import status_page
+
+Reports = list[dict[str, Any]]
+"""What processes report of their garbage collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Servers of this machine.
+
+    Attributes:
+        port: that requests go to.
+        engines: ports behind it, if it is a router's.
+    """
+
+    port: int
+    engines: tuple[int, ...] = ()
+
+    def packed(self) -> int:
+        """Requests that were answered on the packed path so far."""
+        page = self._page()
+        counters = (page if self.engines else page["frontend"])["counters"]
+        return int(counters["requests"].get("packed", 0))
+
+    def gc_reports(self) -> Reports:
+        """Ask every process for its garbage collection so far.
+
+        Raises:
+            LoadError: a server does not answer, or some of its processes are silent.
+        """
+        if not self.engines:
+            return run_loop(_gc_reports(self.port))
+        own = self._page()["garbage_collection"]
+        return [own, *(each for port in self.engines for each in run_loop(_gc_reports(port)))]
+
+    def _page(self) -> dict[str, Any]:
+        page = status_page(self.port)
+        if page is None:
+            raise LoadError("the server has no status page")
+        return page
+
+
+@contextmanager
+def running(
+    model: Path, engines: int, tell: Callable[[str], None], *flags: str
+) -> Iterator[Subject]:
+    """Run one server, or so many engines on a core each behind a router.
+
+    Args:
+        engines: 0 for one server without a router.
+        flags: of the server, or of every engine.
+    """
+    if engines:
+        cores = cores_for(engines)
+        with engines_on(model, cores, tell, *flags) as ports, router(ports) as routers:
+            yield Subject(routers.port, tuple(ports))
+        return
+    log = model.parent / f"{model.name}-soak.log"
+    args = ["--enable-prefill-only", *flags]
+    with MeasuredServer(model, args, env=KEEP_ALIVE_ENV, log_path=log) as server:
+        yield Subject(server.port)
+
+
+async def _gc_reports(port: int) -> Reports:
+    connection = await connect(port)
+    try:
+        asked = post_bytes("/prefill_only/gc", b'{"action": "stats"}')
+        answer = json.loads(await connection.send(asked))
+    finally:
+        connection.close()
+    if not answer["complete"]:
+        raise LoadError("some processes did not report their garbage collection")
+    reports: Reports = answer["processes"]
+    return reports

@@ -1,0 +1,176 @@
+"""What a router and an engine tell each other over HTTP, as msgpack.
+
+::
+
+    GET  /prefill_only/facts?known=FINGERPRINT    EngineState; with its offer, unless that is known
+    POST /prefill_only/rows                       bytes of rows; answered with PartAnswer
+    POST /prefill_only/calls                      `Stock`; answered with StockAnswer or StockError
+
+Options of rows travel in the headers that a scoring request has. So a deadline travels as the time
+that is left, and clocks of two hosts need not agree. A router that drops its connection aborts what
+it has asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglang_prefill_ext import __version__
+from sglang_prefill_ext.attach.messages import Facts, Stock, StockAnswer, StockError
+from sglang_prefill_ext.errors import EngineUnavailableError, PackingError
+from sglang_prefill_ext.frontend.packed_path import EncoderTraits
+from sglang_prefill_ext.wire.packed import PackedResult
+
+T = TypeVar("T")
+
+FACTS_PATH = "/prefill_only/facts"
+ROWS_PATH = "/prefill_only/rows"
+CALLS_PATH = "/prefill_only/calls"
+MSGPACK = "application/msgpack"
+
+
+class Reranking(msgspec.Struct, frozen=True):
+    """How a decoder reranker is asked.
+
+    Attributes:
+        template: chat template of a document.
+        yes, no: tokens between which the model decides.
+    """
+
+    template: str
+    yes: int
+    no: int
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What does not change while an engine runs, unless an operator changes it.
+
+    Attributes:
+        served_name: of the model, in answers of OpenAI's routes.
+        model_path: in answers of `/v1/embeddings`.
+        settings: flags of SGLang that change numbers or answers, and the version of the weights;
+            engines of a fleet have the same.
+        encoder: None where the model is none.
+        reranking: None where the model is no decoder reranker.
+        shows_times: answers of SGLang's own routes tell how long each step of theirs took.
+        num_layers, attention_width, parameters: of the model, for what attention costs: query heads
+            times their size, and what one token is multiplied with; 0 if unknown.
+    """
+
+    facts: Facts
+    served_name: str
+    model_path: str
+    settings: dict[str, str]
+    encoder: EncoderTraits | None = None
+    reranking: Reranking | None = None
+    shows_times: bool = False
+    num_layers: int = 0
+    attention_width: int = 0
+    parameters: int = 0
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """An engine as it is now.
+
+    Attributes:
+        fingerprint: of the offer.
+        offer: None where the router has said that it knows it.
+        schedulers: what they tell on the status page; empty where none has answered in time.
+        tokens: in packed requests of this process that are under way.
+    """
+
+    fingerprint: str
+    offer: Offer | None
+    schedulers: list[dict[str, Any]]
+    tokens: int
+    version: str = __version__
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Of packed requests that the engine has yet to compute, wherever they are known."""
+        return max(self.tokens, sum(int(each["queue"]["tokens"]) for each in self.schedulers))
+
+
+class PartAnswer(msgspec.Struct, frozen=True):
+    """The answer to rows.
+
+    Attributes:
+        tokens: in packed requests of the engine's process that are still under way.
+    """
+
+    result: PackedResult
+    tokens: int
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    version: str = ""
+
+
+encode = msgspec.msgpack.Encoder().encode
+_decode_version = msgspec.msgpack.Decoder(_Versioned).decode
+_decode_state = msgspec.msgpack.Decoder(EngineState).decode
+_answers = msgspec.msgpack.Decoder(PartAnswer)
+_calls: msgspec.msgpack.Decoder[Stock] = msgspec.msgpack.Decoder(Stock)
+_call_answers: msgspec.msgpack.Decoder[StockAnswer | StockError] = msgspec.msgpack.Decoder(
+    StockAnswer | StockError
+)
+
+
+def fingerprint_of(offer: Offer) -> str:
+    return hashlib.sha256(encode(offer)).hexdigest()
+
+
+def state_from(body: bytes) -> EngineState:
+    """Read what an engine tells of itself.
+
+    Raises:
+        EngineUnavailableError: it is no engine of this version.
+    """
+    try:
+        version = _decode_version(body).version
+        if version == __version__:
+            return _decode_state(body)
+        why = f"its version is {version!r:.40}, this one's {__version__}. Install the same"
+    except msgspec.DecodeError as error:
+        why = f"what it tells of itself cannot be read ({error})"
+    raise EngineUnavailableError(f"It cannot be used: {why}.")
+
+
+def answer_from(body: bytes) -> PartAnswer:
+    """Read the answer to rows.
+
+    Raises:
+        EngineUnavailableError: it cannot be read.
+    """
+    return _answer(_answers, body)
+
+
+def call_from(body: bytes) -> Stock:
+    """Read a call.
+
+    Raises:
+        PackingError: it cannot be read.
+    """
+    try:
+        return _calls.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PackingError(f"a call cannot be read ({error})") from error
+
+
+def call_answer_from(body: bytes) -> StockAnswer | StockError:
+    """Read the answer to a call.
+
+    Raises:
+        EngineUnavailableError: it cannot be read.
+    """
+    return _answer(_call_answers, body)
+
+
+def _answer(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise EngineUnavailableError(f"An answer cannot be read ({error}).") from error

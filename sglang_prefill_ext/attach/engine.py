@@ -1,0 +1,70 @@
+"""What serves calls that come from other processes, and rows of theirs as one result."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from sglang_prefill_ext.attach.messages import Beat, Facts, Stock, StockAnswer, StockError
+from sglang_prefill_ext.errors import PackingError, PrefillExtError
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, rows_from_bytes
+from sglang_prefill_ext.wire.status import Status, end_by
+
+logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What is needed of the process that has the engine."""
+
+    def facts(self) -> Facts: ...
+
+    def adapter(self, name: str) -> AbstractAsyncContextManager[str]:
+        """The id of a LoRA adapter that is not unloaded inside; empty for none.
+
+        Raises:
+            RequestError: there is no adapter of that name.
+        """
+        ...
+
+    async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
+        """Serve a call as if it had come by HTTP; never raises for what a caller can cause."""
+        ...
+
+    async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        """Admit and serve rows like those of this process.
+
+        Raises:
+            DeadlineExceededError: the deadline passed before they were admitted.
+        """
+        ...
+
+    def count(self, beat: Beat) -> None: ...
+
+
+async def result_of(engine: Engine, row_bytes: bytes, options: RequestOptions) -> PackedResult:
+    """Serve rows whose adapter is a name; however they end, it is a result."""
+    try:
+        _require_finite(options)
+        rows = rows_from_bytes(row_bytes)
+        async with engine.adapter(rows.adapter) as adapter:
+            if adapter:
+                rows = replace(rows, adapter=adapter)
+            return await engine.serve_rows(rows, options)
+    except PrefillExtError as error:
+        result = PackedResult(end_by(error).status, str(error))
+        if result.status is Status.FAILED:
+            logger.warning("Rows of a front end cannot be served: %s", error)
+        return result
+    except Exception as error:
+        logger.exception("A packed request of a front end failed")
+        return PackedResult(Status.FAILED, f"{type(error).__name__}: {error}")
+
+
+def _require_finite(options: RequestOptions) -> None:
+    """Raises: PackingError: no queue could be sorted by such a deadline."""
+    if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
+        raise PackingError(f"a deadline cannot be {options.deadline_ms}")

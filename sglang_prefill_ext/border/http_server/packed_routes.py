@@ -1,0 +1,171 @@
+"""The routes of SGLang whose plain bodies are read and answered here, each by one reader.
+
+A reader makes a call of a body, or the body that SGLang's own route is to serve.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+from fastapi import HTTPException
+from sglang.srt.entrypoints.openai.protocol import UsageInfo
+from sglang.srt.managers.io_struct import GenerateReqInput
+from starlette.responses import Response
+
+from sglang_prefill_ext.border.http_server.fast_route import shorten
+from sglang_prefill_ext.border.http_server.http_errors import error_response
+from sglang_prefill_ext.border.http_server.own_routes import EXPLAIN_PATH, SERVER_MODULE
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
+from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
+from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import packed_vectors
+from sglang_prefill_ext.border.tokenizer_manager.score_hooks import packed_scores
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.embed import embeddings_api
+from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS
+from sglang_prefill_ext.frontend.overrides.override_body import BodyOverrides
+from sglang_prefill_ext.frontend.score import score_body
+from sglang_prefill_ext.frontend.token import generate_api
+
+_Stock: TypeAlias = Callable[[], tuple[bytes, BodyOverrides | None]]
+_StockOf: TypeAlias = Callable[[bytes, PrefillOnlyConfig], tuple[bytes, BodyOverrides | None]]
+
+_USAGE = UsageInfo().model_dump()
+
+
+def shorten_routes(app: Any, server: PrefillServer) -> None:
+    """Serve plain requests without SGLang's objects for them, and take arrays as base64."""
+    score = partial(_score if server.manager.is_generation else _stock_score, server)
+    shorten(app, "/v1/score", score, READS_ARRAYS)
+    shorten(app, EXPLAIN_PATH, partial(_stock_score, server), READS_ARRAYS)
+    shorten(app, "/v1/decisions", partial(_stock_decisions, server), READS_ARRAYS)
+    if server.embed is not None:
+        shorten(app, "/v1/embeddings", partial(_embed, server, server.embed))
+    if server.tokens is not None:
+        shorten(app, "/generate", partial(_generate, DirectGenerate(server, server.tokens)))
+
+
+async def _score(server: PrefillServer, body: bytes, context: CallContext) -> Response | bytes:
+    """Answer as `OpenAIServingScore` does."""
+
+    async def answer() -> bytes | None:
+        call = read.call(context.request)
+        if call is None or _has_to_be_seen(server):
+            return None
+        scored = await packed_scores(server, call, context)
+        tokens = scored.prompt_tokens
+        usage = _USAGE | {"prompt_tokens": tokens, "total_tokens": tokens}
+        write = partial(score_body.answer_body, scored, model=read.model, usage=usage)
+        return await server.path.answers.run_if_large(scored.rows.num_values, write)
+
+    read = score_body.ScoreBody.of(body)
+    stock = partial(read.stock, server.path.config)
+    return await _answered(server, context, "openai_serving_score", answer(), stock)
+
+
+async def _embed(
+    server: PrefillServer, frontend: EmbedFrontend, body: bytes, context: CallContext
+) -> Response | bytes:
+    """Answer as `OpenAIServingEmbedding` does."""
+
+    async def answer() -> bytes | None:
+        read = None if frontend.makes_numbers else embeddings_api.read_request(body)
+        if read is None or _has_to_be_seen(server):
+            return None
+        embedded, _ = await packed_vectors(server, frontend, read.call, context)
+        tokens = int(embedded.served.prompt_tokens.sum())
+        write = partial(
+            embeddings_api.answer_body,
+            embedded.vectors,
+            as_base64=read.as_base64,
+            model=server.manager.model_path,
+            usage=_USAGE | {"prompt_tokens": tokens, "total_tokens": tokens},
+        )
+        return await server.path.answers.run_if_large(embedded.numbers, write)
+
+    name = "openai_serving_embedding"
+    return await _answered(server, context, name, answer(), lambda: (body, None))
+
+
+async def _answered(
+    server: PrefillServer,
+    context: CallContext,
+    serving: str,
+    answer: Awaitable[bytes | None],
+    stock: _Stock,
+) -> Response | bytes:
+    """An answer as a route of SGLang's OpenAI API gives it, or the body for the route to serve.
+
+    Args:
+        serving: name of the route's own handler in the application's state; errors look like its.
+        answer: the body of the answer; None, or a `StockPathTaken`, which is counted by the route's
+            own way, to have the route serve the request.
+        stock: returns the body that SGLang can read.
+    """
+    try:
+        try:
+            content = await answer
+        except StockPathTaken as taken:
+            context.taken, content = taken, None
+        if content is None:
+            return _stock_body(server, context, stock)
+    except (HTTPException, RequestError, UnicodeError) as error:
+        handler = getattr(context.request.app.state, serving)
+        response: Response = error_response(handler, error)
+        response.headers.update(READS_ARRAYS)
+        return response
+    return Response(content, 200, READS_ARRAYS, JSON)
+
+
+async def _stock_score(
+    server: PrefillServer, body: bytes, context: CallContext
+) -> Response | bytes:
+    stock = partial(score_body.stock_score_body, body, server.path.config)
+    return await _answered(server, context, "openai_serving_score", _nothing(), stock)
+
+
+async def _stock_decisions(
+    server: PrefillServer, body: bytes, context: CallContext
+) -> Response | bytes:
+    stock = partial(score_body.stock_decision_body, body, server.path.config)
+    return await _answered(server, context, "openai_serving_score", _nothing(), stock)
+
+
+async def _nothing() -> None:
+    """No answer; the route's own way packs what it can."""
+
+
+def _stock_body(server: PrefillServer, context: CallContext, stock: _Stock) -> bytes:
+    """Let SGLang's route take arrays as base64, which its schema does not know."""
+    try:
+        body, context.overrides = stock()
+    except RequestError:
+        server.path.metrics.record_error("refused")
+        raise
+    return body
+
+
+def _has_to_be_seen(server: PrefillServer) -> bool:
+    """Whether SGLang logs bodies, so that it has to see each."""
+    logger = server.manager.request_logger
+    return bool(logger.log_requests and logger.log_requests_level >= 2)
+
+
+async def _generate(direct: DirectGenerate, body: bytes, context: CallContext) -> Response | bytes:
+    """Answer as SGLang does; the body for what it is to read itself."""
+    read = generate_api.read_request(body)
+    if read is None:
+        return body
+    content = await direct.answer(read, context)
+    if content is not None:
+        return Response(content, media_type=JSON)
+    server: Any = sys.modules[SERVER_MODULE]
+    obj = GenerateReqInput(**read.arguments())
+    response: Response = await server.serve_generate_request(obj, context.request)
+    return response

@@ -1,0 +1,76 @@
+"""Hook on SGLang's DeepGEMM experts: to how many rows each expert's are filled up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang_prefill_ext.config import MoePolicy
+from sglang_prefill_ext.moe.alignment import STOCK, alignment_for
+
+
+class AlignmentHook:
+    """What the hook of a process knows: a process runs one model.
+
+    Attributes:
+        reason: why SGLang's own choice stays; empty where it is chosen.
+    """
+
+    def __init__(self) -> None:
+        self.reason = "no experts"
+        self._policy = MoePolicy.STOCK
+        self._forced: int | None = None
+        self._chosen: Counter[int] = Counter()
+
+    def serve(self, policy: MoePolicy) -> None:
+        """Choose from now on."""
+        self._policy, self.reason = policy, ""
+        self._chosen.clear()
+
+    @contextmanager
+    def forcing(self, alignment: int) -> Iterator[None]:
+        """Have every call take one alignment meanwhile."""
+        self._forced = alignment
+        try:
+            yield
+        finally:
+            self._forced = None
+
+    def alignment(self, rows: int, experts: int, stock: int) -> int:
+        """What a product is to take.
+
+        Args:
+            stock: SGLang's own choice. It stays where it is not `STOCK`: other devices have
+                kernels of other sizes, among which SGLang chooses by the rows.
+        """
+        if stock != STOCK:
+            return stock
+        if self._forced is not None:
+            return self._forced
+        if self.reason:
+            return stock
+        chosen = alignment_for(self._policy, rows, experts)
+        self._chosen[chosen] += 1
+        return chosen
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON; products are counted by what was chosen."""
+        chosen = {str(alignment): calls for alignment, calls in sorted(self._chosen.items())}
+        return {"reason": self.reason, "chosen": chosen}
+
+
+ALIGNMENTS = AlignmentHook()
+"""Of this process."""
+
+
+def with_chosen_alignment(original: Callable[..., int], expected_m: int, num_groups: int) -> int:
+    """AROUND `get_contiguous_layout_alignment`; SGLang lays rows out, and sets DeepGEMM for the
+    products of that layout alone, by what it returns.
+
+    Args:
+        expected_m: rows of all experts together, whatever the name says.
+        num_groups: experts on this device.
+    """
+    return ALIGNMENTS.alignment(expected_m, num_groups, original(expected_m, num_groups))

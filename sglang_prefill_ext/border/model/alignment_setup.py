@@ -1,0 +1,106 @@
+"""Find experts that DeepGEMM computes, and prepare its kernels of both alignments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from sglang.srt.environ import envs
+from sglang.srt.layers import deep_gemm_wrapper
+from sglang.srt.layers.deep_gemm_wrapper import compile_utils
+from sglang.srt.layers.moe.utils import MoeRunnerBackend
+from torch import Tensor
+
+from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
+from sglang_prefill_ext.border.model.expert_setup import computed_with, expert_work, experts_of
+from sglang_prefill_ext.config import MoePolicy, PrefillOnlyConfig
+from sglang_prefill_ext.moe.alignment import SMALL, STOCK
+
+logger = logging.getLogger(__name__)
+
+_ROWS = 96
+"""Of each expert where the alignments are compared: a block and a half of the small one."""
+
+_TOLERANCE = 1e-2
+"""Between them, of the largest number."""
+
+_HOPPER = 9
+
+
+def set_up_alignments(model: Any, device: torch.device, config: PrefillOnlyConfig) -> None:
+    """Have the alignment chosen where DeepGEMM computes a model's experts on Hopper.
+
+    All kernels of the small alignment are compiled, as far as SGLang compiles those of its own
+    before they are needed, and one layer's experts are compared.
+    """
+    try:
+        ALIGNMENTS.reason = _reason(model, device, config)
+        if not ALIGNMENTS.reason:
+            ALIGNMENTS.serve(config.moe)
+    except Exception as error:
+        # Nothing of this is needed to serve: SGLang's own choice is right, and at worst slower.
+        logger.warning("Experts: DeepGEMM's alignment stays", exc_info=True)
+        ALIGNMENTS.reason = f"{type(error).__name__}: {error}"
+
+
+def _reason(model: Any, device: torch.device, config: PrefillOnlyConfig) -> str:
+    """Why SGLang's choice stays; empty where all is ready for another."""
+    if config.moe is MoePolicy.STOCK:
+        return "asked for"
+    if not deep_gemm_wrapper.ENABLE_JIT_DEEPGEMM:
+        return "SGLang runs without DeepGEMM here"
+    computed = computed_with(MoeRunnerBackend.DEEP_GEMM, experts_of(model))
+    if not computed:
+        return "DeepGEMM computes no experts"
+    if torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return "SGLang chooses it by the rows on this device"
+    if not _agree(computed, device):
+        return f"results differ between {STOCK} and {SMALL} rows"
+    _compile()
+    return ""
+
+
+@torch.no_grad()
+def _agree(layers: Sequence[Any], device: torch.device) -> bool:
+    """Whether experts give equal numbers with both alignments; the first layer is tried."""
+    with _compact_layout():
+        stock, small = (_output(layers[0], alignment, device) for alignment in (STOCK, SMALL))
+    return bool((stock - small).abs().max() <= _TOLERANCE * stock.abs().max())  # not so of NaN
+
+
+@contextmanager
+def _compact_layout() -> Iterator[None]:
+    """Have SGLang take the layout that has an alignment."""
+    layout = envs.SGLANG_DEEPGEMM_STANDARD_LAYOUT
+    before = layout.get() if layout.is_set() else None
+    layout.set("compact")
+    try:
+        yield
+    finally:
+        if before is None:
+            layout.clear()
+        else:
+            layout.set(before)
+
+
+def _output(layer: Any, alignment: int, device: torch.device) -> Tensor:
+    """What a layer makes of ones."""
+    experts: int = layer.num_local_experts
+    tokens = -(-experts * _ROWS // (layer.top_k or 1))
+    with ALIGNMENTS.forcing(alignment):
+        made: Any = expert_work(layer, tokens, experts, device)()
+    output: Tensor = made.hidden_states
+    return output.float()
+
+
+def _compile() -> None:
+    """Compile with the small alignment what SGLang has compiled with its own."""
+    kinds = compile_utils.DeepGemmKernelType
+    contiguous = (kinds.GROUPED_GEMM_NT_F8F8BF16_CONTIG, kinds.GROUPED_GEMM_NT_BF16_CONTIG)
+    with deep_gemm_wrapper.contiguous_layout_alignment_scope(SMALL):
+        for shape in [each for each in compile_utils._INITIALIZATION_DICT if each[0] in contiguous]:
+            with compile_utils._local_rank_compile_lock(*shape):
+                compile_utils._compile_deep_gemm_one_type_all(*shape, compile_utils._BUILTIN_M_LIST)

@@ -1,0 +1,194 @@
+"""Find the experts of a loaded model, time the blocks of SGLang's tables, and have them chosen."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import torch
+from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+from sglang.srt.layers.moe.topk import StandardTopKOutput
+from sglang.srt.layers.moe.utils import MoeRunnerBackend
+
+from sglang_prefill_ext.border.model.expert_hook import EXPERTS, LEAST_TOKENS, Call
+from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of
+from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
+from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks, ExpertUse
+from sglang_prefill_ext.forward.expert_counts import ExpertCounts
+from sglang_prefill_ext.moe.blocks import Entry
+from sglang_prefill_ext.moe.policy import BlockTime, Choice, Pair, Times
+from sglang_prefill_ext.moe.times import (
+    file_of,
+    measured_times,
+    read_times,
+    tried_times,
+    write_times,
+)
+from sglang_prefill_ext.process.user_cache import cache_directory
+
+logger = logging.getLogger(__name__)
+
+_RUNS, _TRIES = 5, 3
+
+
+def set_up_experts(model: Any, device: torch.device, config: PrefillOnlyConfig) -> ExpertUse:
+    """Have the blocks of a model's experts chosen, where SGLang computes them with Triton.
+
+    Every entry that can be chosen runs once, so that none is compiled while serving.
+    """
+    layers = experts_of(model)
+    if not layers:
+        return ExpertUse("no experts")
+    if config.moe is MoePolicy.STOCK:
+        return ExpertUse("asked for")
+    if device.type != "cuda":
+        return ExpertUse(f"experts on {device.type} are computed without blocks")
+    try:
+        return _set_up(layers, device, config)
+    except Exception as error:
+        # Nothing of this is needed to serve: SGLang's own choice is right, and at worst slow.
+        logger.warning("Experts: SGLang's choice of blocks stays", exc_info=True)
+        return ExpertUse(f"{type(error).__name__}: {error}")
+
+
+@torch.no_grad()
+def _set_up(layers: Sequence[Any], device: torch.device, config: PrefillOnlyConfig) -> ExpertUse:
+    alike: defaultdict[str, list[tuple[Any, Call]]] = defaultdict(list)
+    for layer in computed_with(MoeRunnerBackend.TRITON, layers):
+        with EXPERTS.watching() as calls:
+            expert_work(layer, LEAST_TOKENS, layer.num_local_experts, device)()
+        for call in calls:
+            alike[described(call)].append((layer, call))
+    if not alike:
+        return ExpertUse("SGLang computes them in another way than its Triton kernel")
+    use = ExpertUse()
+    served: dict[int, tuple[ExpertBlocks, int]] = {}
+    for shape, group in alike.items():
+        layer, call = group[0]
+        table = table_of(call)
+        entries = table.reachable(LEAST_TOKENS, config.max_forward_tokens)
+        times = _times(entries, shape, layer, call, device)
+        experts = len(call.w1)
+        counts = ExpertCounts(len(group), experts, device)
+        alone = rows_by_tma(call, table)
+        if config.moe_source is MoeSource.DEVICE:
+            usable = [entry for entry in times or entries if entry not in alone]
+            if len(usable) > 1:  # any two will do
+                _check_pair((usable[0], usable[1]), layer, experts, device)
+        blocks = ExpertBlocks(
+            *(len(group), experts, table, config.moe, times, counts),
+            source=config.moe_source,
+            alone=alone,
+            share=layer.num_local_experts / layer.num_experts,
+        )
+        use.groups.append(blocks)
+        served |= {each.w1.data_ptr(): (blocks, at) for at, (_, each) in enumerate(group)}
+    EXPERTS.serve(served)
+    return use
+
+
+def experts_of(model: Any) -> list[Any]:
+    """The layers of experts of a model."""
+    return [module for module in model.modules() if isinstance(module, FusedMoE)]
+
+
+def computed_with(backend: MoeRunnerBackend, layers: Sequence[Any]) -> list[Any]:
+    """Those of which SGLang says so; what other kernels want is not known, so they do not run."""
+    return [
+        layer for layer in layers if layer.quant_method.get_moe_runner_backend(layer) is backend
+    ]
+
+
+def described(call: Call) -> str:
+    """The shape of a call and how it is quantised: layers with equal texts are alike."""
+    return (
+        f"w1={tuple(call.w1.shape)}, w2={tuple(call.w2.shape)}, weights={call.w1.dtype}, "
+        f"activations={call.dtype}, top_k={call.top_k}, {sorted(call.flags.items())}"
+    )
+
+
+def _times(
+    entries: Sequence[Entry], shape: str, layer: Any, call: Call, device: torch.device
+) -> Times:
+    """Times from the file of this device, shape and versions, else measured and kept there."""
+
+    def seconds_of(entry: Entry, rows: int) -> float:
+        with EXPERTS.forcing(entry):
+            return _seconds(layer, -(-len(call.w1) * rows // call.top_k), len(call.w1), device)
+
+    about = ", ".join(
+        [
+            torch.cuda.get_device_name(device),
+            *(f"{name} {metadata.version(name)}" for name in ("sglang", "torch", "triton")),
+            f"{shape}, {entries}",
+        ]
+    )
+    file = file_of(cache_directory("experts"), about)
+    if times := read_times(file, about):
+        return tried_times(times, lambda entry: _run_once(entry, layer, len(call.w1), device))
+    times = measured_times(entries, len(call.w1), seconds_of)
+    logger.info("Experts: measured %s for %s", times, shape)
+    try:
+        write_times(file, about, times)
+    except OSError as error:
+        logger.info("Experts: times cannot be kept in %s: %s", file.parent, error)
+    return times
+
+
+def _run_once(
+    choice: Choice, layer: Any, experts: int, device: torch.device, value: float = 1.0
+) -> Any:
+    """The output of a layer for equal hidden states. Compiles what the choice launches, or finds
+    it in Triton's cache."""
+    with EXPERTS.forcing(choice):
+        return expert_work(layer, LEAST_TOKENS, experts, device, value)()
+
+
+def _check_pair(two: tuple[Entry, Entry], layer: Any, experts: int, device: torch.device) -> None:
+    """Compile what chooses between two entries, and compare either with what it computes alone.
+
+    Raises:
+        RuntimeError: the numbers differ.
+    """
+    never, always = BlockTime(1.0, 0.0), BlockTime(0.0, 0.0)
+    for taken, times in zip(two, ((always, never), (never, always)), strict=True):
+        expected = _run_once(taken, layer, experts, device).hidden_states.clone()
+        _run_once(taken, layer, experts, device, value=-2.0)  # memory holds other numbers now
+        found = _run_once(Pair(*two, *times), layer, experts, device).hidden_states
+        limit = 0.01 * float(expected.abs().max())
+        if not torch.allclose(found, expected, rtol=0.0, atol=limit):
+            raise RuntimeError("two blocks launched together give other numbers than one alone")
+
+
+def _seconds(layer: Any, tokens: int, experts: int, device: torch.device) -> float:
+    """Of one layer's experts: the fastest of several series, whose launches follow each other."""
+    run, series = expert_work(layer, tokens, experts, device), []
+    for _ in range(_TRIES + 1):
+        torch.cuda.synchronize(device)
+        begun_s = time.perf_counter()
+        for _ in range(_RUNS):
+            run()
+        torch.cuda.synchronize(device)
+        series.append((time.perf_counter() - begun_s) / _RUNS)
+    return min(series[1:])  # the first one compiles
+
+
+def expert_work(
+    layer: Any, tokens: int, experts: int, device: torch.device, value: float = 1.0
+) -> Callable[[], Any]:
+    """What runs a layer's experts on `tokens` tokens, which take all of them equally often."""
+    top_k = layer.top_k or 1
+    ids = torch.arange(tokens * top_k, device=device, dtype=torch.int32) % experts
+    weights = torch.full((tokens, top_k), 1 / top_k, device=device)
+    shape = (tokens, layer.hidden_size)
+    hidden = torch.full(shape, value, device=device, dtype=layer.params_dtype)
+    logits = torch.zeros(tokens, layer.num_experts, device=device)
+    top = StandardTopKOutput(weights, ids.view(tokens, top_k), logits)
+    dispatched = StandardDispatchOutput(hidden, None, top)
+    return partial(layer.quant_method.apply, layer=layer, dispatch_output=dispatched)

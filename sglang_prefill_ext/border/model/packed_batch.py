@@ -1,0 +1,171 @@
+"""A packed forward as SGLang's layers see it: its batch, its attention, its LoRA adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardBatch,
+    ForwardMode,
+)
+from torch import Tensor
+
+from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.forward.upload import upload
+
+
+@dataclass
+class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
+    """A `ForwardBatch` whose attention is a function of its own layout."""
+
+    # Declared fields, because SGLang copies batches with `dataclasses.replace`.
+    attend: Any = None
+    read_at: Any = None
+    adapt: Any = None  # tells the layers' adapters how many tokens they see from here on
+
+
+def packed_batch_of(
+    token_ids: Tensor, positions: Tensor, row_lens: list[int], zeros: Tensor
+) -> PackedForwardBatch:
+    """A batch of rows that have no slot, of which 0 is padding.
+
+    Args:
+        zeros: int64, one a token.
+    """
+    device, rows, total = token_ids.device, len(row_lens), len(token_ids)
+    (lens,) = upload([np.array(row_lens, dtype=np.int32)], device)
+    return PackedForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=rows,
+        input_ids=token_ids,
+        positions=positions,
+        req_pool_indices=zeros[:rows],
+        seq_lens=lens,
+        seq_lens_sum=total,
+        out_cache_loc=zeros,
+        extend_num_tokens=total,
+        extend_seq_lens=lens,
+        extend_seq_lens_cpu=row_lens,
+        extend_prefix_lens=zeros.view(torch.int32)[:rows],
+        extend_prefix_lens_cpu=[0] * rows,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        global_num_token_non_padded_cpu=total,
+        is_prefill_only=True,
+        # With a mask, models leave the storing of K and V to the attention, which stores none; else
+        # some write them all to slot 0 while they rotate.
+        dcp_kv_mask=zeros,
+    )
+
+
+class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
+    """Attention over a packed layout; writes no KV slot, whatever `save_kv_cache` says.
+
+    Where nothing reads the last layer's output but at some positions, only these leave its
+    attention; output projection, MLP and final norm then run on one token a row.
+
+    Args:
+        stock: the server's own backend. Models look for the memory pools on the backend, so
+            the stock one's are passed on.
+        last_layer: id of the layer after whose attention only the read positions go on, if any.
+    """
+
+    def __init__(self, stock: Any, last_layer: int | None) -> None:
+        self._last_layer = last_layer
+        self.token_to_kv_pool = stock.token_to_kv_pool
+        self.req_to_token_pool = stock.req_to_token_pool
+
+    def forward_extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: Any,
+        forward_batch: PackedForwardBatch,
+        save_kv_cache: bool = True,
+        sinks: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        if kwargs:
+            raise PackedForwardError(
+                f"Packed attention knows no {', '.join(kwargs)}, which layer {layer.layer_id} "
+                "asks for; this model needs the stock path"
+            )
+        read_at = forward_batch.read_at
+        if layer.layer_id == self._last_layer and read_at is not None:
+            stream = forward_batch.residual_stream
+            q = q[read_at]
+            stream.write(stream.residual[read_at])
+            forward_batch.adapt(len(read_at))
+        inputs = LayerInputs(
+            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+            v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
+            layer.scaling,
+            AttentionVariant(layer.logit_cap, window_of(layer), sinks),
+        )
+        out: Tensor = forward_batch.attend(layer.layer_id, inputs)
+        return out.reshape(len(out), layer.tp_q_head_num * layer.v_head_dim)
+
+
+def window_of(layer: Any) -> int | None:
+    """How many tokens before its own a query of an attention layer sees; None for all."""
+    size: int | None = layer.sliding_window_size
+    return None if size is None or size < 0 else size
+
+
+class Adapters:
+    """The adapters of a rank.
+
+    A packed forward is to them one sequence with one adapter. What is said of it holds until the
+    next batch, of either path, says something else. Every launch of either path does, so none
+    sees another's.
+
+    Args:
+        manager: SGLang's `LoRAManager`; None on a server without adapters.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def load(self, adapter: str) -> None:
+        """Bring an adapter into the pool, evicting those that the next batches reload if need be.
+
+        Raises:
+            PackedForwardError: it is not loaded, or not any more, which happens only when nobody
+                waits for the answer.
+        """
+        if not adapter:
+            return
+        if self._manager is None or adapter not in self._manager.loras:
+            raise PackedForwardError(f"adapter: {adapter!r} is not loaded; send its name again")
+        self._manager.fetch_new_loras({adapter})
+
+    def apply_to(self, tokens: int, adapter: str) -> None:
+        """Let the layers from here on apply a loaded adapter, or none, to so many tokens."""
+        if adapter:
+            self._manager.prepare_lora_batch(_one_sequence(tokens, adapter, self._manager.device))
+        elif self._manager is not None:
+            self._manager.reset_lora_batch()
+
+
+def _one_sequence(tokens: int, adapter: str, device: torch.device) -> ForwardBatch:
+    """What adapters look at of a batch."""
+    return ForwardBatch(
+        forward_mode=ForwardMode.EXTEND,
+        batch_size=1,
+        input_ids=None,
+        req_pool_indices=None,
+        seq_lens=None,
+        out_cache_loc=None,
+        seq_lens_sum=tokens,
+        extend_num_tokens=tokens,
+        extend_seq_lens=torch.full((1,), tokens, dtype=torch.int32, device=device),
+        extend_seq_lens_cpu=[tokens],
+        lora_ids=[adapter],
+    )

@@ -1,0 +1,180 @@
+"""What one call carries from its route to the hooks behind SGLang's own code, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from fastapi import HTTPException
+
+from sglang_prefill_ext.errors import (
+    PackedForwardError,
+    PrefillExtError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out, options_of
+from sglang_prefill_ext.frontend.overrides.override_body import BodyOverrides
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.wire.status import BAD_ENDS, end_by
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+logger = logging.getLogger(__name__)
+
+HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.http and end.error is not RequestError)
+"""Errors that get a status here; SGLang itself answers a `RequestError` with 400."""
+
+_WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in HTTP_ANSWERED}
+
+
+class CallContext:
+    """One HTTP request, or one call of a program, and what was found out about it.
+
+    Args:
+        request: of the client, or what stands for it; None for a call of an offline engine.
+
+    Attributes:
+        taken: why SGLang is to serve it; None if its route has not found that.
+        overrides: embeddings that were taken out of its body.
+        explains: whether the client asked how it was served.
+        explanation: that, once it was.
+        error: with which it ends; SGLang drops the headers of an `HTTPException`.
+        is_stock: whatever is sent meanwhile goes to SGLang's scheduler, without being counted.
+    """
+
+    def __init__(self, request: Any, parent: CallContext | None = None) -> None:
+        self.request = request
+        self.taken: StockPathTaken | None = None
+        self.overrides: BodyOverrides | None = None
+        self.explains = False
+        self.explanation: dict[str, Any] | None = None
+        self.error: HTTPException | None = None
+        self.is_stock = parent is not None
+        self._parent = parent
+
+    @property
+    def is_opted_out(self) -> bool:
+        """Whether the client wants the stock path."""
+        return opted_out(headers_of(self.request))
+
+    def raise_if_taken(self) -> None:
+        """Raises: StockPathTaken: the route has found that SGLang is to serve the call."""
+        if self.taken is not None:
+            raise self.taken
+
+    def raise_if_opted_out(self) -> None:
+        """Raises: StockPathTaken: the client wants the stock path."""
+        if self.is_opted_out:
+            raise StockPathTaken(StockReason.OPTED_OUT)
+
+    def options(self) -> RequestOptions:
+        """What the client's headers say.
+
+        Raises:
+            RequestError: one has a wrong value.
+        """
+        return options_of(headers_of(self.request), now_ms=time.time() * 1e3)
+
+    def explain(self, explanation: Callable[[], dict[str, Any]]) -> None:
+        """Keep how the call was served, if that was asked for."""
+        if self.explains:
+            self.explanation = explanation()
+
+    def end_with(self, error: HTTPException) -> None:
+        self.error = error
+        if self._parent is not None:
+            self._parent.end_with(error)
+
+    def belongs_to(self, request: Any) -> bool:
+        """Whether that is this call's request, maybe as another object of the same scope."""
+        scope = getattr(request, "scope", None)
+        same = scope is not None and scope is getattr(self.request, "scope", None)
+        return same or request is self.request
+
+
+_current: ContextVar[CallContext | None] = ContextVar("prefill_only_call", default=None)
+
+
+def current_call() -> CallContext:
+    """The call for which this task works."""
+    return _current.get() or CallContext(None)
+
+
+def call_with(request: Any) -> CallContext:
+    """The call of a request, for which this task works from now on."""
+    call = _current.get()
+    if call is None or not call.belongs_to(request):
+        call = CallContext(request)
+        _current.set(call)
+    return call
+
+
+@contextmanager
+def working_for(call: CallContext) -> Iterator[CallContext]:
+    """What is done inside is done for that call, also in a thread that knows of no task."""
+    before = _current.set(call)
+    try:
+        yield call
+    finally:
+        _current.reset(before)
+
+
+@contextmanager
+def stock_path() -> Iterator[None]:
+    """Whatever is sent inside goes to SGLang's scheduler, see `CallContext.is_stock`."""
+    call = current_call()
+    with working_for(CallContext(call.request, parent=call)):
+        yield
+
+
+@contextmanager
+def counted(metrics: FrontendMetrics, context: CallContext) -> Iterator[None]:
+    """Count how a packed call inside ends badly, and give the error its HTTP status.
+
+    An error that nobody expected is ours: it is logged, and not the client's fault, whatever its
+    type is.
+
+    Raises:
+        RequestError, UnicodeError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+    """
+    try:
+        yield
+    except RequestError:
+        metrics.record_error("refused")
+        raise
+    except HTTP_ANSWERED as error:
+        metrics.record_error(end_by(error).counted)
+        raise with_status(error, context) from error
+    except (StockPathTaken, HTTPException, UnicodeError):
+        raise
+    except Exception as error:
+        logger.exception("Prefill-only serving: a request could not be answered")
+        metrics.record_error("failed")
+        failure = PackedForwardError(f"{type(error).__name__}: {error}")
+        raise with_status(failure, context) from error
+
+
+def with_status(error: PrefillExtError, context: CallContext) -> HTTPException:
+    """Return an error of the same type that has an HTTP status, too.
+
+    SGLang's HTTP and gRPC servers look for the status, callers of `Engine.score` for the type.
+
+    Args:
+        error: one of `HTTP_ANSWERED`.
+        context: of the call that ends with it.
+    """
+    end = end_by(error)
+    headers = None
+    if isinstance(error, ServerBusyError):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    answer: HTTPException = _WITH_STATUS[end.error](end.http, str(error), headers)
+    vars(answer).update(vars(error))
+    context.end_with(answer)
+    return answer

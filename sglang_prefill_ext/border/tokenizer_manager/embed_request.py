@@ -1,0 +1,174 @@
+"""Requests for vectors as SGLang's `generate_request` receives them: can they be packed?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from sglang_prefill_ext.border.tokenizer_manager.request_fields import (
+    HEALTH_CHECK,
+    UNPACKED_OF_VECTORS,
+    unpacked_reason,
+)
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+
+def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason | None:
+    """Return why an `EmbeddingReqInput` goes down the stock path, or None if it can be packed.
+
+    `unusual_input` covers everything that SGLang itself refuses or treats in its own way.
+
+    Args:
+        reads_places: the model makes vectors of any token of a prompt.
+    """
+    if reason := unpacked_reason(request, UNPACKED_OF_VECTORS):
+        return reason
+    if request.token_indices_to_pool is not None and not reads_places:
+        return StockReason.TOKEN_POSITIONS
+    if isinstance(request.lora_path, list) and len(set(request.lora_path)) > 1:
+        return StockReason.SEVERAL_ADAPTERS
+    if request.return_prompt_token_ids:
+        return StockReason.UNUSUAL_INPUT
+    if request.return_pooled_hidden_states and request.dimensions is not None:
+        return StockReason.POOLED_HIDDEN_STATES
+    if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):
+        return StockReason.HEALTH_CHECK
+    if request.text is not None and request.input_ids is not None:
+        return StockReason.UNUSUAL_INPUT
+    prompts = _prompts_of(request)
+    checks = (_has_plain_names, _has_plain_positions, _has_plain_embeds, _has_plain_places)
+    if not prompts or not all(check(request, prompts) for check in checks):
+        return StockReason.UNUSUAL_INPUT
+    return None
+
+
+def embed_call_of(request: Any) -> EmbedCall:
+    """Read an eligible `EmbeddingReqInput`."""
+    prompts = _prompts_of(request)
+    positional = _positional(request)
+    embeds = _embeds(request, prompts) if positional is None else None
+    return EmbedCall(
+        prompts,
+        _is_single(request, prompts),
+        request.dimensions,
+        positional,
+        placeholder=None if embeds is None else request.embed_override_token_id,
+        embeds=embeds,
+        places=_places(request, prompts),
+        with_states=bool(request.return_pooled_hidden_states),
+    )
+
+
+def _is_single(request: Any, prompts: list[Any]) -> bool:
+    return prompts[0] is request.text or prompts[0] is request.input_ids
+
+
+def _embeds(request: Any, prompts: list[Any]) -> Any:
+    """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
+    embeds = request.embed_overrides
+    return [embeds] if embeds is not None and _is_single(request, prompts) else embeds
+
+
+def _positional(request: Any) -> list[Any] | None:
+    positional = request.positional_embed_overrides
+    return positional if positional is None or isinstance(positional, list) else [positional]
+
+
+def _places(request: Any, prompts: list[Any]) -> Any:
+    """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
+    places = request.token_indices_to_pool
+    return [places] if places is not None and prompts[0] is request.input_ids else places
+
+
+def _has_plain_names(request: Any, prompts: list[Any]) -> bool:
+    """Whether request ids, if any, are one for every prompt."""
+    rid = request.rid
+    if rid is None or _is_single(request, prompts):
+        return isinstance(rid, str | None)
+    return isinstance(rid, list) and len(rid) == len(prompts)
+
+
+def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
+    """Whether embeddings that come with the request stand inside its prompts of token ids."""
+    listed = _positional(request)
+    if listed is None:
+        return True
+    if len(listed) != len(prompts) or not isinstance(prompts[0], list):
+        return False
+    return all(
+        each is None or all(0 <= place < len(prompt) for place in each.positions)
+        for each, prompt in zip(listed, prompts, strict=True)
+    )
+
+
+def _has_plain_embeds(request: Any, prompts: list[Any]) -> bool:
+    """Whether embeddings that come for placeholders are listed, some for every prompt or None."""
+    listed = _embeds(request, prompts)
+    if listed is None or request.positional_embed_overrides is not None:
+        return True
+    if type(request.embed_override_token_id) is not int or request.is_cross_encoder_request:
+        return False
+    if not isinstance(listed, list) or len(listed) != len(prompts):
+        return False
+    return all(each is None or _are_vectors(each) for each in listed)
+
+
+def _are_vectors(embeds: Any) -> bool:
+    """Whether these are tensors or arrays; SGLang takes no lists of numbers here."""
+    is_list = isinstance(embeds, list) and len(embeds) > 0
+    return is_list and not any(isinstance(each, list | float | int) for each in embeds)
+
+
+def _has_plain_places(request: Any, prompts: list[Any]) -> bool:
+    """Whether vectors are wanted of tokens that prompts of token ids have, in their order."""
+    places = _places(request, prompts)
+    if places is None:
+        return True
+    if request.dimensions is not None or not isinstance(prompts[0], list):
+        return False
+    if not isinstance(places, list) or len(places) != len(prompts):
+        return False
+    return all(_are_places(own, len(ids)) for own, ids in zip(places, prompts, strict=True))
+
+
+def _are_places(own: Any, tokens: int) -> bool:
+    if not isinstance(own, list) or not own or any(type(place) is not int for place in own):
+        return False
+    ascends = all(one < other for one, other in pairwise(own))
+    return ascends and own[0] >= 0 and own[-1] < tokens
+
+
+def _prompts_of(request: Any) -> list[Any]:
+    """The prompts as a list; empty where they are none that can be packed."""
+    if request.is_cross_encoder_request:
+        return text_pairs(request.text)
+    if isinstance(request.text, str):
+        return [request.text]
+    if isinstance(request.text, list):
+        return request.text if all(isinstance(each, str) for each in request.text) else []
+    ids = request.input_ids
+    if not isinstance(ids, list) or not ids:
+        return []
+    if isinstance(ids[0], list):
+        return ids if all(isinstance(each, list) for each in ids) else []
+    return [ids]
+
+
+def text_pairs(text: Any) -> list[tuple[str, str]]:
+    """Return pairs of a query and a document; empty where `text` is no list of such pairs.
+
+    Args:
+        text: of an `EmbeddingReqInput` whose `is_cross_encoder_request` is set.
+    """
+    if not isinstance(text, list) or not all(_is_pair(each) for each in text):
+        return []
+    return [(query, document) for query, document in text]
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and all(isinstance(part, str) for part in value)
+    )

@@ -1,0 +1,108 @@
+"""Fields of SGLang's requests with which a request is not packed, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+HEALTH_CHECK = "HEALTH_CHECK"
+"""How SGLang begins the ids of its own health checks, which are about the stock path."""
+
+
+# Of an `EmbeddingReqInput`, those that change what is computed.
+UNPACKED_OF_VECTORS = {
+    "image_data": StockReason.MULTIMODAL,
+    "video_data": StockReason.MULTIMODAL,
+    "audio_data": StockReason.MULTIMODAL,
+    "input_embeds": StockReason.EMBED_OVERRIDES,
+    "multi_item_delimiter_indices": StockReason.MULTI_ITEM_SCORING,
+    "decision_layout": StockReason.TOKEN_POSITIONS,
+}
+
+# Of a `TokenizedGenerateReqInput`, likewise.
+_UNPACKED_OF_TOKENS = {
+    "input_embeds": StockReason.EMBED_OVERRIDES,
+    "positional_embed_overrides": StockReason.EMBED_OVERRIDES,
+    "mm_inputs": StockReason.MULTIMODAL,
+    "session_id": StockReason.SESSION,
+    "session_params": StockReason.SESSION,
+    "custom_logit_processor": StockReason.LOGIT_PROCESSOR,
+    "bootstrap_host": StockReason.DISAGGREGATION,
+    "bootstrap_room": StockReason.DISAGGREGATION,
+    "multi_item_delimiter_indices": StockReason.MULTI_ITEM_SCORING,
+    "token_indices_to_pool": StockReason.TOKEN_POSITIONS,
+    "token_type_ids": StockReason.UNUSUAL_INPUT,
+    "routed_dp_rank": StockReason.ROUTED_DP_RANK,
+    "extra_key": StockReason.CACHE_NAMESPACE,
+    "cache_salt": StockReason.CACHE_NAMESPACE,
+}
+_UNPACKED_SWITCHES = {
+    "return_hidden_states": StockReason.HIDDEN_STATES,
+    "return_routed_experts": StockReason.ROUTED_EXPERTS,
+    "return_indexer_topk": StockReason.ROUTED_EXPERTS,
+    "return_sampling_mask": StockReason.SAMPLING_MASK,
+    "return_entropy": StockReason.ENTROPY,
+    "return_flat_raw_top_logprobs": StockReason.FLAT_LOGPROBS,
+    "require_reasoning": StockReason.REASONING,
+}
+# Of its sampling parameters, those that need more than the logits to choose the one token.
+_UNPACKED_SAMPLING = {
+    "json_schema": StockReason.GRAMMAR,
+    "regex": StockReason.GRAMMAR,
+    "ebnf": StockReason.GRAMMAR,
+    "structural_tag": StockReason.GRAMMAR,
+    "stop_strs": StockReason.STOP_STRINGS,
+    "stop_regex_strs": StockReason.STOP_STRINGS,
+    "custom_params": StockReason.UNUSUAL_INPUT,
+    "watermark": StockReason.WATERMARK,
+}
+
+
+def unpacked_reason(request: Any, fields: Mapping[str, StockReason]) -> StockReason | None:
+    """The reason of the first of these fields that a request has set."""
+    found = (reason for name, reason in fields.items() if getattr(request, name) is not None)
+    return next(found, None)
+
+
+def is_decision(request: Any) -> bool:
+    """Whether a `TokenizedGenerateReqInput` asks for no more than one forward can give.
+
+    One that asks for nothing at all is not: it is there to leave its prefix in the cache.
+    """
+    sampling = request.sampling_params
+    if sampling.n != 1 or (request.rid or "").startswith(HEALTH_CHECK):
+        return False
+    if sampling.max_new_tokens == 0:
+        return bool(request.return_logprob)
+    return bool(sampling.max_new_tokens == 1)
+
+
+def ineligible_token_reason(request: Any) -> StockReason | None:
+    """Return why such a request goes down the stock path, or None if it can be packed."""
+    return next(_reasons(request), None)
+
+
+def _reasons(request: Any) -> Iterator[StockReason]:
+    if reason := unpacked_reason(request, _UNPACKED_OF_TOKENS):
+        yield reason
+    for name, reason in _UNPACKED_SWITCHES.items():
+        if getattr(request, name):
+            yield reason
+    sampling = request.sampling_params
+    for name, reason in _UNPACKED_SAMPLING.items():
+        if getattr(sampling, name):
+            yield reason
+    if (sampling.beam_width or 1) > 1:
+        yield StockReason.BEAM_SEARCH
+    if _has_unusual_numbers(request):
+        yield StockReason.UNUSUAL_INPUT
+
+
+def _has_unusual_numbers(request: Any) -> bool:
+    start, num_top = request.logprob_start_len, request.top_logprobs_num
+    # SGLang lets lists pass, which belong to many prompts, where no log-probs are asked for.
+    if not isinstance(start, int) or not isinstance(num_top, int):
+        return True
+    return not request.input_ids or start > len(request.input_ids) or num_top < 0

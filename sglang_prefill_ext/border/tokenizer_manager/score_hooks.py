@@ -1,0 +1,128 @@
+"""Scoring calls of SGLang's front-end processes take the packed path, those of reranking too."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, partial
+from typing import Any
+
+from sglang.srt.entrypoints.openai.serving_rerank import (
+    _get_jinja_env,
+    _qwen3_rerank_score,
+)
+from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
+
+from sglang_prefill_ext.border.tokenizer_manager.call_context import (
+    CallContext,
+    call_with,
+    counted,
+    stock_path,
+)
+from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
+    call_of,
+    with_arrays,
+    with_tensors,
+)
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
+from sglang_prefill_ext.frontend.options import headers_of, opted_out
+from sglang_prefill_ext.frontend.score.rerank import check_documents, rerank_prompts
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_frontend import Scored
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+
+async def score_request(
+    original: Callable[..., Awaitable[Any]], manager: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """AROUND `TokenizerManagerScoreMixin.score_request`.
+
+    Raises:
+        RequestError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+    """
+    server = server_of(manager)
+    if server is None:
+        return await original(manager, *args, **kwargs)
+    call = ScoreCall(*args, **kwargs)
+    context = call_with(call.request)
+    call = call_of(call, context)
+    if not manager.is_generation:
+        # SGLang makes these scores of vectors; the call for those is packed and counted.
+        context.explain(partial(explain_stock, StockReason.NOT_GENERATION))
+        return await original(manager, **with_tensors(call).arguments())
+    try:
+        context.raise_if_taken()
+        scored = await packed_scores(server, with_arrays(call), context)
+    except StockPathTaken as stock:
+        server.path.metrics.record_fallback(stock.reason)
+        context.explain(partial(explain_stock, stock.reason))
+        with stock_path():
+            return await original(manager, **with_tensors(stock.call or call).arguments())
+    context.explain(partial(explain_packed, scored))
+    return ScoreResult(
+        scores=scored.scores,
+        prompt_tokens=scored.prompt_tokens,
+        token_logprobs=scored.token_logprobs,
+    )
+
+
+async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallContext) -> Scored:
+    """Serve a call on the packed path.
+
+    Raises:
+        StockPathTaken: SGLang is to serve it.
+        RequestError, UnicodeError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+    """
+    with counted(server.path.metrics, context):
+        server.score.check_limits(call)  # before anything is made of its items, also a record
+        with server.records.keeping(call.request, call.num_items, call.contents) as record:
+            context.raise_if_opted_out()
+            scored = await server.score.score(call, context.options())
+            record.served = scored.served
+    return scored
+
+
+async def rerank_texts(
+    original: Callable[..., Awaitable[Any]],
+    serving: Any,
+    request: Any,
+    raw_request: Any,
+    chat_template: str,
+) -> Any:
+    """AROUND `OpenAIServingRerank._handle_text_reranker_request`.
+
+    SGLang compiles the template for every document, which takes longer than all the rest of a
+    packed document and holds the event loop up. Nothing else is different here.
+    """
+    manager = serving.tokenizer_manager
+    server = server_of(manager)
+    if (
+        server is None
+        or not manager.model_config.is_generation
+        or opted_out(headers_of(raw_request))
+    ):
+        return await original(
+            serving, request=request, raw_request=raw_request, chat_template=chat_template
+        )
+    try:
+        asked = request.query, request.documents, request.instruct
+        check_documents(*asked, server.path.config)
+        prompts = rerank_prompts(_compiled(chat_template), *asked)
+        result = await manager.score_prompts(
+            prompts,
+            label_token_ids=[serving._yes_token_id, serving._no_token_id],
+            request=raw_request,
+        )
+        scores = [_qwen3_rerank_score(yes, no) for yes, no in result.scores]
+    except Exception as error:  # as SGLang does, also of errors in the template
+        return serving.create_error_response(str(error))
+    return serving._build_rerank_response(scores, request)
+
+
+@lru_cache(maxsize=1)
+def _compiled(chat_template: str) -> Any:
+    """The template, which is the server's, compiled in SGLang's sandbox."""
+    return _get_jinja_env().from_string(chat_template)

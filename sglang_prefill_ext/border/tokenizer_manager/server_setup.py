@@ -1,0 +1,139 @@
+"""Sets up the packed path of a front-end process, once its tokenizer manager is there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from sglang_prefill_ext.border.activation import config_of
+from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
+from sglang_prefill_ext.border.http_server.engine_offer import offer_of
+from sglang_prefill_ext.border.http_server.fast_route import restore
+from sglang_prefill_ext.border.http_server.own_routes import add_gc_route, add_routes, application
+from sglang_prefill_ext.border.http_server.packed_routes import shorten_routes
+from sglang_prefill_ext.border.messages import GcReq, PackedRowsResults, PackedStatusResult
+from sglang_prefill_ext.border.model.capability import encoder_traits
+from sglang_prefill_ext.border.tokenizer_manager.attached import AttachableEngine, accept_frontends
+from sglang_prefill_ext.border.tokenizer_manager.call_records import CallRecords
+from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
+    TokenizerManagerLink,
+    embedding_kind,
+    embedding_rows,
+)
+from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
+from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
+from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
+from sglang_prefill_ext.frontend.text_batch import TextBatches
+from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
+from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.process.stages import STARTUP
+from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+
+def attach_server(_result: None, manager: Any) -> None:
+    """AFTER `TokenizerManager.init_request_dispatcher`.
+
+    A process may make one engine after the other, with the flag and without.
+    """
+    app = application()
+    if app is not None:
+        restore(app)
+    config = config_of(manager.server_args)
+    if config is None:
+        return
+    server = _server(manager, config)
+    server.put_on(manager)
+    handlers = manager._result_dispatcher._mapping
+    handlers[PackedRowsResults] = server.link.deliver_rows
+    handlers[PackedStatusResult] = server.link.deliver_status
+    handlers[GcReq] = server.gc.take
+    if config.attach:
+        server.broker = server.gc.broker = accept_frontends(app, server)
+    STARTUP.mark("tokenizer")
+    if app is not None:
+        add_routes(app, server)
+        add_gc_route(app, server.gc)
+        engine = AttachableEngine(server)
+        offer = partial(offer_of, app, manager, engine)
+        add_carrier_routes(app, engine, offer, server.link.scheduler_status)
+        shorten_routes(app, server)
+
+
+async def freeze_gc(original: Callable[[Any], Awaitable[None]], manager: Any) -> None:
+    """AROUND `TokenizerManager.freeze_gc`, which SGLang calls after the warm-up."""
+    server = server_of(manager)
+    if server is None:
+        await original(manager)
+    else:
+        await server.gc.freeze()
+
+
+def _server(manager: Any, config: PrefillOnlyConfig) -> PrefillServer:
+    metrics = FrontendMetrics(manager.metrics_collector.labels if manager.enable_metrics else None)
+    link = TokenizerManagerLink(manager, config, metrics)
+    path = _path(manager, link, config, metrics)
+    server = PrefillServer(
+        *(manager, path, link, ScoreFrontend(path), CallRecords(manager)),
+        gc=FrontendGc(manager, path),
+        texts=_texts(manager, path, link),
+        chats=link.texts if _encodes_chats_as_texts(manager.tokenizer) else None,
+    )
+    if not manager.is_generation:
+        server.embed = EmbedFrontend(path)
+    elif manager.tokenizer is not None:
+        server.tokens = TokenFrontend(path)
+    return server
+
+
+def _path(
+    manager: Any, link: TokenizerManagerLink, config: PrefillOnlyConfig, metrics: FrontendMetrics
+) -> PackedPath:
+    args, tokenizer = manager.server_args, manager.tokenizer
+    if args.enable_mis:
+        link.exchange.decline(StockReason.MULTI_ITEM_SCORING)
+    # SGLang refuses label ids beyond the tokenizer's base vocabulary, where it has one.
+    label_vocab_size = manager.model_config.vocab_size
+    if tokenizer is not None:
+        label_vocab_size = min(label_vocab_size, tokenizer.vocab_size)
+    encoder = None if manager.is_generation else encoder_traits(manager.model_config)
+    prefixes = repeated_prefixes(config, caching=not args.disable_radix_cache)
+    return PackedPath(
+        *(link, link.exchange, config, metrics),
+        vocab_size=embedding_rows(manager),
+        label_vocab_size=label_vocab_size,
+        embeddings=embedding_kind(manager),
+        has_tokenizer=tokenizer is not None,
+        truncates=manager.allow_auto_truncate,
+        watermarks=args.enable_watermark,
+        prefixes=prefixes if encoder is None else None,
+        encoder=encoder,
+    )
+
+
+def _texts(
+    manager: Any, path: PackedPath, link: TokenizerManagerLink
+) -> TextBatches[list[int]] | None:
+    """Encodes the texts that a manager would, if nothing about them is unusual."""
+    unusual = (
+        not link.tokenizer_json  # no tokenizer, or one that threads cannot share
+        or manager.mm_processor is not None
+        or manager.async_dynamic_batch_tokenizer is not None  # the operator's choice
+        or manager.model_config.is_embedding_gemma  # whose texts SGLang ends with a token more
+    )
+    if unusual:
+        return None
+    worker = Worker("prefill-only-texts")
+    return TextBatches(link, path.config, path.metrics, worker, list)
+
+
+def _encodes_chats_as_texts(tokenizer: Any) -> bool:
+    stock = getattr(type(tokenizer), "encode", None) is PreTrainedTokenizerBase.encode
+    return stock and "encode" not in vars(tokenizer)

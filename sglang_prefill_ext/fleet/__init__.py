@@ -1,0 +1,1 @@
+"""Several engines: rows of a request are divided over the replicas that answer them soonest."""

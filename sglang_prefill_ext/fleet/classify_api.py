@@ -1,0 +1,123 @@
+"""Bodies of ``POST /v1/classify`` and ``POST /classify`` in both directions.
+
+Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
+refused.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
+from sglang_prefill_ext.frontend.json_types import Int64
+
+
+class _OpenAiBody(msgspec.Struct):
+    """What SGLang reads of a body; it ignores other fields, but does more with some of them."""
+
+    input: str | list[str | Int64]
+    model: str = ""
+    user: str | None = None
+    rid: str | list[str] | None = None
+    priority: int | None = None
+
+
+class _NativeBody(msgspec.Struct, forbid_unknown_fields=True):
+    text: str | list[str] | None = None
+    input_ids: list[Int64 | list[Int64]] | None = None
+
+
+_OPEN_AI = msgspec.json.Decoder(_OpenAiBody)
+_NATIVE = msgspec.json.Decoder(_NativeBody)
+_ENCODER = msgspec.json.Encoder()
+
+
+def read_openai(body: bytes) -> EmbedCall | None:
+    """Read a body of `/v1/classify`; None if SGLang is to read it."""
+    try:
+        read = _OPEN_AI.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if read.rid is not None or read.priority is not None:
+        return None
+    return _call_of(read.input)
+
+
+def read_native(body: bytes) -> EmbedCall | None:
+    """Read a body of `/classify`; None if SGLang is to read it."""
+    try:
+        read = _NATIVE.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if (read.text is None) == (read.input_ids is None):
+        return None
+    return _call_of(read.text if read.input_ids is None else read.input_ids)
+
+
+def _call_of(given: Any) -> EmbedCall | None:
+    if isinstance(given, str):
+        return EmbedCall([given], True, None) if given.strip() else None
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return EmbedCall([given], True, None) if min(given) >= 0 else None
+    if kinds == {str}:
+        return EmbedCall(given, False, None) if all(map(str.strip, given)) else None
+    return EmbedCall(given, False, None) if kinds == {list} and all(given) else None
+
+
+def openai_body(
+    embedded: Embedded, *, model: str, class_names: Sequence[str], usage: Mapping[str, Any]
+) -> bytes:
+    """Write SGLang's `ClassifyResponse`."""
+    data = []
+    for index, vector in enumerate(embedded.vectors):
+        logits = np.asarray(vector, dtype=np.float32)
+        weights = np.exp(logits - logits.max())
+        probs = (weights / weights.sum()).tolist()
+        label = class_names[int(logits.argmax())]
+        data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+    return _ENCODER.encode(
+        {
+            "id": f"classify-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": model,
+            "data": data,
+            "usage": usage,
+        }
+    )
+
+
+def native_body(embedded: Embedded, call: EmbedCall, *, weights: str, begun_s: float) -> bytes:
+    """Write what SGLang answers to a call for vectors, a list for a list of prompts.
+
+    Args:
+        weights: SGLang's version of the weights.
+        begun_s: when the request came, Unix time.
+    """
+    now_s = time.time()
+    rows = [
+        {
+            "embedding": vector,
+            "meta_info": {
+                "id": uuid.uuid4().hex,
+                "finish_reason": {"type": "length", "length": 0},
+                "prompt_tokens": tokens,
+                "weight_version": weights,
+                "num_retractions": 0,
+                "e2e_latency": now_s - begun_s,
+                "response_sent_to_client_ts": now_s,
+            },
+        }
+        for vector, tokens in zip(
+            embedded.vectors, embedded.served.prompt_tokens.tolist(), strict=True
+        )
+    ]
+    return _ENCODER.encode(rows[0] if call.is_single else rows)

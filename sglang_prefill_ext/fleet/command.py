@@ -1,0 +1,190 @@
+"""`sglang-prefill fleet`: routers over engines that run already, or that Ray starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.fleet.settings import (
+    API_KEY_VARIABLE,
+    Engines,
+    Settings,
+    engine_urls,
+    reserved_ports,
+)
+from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.process.supervisor import supervise
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = Settings()
+_ON_RAY = "Engines on Ray"
+
+
+def fleet(
+    context: typer.Context,
+    engines: Annotated[
+        str, typer.Option(help="URLs of engines that run, as http://a:30000,http://b:30000.")
+    ] = "",
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = _DEFAULTS.host,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")
+    ] = _DEFAULTS.port,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of prefill_ext.v1 over gRPC; 0 for a free one. Without it, no gRPC.",
+        ),
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Router processes.")] = 1,
+    api_key: Annotated[
+        str, typer.Option(envvar="SGLANG_API_KEY", help="Key of the engines, and of clients.")
+    ] = "",
+    extra_work: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Most extra work that dividing a request may cause, as a share of its own; "
+            "0 never divides. Without it, it depends on how busy the fleet is.",
+        ),
+    ] = None,
+    grace_s: Annotated[
+        float, typer.Option(min=0, help="Seconds for requests under way on SIGTERM.")
+    ] = _DEFAULTS.grace_s,
+    keep_alive_s: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            envvar="SGLANG_TIMEOUT_KEEP_ALIVE",
+            help="Seconds for which a client's idle connection stays open.",
+        ),
+    ] = _DEFAULTS.keep_alive_s,
+    model_path: Annotated[
+        str,
+        typer.Option(
+            help="Start engines of this model on Ray, with every flag of sglang serve.",
+            rich_help_panel=_ON_RAY,
+        ),
+    ] = "",
+    replicas: Annotated[
+        str,
+        typer.Option(
+            help="Engines, as 4; or as 1-8, as many as the work needs; 0 ends the fleet.",
+            rich_help_panel=_ON_RAY,
+        ),
+    ] = "1",
+    address: Annotated[
+        str,
+        typer.Option(
+            help="Cluster of Ray to join, as auto or host:6379; without it, one on this machine.",
+            rich_help_panel=_ON_RAY,
+        ),
+    ] = "",
+    cpus_per_replica: Annotated[
+        float, typer.Option(min=0, help="Cores of an engine.", rich_help_panel=_ON_RAY)
+    ] = 1.0,
+    target_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Outstanding tokens of an engine, for a range.", rich_help_panel=_ON_RAY
+        ),
+    ] = 65536,
+    scale_up_s: Annotated[
+        float,
+        typer.Option(
+            min=0, help="For how long more engines have to be wanted.", rich_help_panel=_ON_RAY
+        ),
+    ] = 30.0,
+    scale_down_s: Annotated[
+        float,
+        typer.Option(
+            min=0, help="For how long fewer engines have to be wanted.", rich_help_panel=_ON_RAY
+        ),
+    ] = 600.0,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds for the requests of an engine that leaves.",
+            rich_help_panel=_ON_RAY,
+        ),
+    ] = 60.0,
+    router_nodes: Annotated[
+        int, typer.Option(min=1, help="Nodes with routers.", rich_help_panel=_ON_RAY)
+    ] = 1,
+) -> None:
+    """Divide requests over several engines, which answer as one.
+
+    The engines run already (--engines), or are started on Ray (--model-path).
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s fleet: %(message)s")
+    settings = Settings(
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        extra_work=extra_work,
+        grace_s=grace_s,
+        keep_alive_s=keep_alive_s,
+    )
+    if bool(engines) == bool(model_path):
+        raise ConfigError("Give either --engines, for engines that run, or --model-path.")
+    if engines:
+        _over_running(settings, engines, processes, api_key, context.args)
+        return
+    on_ray = _on_ray()
+    asked = on_ray.Asked(
+        on_ray.Launch(model_path, tuple(context.args), api_key, drain_s=drain_s),
+        on_ray.Replicas.of(replicas),
+        settings,
+        address=address,
+        cpus=cpus_per_replica,
+        target_tokens=target_tokens,
+        up_s=scale_up_s,
+        down_s=scale_down_s,
+        routers=router_nodes,
+        processes=processes,
+    )
+    on_ray.run(asked)
+
+
+def _over_running(
+    settings: Settings, engines: str, processes: int, api_key: str, others: Sequence[str]
+) -> None:
+    """Run routers over engines that run, until SIGTERM."""
+    if others:
+        raise ConfigError(f"{others[0]}: no such option. Flags of SGLang go with --model-path.")
+    urls = engine_urls(engines)
+    with (
+        reserved_ports(settings) as settings,
+        tempfile.TemporaryDirectory(prefix="prefill-fleet-") as own,
+    ):
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = own
+        os.environ[API_KEY_VARIABLE] = api_key
+        where = f"{settings.host}:{settings.port}"
+        if settings.grpc_port is not None:
+            where += f", gRPC at {settings.host}:{settings.grpc_port}"
+        logger.info("Listening at %s; routers: %d, engines: %d.", where, processes, len(urls))
+        command = module_command("sglang_prefill_ext.fleet.server", settings.to_json())
+        said = Engines(urls).to_line()
+        asyncio.run(supervise(command, processes, grace_s=settings.grace_s, said=said))
+
+
+def _on_ray() -> Any:
+    """Raises: ConfigError: Ray is not installed."""
+    try:
+        from sglang_prefill_ext.fleet.ray_serve import run
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--model-path needs Ray, which is not installed ({error}). "
+            "Install it with `pip install 'sglang-prefill-ext[fleet]'`."
+        ) from error
+    return run

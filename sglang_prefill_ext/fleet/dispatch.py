@@ -1,0 +1,114 @@
+"""One packed request over several engines: divide it, ask, ask again elsewhere, join."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+
+from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError
+from sglang_prefill_ext.fleet.attempts import Attempts, Carrier, Choice, RowsPart
+from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
+from sglang_prefill_ext.fleet.planning.cost import RowCosts
+from sglang_prefill_ext.fleet.planning.planner import allowed_extra_work, plan
+from sglang_prefill_ext.frontend.client_wait import within
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.shared_device.homes import Homes
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.parts import is_divisible, join_results
+from sglang_prefill_ext.wire.prefix_policy import BLOCK_TOKENS
+from sglang_prefill_ext.wire.status import Status
+
+_WHOLE = -1.0
+"""Extra work that no division stays below."""
+
+_LATE_MS = 50.0
+"""What an engine may take to say that a deadline has passed."""
+
+
+class Dispatcher:
+    """Serves packed requests by the replicas of `loads`.
+
+    Args:
+        carriers: by replica; has all that `loads` has.
+        extra_work: most extra work of a division, as a share of the request's; None leaves it to
+            how busy the fleet is.
+    """
+
+    def __init__(
+        self, carriers: Mapping[str, Carrier], loads: Loads, extra_work: float | None = None
+    ) -> None:
+        self.loads = loads
+        self.attempts = Attempts(carriers, loads)
+        self._extra_work = extra_work
+        self._homes: Homes[frozenset[str]] = Homes()
+
+    async def answer(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        """Serve a request; however it ends, it is a result, and no part of it goes on."""
+        late = options.deadline_ms and options.deadline_ms + _LATE_MS
+        try:
+            async with within(late, "before all of its parts were answered"):
+                return await self._answer(rows, options)
+        except DeadlineExceededError as error:
+            return PackedResult(Status.EXPIRED, str(error))
+        except EngineUnavailableError as error:
+            return PackedResult(Status.UNREACHABLE, str(error))
+
+    async def _answer(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
+        costs = RowCosts.of(rows.prefix_len, rows.suffix_lens)
+        key = _prefix_key(rows)
+        home = (key and self._homes.get(key)) or frozenset()
+        snapshot = self.loads.snapshot(time.monotonic(), home)
+        allowed = self._extra_work
+        if allowed is None:
+            allowed = allowed_extra_work(snapshot.utilisation)
+        extra_work = allowed if is_divisible(rows) else _WHOLE
+        planned = plan(costs, snapshot.states, extra_work=extra_work)
+        if not planned:
+            raise EngineUnavailableError(NO_ENGINE)
+        parts, firsts = [], []
+        for number, each in enumerate(planned):
+            parts.append(RowsPart.made(rows, costs, each.rows, number, len(planned)))
+            name = snapshot.replicas[each.replica]
+            firsts.append((name, snapshot.states[each.replica]))
+        self.attempts.counts["requests"] += 1
+        self.attempts.counts["divided"] += len(parts) > 1
+        answers = await self._all(parts, firsts, options)
+        bad = [each for each in answers if each.status is not Status.OK]
+        if bad:
+            return bad[0]
+        if key and answers[0].tokens_cached:
+            self._homes.remember(key, home | {name for name, _ in firsts})
+        return join_results(rows, list(zip([each.numbers for each in parts], answers, strict=True)))
+
+    async def _all(
+        self,
+        parts: list[RowsPart],
+        firsts: list[Choice],
+        options: RequestOptions,
+    ) -> list[PackedResult]:
+        """Answers to all parts, or the first bad one alone; then no other goes on."""
+        if len(parts) == 1:
+            return [await self.attempts.ask(parts[0], *firsts[0], options)]
+        tasks = [
+            asyncio.ensure_future(self.attempts.ask(part, *first, options))
+            for part, first in zip(parts, firsts, strict=True)
+        ]
+        try:
+            for ended in asyncio.as_completed(tasks):
+                if (answer := await ended).status is not Status.OK:
+                    return [answer]
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _prefix_key(rows: PackedRows) -> bytes | None:
+    """Tells prefixes apart that a prefix cache may have; None for those too short for one."""
+    if rows.prefix_len < BLOCK_TOKENS:
+        return None
+    digest = hashlib.blake2b(rows.adapter.encode(), digest_size=16)
+    digest.update(rows.tokens[: rows.prefix_len].tobytes())
+    return digest.digest()

@@ -1,0 +1,237 @@
+"""The engines of a router: who is there, who fits, and the one session with all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import aiohttp
+
+from sglang_prefill_ext.attach.carrier import EngineState, Offer
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet.calls import Calls
+from sglang_prefill_ext.fleet.dispatch import Dispatcher
+from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
+from sglang_prefill_ext.fleet.members import Member, chosen, difference
+from sglang_prefill_ext.fleet.planning.cost import Speed, pair_tokens
+from sglang_prefill_ext.fleet.replica import Replica, http_session, keep_asking
+from sglang_prefill_ext.fleet.replica_load import Health
+from sglang_prefill_ext.fleet.settings import Engines
+from sglang_prefill_ext.fleet.whole import WholeRequests
+from sglang_prefill_ext.metrics import FrontendMetrics
+
+logger = logging.getLogger(__name__)
+
+_LEAVING_S = 0.2
+"""How often it is asked whether an engine that leaves has ended its work."""
+
+_OTHERS_S = 3.0
+"""For how long a new router, which has an engine to use, waits for the others."""
+
+
+class Fleet:
+    """Engines that answer alike, behind one `Session`; `set_engines` says which there are.
+
+    Args:
+        on_session: called with every new session.
+
+    Attributes:
+        replicas: by URL; those that leave are among them until they have no work from here.
+        deployment: see `Engines`.
+    """
+
+    def __init__(
+        self,
+        metrics: FrontendMetrics,
+        *,
+        api_key: str = "",
+        extra_work: float | None = None,
+        on_session: Callable[[Session], None] = lambda _: None,
+    ) -> None:
+        self._metrics = metrics
+        self._api_key = api_key
+        self._on_session = on_session
+        self.replicas: dict[str, Replica] = {}
+        self.deployment: dict[str, int] = {}
+        self.loads = Loads()
+        self.dispatcher = Dispatcher(self.replicas, self.loads, extra_work)
+        self._chosen: Member | None = None
+        self._session: Session | None = None
+        self.whole = WholeRequests(self.replicas, self.loads)
+        self._calls = Calls(self.dispatcher, self.whole)
+        self._http: aiohttp.ClientSession | None = None
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._usable, self._heard = asyncio.Event(), asyncio.Event()
+        self._alive: dict[str, Member] = {}
+        self._speeds: dict[str, Speed] = {}
+
+    @property
+    def offer(self) -> Offer | None:
+        """What the engines of the session have told of themselves; None before the first one."""
+        return None if self._chosen is None else self._chosen.offer
+
+    @property
+    def session(self) -> Session:
+        """What front ends have of the engines.
+
+        Raises:
+            EngineUnavailableError: no engine has told of itself yet.
+        """
+        if self._session is None:
+            raise EngineUnavailableError(NO_ENGINE)
+        return self._session
+
+    @property
+    def in_flight(self) -> int:
+        """Calls of front ends of this process that are under way."""
+        return len(self._calls)
+
+    def tokenizer_status(self) -> dict[str, Any]:
+        """What encodes texts here; empty where the engines do."""
+        texts = None if self._session is None else self._session.texts
+        return {} if texts is None else texts.status()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Watch the engines, in the event loop of the caller."""
+        async with http_session() as self._http:
+            try:
+                yield
+            finally:
+                for task in [*self._watching.values(), *self._leaving.values()]:
+                    task.cancel()
+                self._calls.cancel()
+                if self._session is not None:
+                    self._session.close("This router is going down. Try again elsewhere.")
+
+    def set_engines(self, engines: Engines) -> None:
+        """Have exactly these engines, while `running`.
+
+        One that leaves gets nothing more, and is forgotten when it has answered what it has.
+        """
+        self.deployment, urls = engines.deployment, engines.urls
+        for url in [url for url in self._watching if url not in urls]:
+            logger.info("Engine %s leaves the fleet.", url)
+            self._watching.pop(url).cancel()
+            self._leaving[url] = asyncio.ensure_future(self._see_off(self.replicas[url]))
+            self._alive.pop(url, None)
+            if url in self.loads:
+                self.loads.drain(url)
+        for url in [url for url in urls if url not in self._watching]:
+            if url in self._leaving:
+                self._leaving[url].cancel()
+                self._forget(url)
+            assert self._http is not None, "the fleet runs"
+            replica = self.replicas[url] = Replica(self._http, url, self._api_key)
+            asking = keep_asking(replica, self._take_state, self._take_silence)
+            self._watching[url] = asyncio.ensure_future(asking)
+        self._choose()
+        self._note_heard()
+
+    async def _see_off(self, leaving: Replica) -> None:
+        url = leaving.url
+        while True:
+            await asyncio.sleep(_LEAVING_S)
+            if not leaving.whole and not (url in self.loads and self.loads.in_flight(url)):
+                self._forget(url)
+                return
+
+    def _forget(self, url: str) -> None:
+        self.loads.remove(url)
+        del self.replicas[url], self._leaving[url]
+        self._speeds.pop(url, None)
+
+    async def wait_heard(self, timeout_s: float) -> None:
+        """Wait until engines were set, and each has answered or has been found not to.
+
+        Where one can be used, the others have `_OTHERS_S` more: one of them may stand still.
+        """
+        for event, longest_s in ((self._usable, timeout_s), (self._heard, _OTHERS_S)):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), longest_s)
+        if not self.whole.available():
+            logger.warning("No engine of the fleet can be used yet; requests get HTTP 503.")
+
+    def _take_state(self, replica: Replica, state: EngineState) -> None:
+        assert replica.offer is not None, "the first answer brings the offer"
+        now_s = time.monotonic()
+        known = self._alive.get(replica.url)
+        if known is None or known.offer is not replica.offer:
+            self._alive[replica.url] = Member.of(replica.offer)
+        if state.schedulers:
+            self._note_load(replica, state, now_s)
+        self._choose()
+        replica.heard = True
+        self._note_heard()
+
+    def _take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
+        if replica.why != str(error):
+            logger.warning("Engine %s: %s", replica.url, error)
+        replica.why = str(error)
+        if replica.url in self.loads:
+            self.loads.probed(replica.url, time.monotonic(), ok=False)
+            if self.loads.health(replica.url, time.monotonic()) is Health.DOWN:
+                self._alive.pop(replica.url, None)
+                self._choose()
+        replica.heard = True
+        self._note_heard()
+
+    def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
+        """Take what an engine tells of its speed, at first, and of its work."""
+        name, told = replica.url, state.schedulers[0]
+        if name not in self._speeds:
+            self._speeds[name] = Speed.of_status(told, _attention_of(self._alive[name].offer))
+        if name in self.loads:
+            self.loads.probed(name, now_s, ok=True)
+            others = self.dispatcher.attempts.others_tokens(name, state.outstanding_tokens)
+            self.loads.reported(name, others * self._speeds[name].token_s, now_s)
+
+    def _choose(self) -> None:
+        """Have those in the fleet that answer alike, and begin a session if these are others."""
+        found = chosen(self._alive, self._chosen)
+        if found is not None and found is not self._chosen:
+            self._begin(found)
+        for name, own in self._alive.items():
+            replica = self.replicas[name]
+            assert self._chosen is not None, "one was chosen"
+            if why := difference(own, self._chosen):
+                if replica.why != why:
+                    logger.error("Engine %s is not used, as it differs. %s", name, why)
+                replica.why = why
+                self.loads.remove(name)
+            elif name in self._speeds:
+                if replica.why:
+                    logger.info("Engine %s is in the fleet.", name)
+                if name not in self.loads:
+                    self.loads.add(name, self._speeds[name], time.monotonic())
+                replica.why = ""
+
+    def _begin(self, member: Member) -> None:
+        if self._session is not None:
+            self._session.close("The fleet serves another model now. Try again.")
+        self._chosen = member
+        self._session = Session(
+            member.offer.facts,
+            lambda message: self._calls.take(self.session, message),
+            self._metrics,
+        )
+        self._on_session(self._session)
+
+    def _note_heard(self) -> None:
+        if all(each.heard for each in self.replicas.values()):
+            self._usable.set()
+            self._heard.set()
+        elif self.whole.available():
+            self._usable.set()
+
+
+def _attention_of(offer: Offer) -> float:
+    """What an attention pair costs, in tokens; 0 where the model's shape is unknown."""
+    known = (offer.num_layers, offer.attention_width, offer.parameters)
+    return pair_tokens(*known) if offer.parameters else 0.0

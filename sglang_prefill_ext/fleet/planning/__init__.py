@@ -1,0 +1,1 @@
+"""Which replicas compute which rows of a request. Pure."""

@@ -1,0 +1,135 @@
+"""What rows cost on a replica: launches, tokens and attention pairs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Rows: TypeAlias = NDArray[np.int64]
+"""Row numbers of a request, ascending; int64 ``[rows]``."""
+
+UNLIMITED = 1 << 62
+
+UNMEASURED_TOKENS_PER_S = 10_000.0
+"""Of a replica that packs nothing, and so is sent no part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How long a replica takes: ``launches * launch_s + tokens * token_s + pairs * pair_s``.
+
+    Attributes:
+        launch_s: what a forward takes besides its tokens, >= 0.
+        token_s: one token in all layers, > 0.
+        pair_s: one query token attending to one key in all layers, >= 0.
+        max_forward_tokens: of one forward; more tokens are several launches.
+    """
+
+    launch_s: float
+    token_s: float
+    pair_s: float = 0.0
+    max_forward_tokens: int = UNLIMITED
+
+    @classmethod
+    def of_status(cls, scheduler: Mapping[str, Any], pair_tokens: float = 0.0) -> Speed:
+        """Read it off one entry of ``schedulers`` on an engine's status page.
+
+        A launch takes the time of `launch_tokens` tokens, which the engine has measured at start.
+        So the time that forwards took in all, by the tokens in all and those launches, is that of
+        a token. That of a replica which has computed nothing yet is what it measured at start.
+
+        Args:
+            pair_tokens: see `pair_tokens`; what engines report has no attention of its own.
+        """
+        counters, launch_tokens = scheduler["counters"], scheduler["launch_tokens"]
+        tokens = counters["tokens_computed"] + launch_tokens * counters["forwards"]
+        busy_s = scheduler["busy_s"]
+        calibrated = scheduler["calibrated_tokens_per_s"] or UNMEASURED_TOKENS_PER_S
+        token_s = busy_s / tokens if tokens and busy_s else 1 / calibrated
+        budget = scheduler["forward_budget"]["max_tokens"]
+        return cls(launch_tokens * token_s, token_s, pair_tokens * token_s, budget)
+
+    def slowed(self, ratio: float) -> Speed:
+        """The same replica where everything takes `ratio` times as long."""
+        return replace(
+            self,
+            launch_s=self.launch_s * ratio,
+            token_s=self.token_s * ratio,
+            pair_s=self.pair_s * ratio,
+        )
+
+    def seconds(self, tokens: int, pairs: int) -> float:
+        """Of one request on an idle replica; 0 for no tokens."""
+        launches = -(-tokens // self.max_forward_tokens)
+        return launches * self.launch_s + tokens * self.token_s + pairs * self.pair_s
+
+
+def pair_tokens(layers: int, attention_width: int, parameters: int) -> float:
+    """Arithmetic of one attention pair over that of one token.
+
+    A pair takes ``4 * layers * attention_width`` operations, a token ``2 * parameters``.
+
+    Args:
+        attention_width: query heads times the size of a head.
+        parameters: that a token is multiplied with; of experts only the active ones.
+    """
+    return 2 * layers * attention_width / parameters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowCosts:
+    """Tokens and attention pairs of a request's rows; nothing of a replica.
+
+    The prefix attends to itself causally. Every token of a suffix attends to the whole prefix and
+    causally to its own row.
+
+    Attributes:
+        prefix_tokens: that all rows share; charged once a part.
+        tokens: of every suffix; int64 ``[rows]``, each >= 1.
+        pairs: of every suffix; int64 ``[rows]``.
+    """
+
+    prefix_tokens: int
+    tokens: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, prefix_len: int, suffix_lens: ArrayLike) -> RowCosts:
+        tokens = np.asarray(suffix_lens, dtype=np.int64)
+        return cls(prefix_len, tokens, tokens * prefix_len + tokens * (tokens + 1) // 2)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def prefix_pairs(self) -> int:
+        return self.prefix_tokens * (self.prefix_tokens + 1) // 2
+
+    def rows_s(self, speed: Speed) -> NDArray[np.float64]:
+        """Seconds that each suffix adds to a forward; float64 ``[rows]``."""
+        return self.tokens * speed.token_s + self.pairs * speed.pair_s
+
+    def prefix_s(self, speed: Speed) -> float:
+        """Seconds that the prefix adds to a part."""
+        return self.prefix_tokens * speed.token_s + self.prefix_pairs * speed.pair_s
+
+    def part_s(
+        self, speed: Speed, rows: Rows | None = None, *, prefix_cached: bool = False
+    ) -> float:
+        """Seconds of a part on an idle replica, its launches and its prefix among them.
+
+        Args:
+            rows: all of them unless given.
+            prefix_cached: the replica has the K/V of the prefix.
+        """
+        suffixes = self.tokens if rows is None else self.tokens[rows]
+        pairs = self.pairs if rows is None else self.pairs[rows]
+        fresh = not prefix_cached
+        return speed.seconds(
+            int(suffixes.sum()) + fresh * self.prefix_tokens,
+            int(pairs.sum()) + fresh * self.prefix_pairs,
+        )

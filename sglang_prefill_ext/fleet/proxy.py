@@ -1,0 +1,109 @@
+"""Hand a whole HTTP request to one engine, and its answer back as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+from starlette.requests import Request
+from yarl import URL
+
+from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError
+from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.frontend.client_wait import departure
+from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
+
+logger = logging.getLogger(__name__)
+
+_OF_ONE_CONNECTION = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding "
+    b"upgrade".split()
+)
+_HANDLED = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
+_WRITTEN_HERE = _OF_ONE_CONNECTION | {b"date", b"server"}
+_CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=2.0)
+_SLACK_S = 1.0
+"""Beyond a request's timeout, in which its engine says so itself."""
+
+
+class NotSentError(EngineUnavailableError):
+    """There was no connection, so that another engine can be asked whatever the request is."""
+
+
+async def hand_on(
+    replica: Replica, request: Request, body: bytes, send: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Have an engine answer a request; an answer that it does not end is cut off here as well.
+
+    Raises:
+        NotSentError: it cannot be reached.
+        EngineUnavailableError: it went before its answer began.
+        DeadlineExceededError: its answer had not begun by the timeout that the client gave.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(_answer(replica, request, body, send))
+            leaving = group.create_task(_end_when_left(request, answering))
+            answering.add_done_callback(lambda _: leaving.cancel())
+    except* (EngineUnavailableError, DeadlineExceededError) as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _answer(
+    replica: Replica, request: Request, body: bytes, send: Callable[[Any], Awaitable[None]]
+) -> None:
+    scope, begun = request.scope, False
+    path = scope.get("raw_path") or scope["path"].encode()
+    query = b"?" + scope["query_string"] if scope["query_string"] else b""
+    target = URL(replica.url + (path + query).decode("latin-1"), encoded=True)
+    headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in _passed(scope["headers"])]
+    try:
+        async with asyncio.timeout(_timeout_s(request)) as limit:
+            async with replica.http.request(
+                request.method,
+                target,
+                data=body or None,
+                headers=headers,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+                allow_redirects=False,
+                timeout=_CONNECT_TIMEOUT,
+            ) as response:
+                limit.reschedule(None)
+                begun = True
+                raw = [(k.lower(), v) for k, v in response.raw_headers]
+                kept = [pair for pair in raw if pair[0] not in _WRITTEN_HERE]
+                await send(
+                    {"type": "http.response.start", "status": response.status, "headers": kept}
+                )
+                async for chunk in response.content.iter_any():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    except TimeoutError as error:
+        raise DeadlineExceededError(
+            f"Engine {replica.url} did not answer by the deadline of the request."
+        ) from error
+    except aiohttp.ClientConnectorError as error:
+        raise NotSentError(f"Engine {replica.url} cannot be reached ({error}).") from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        why = f"Engine {replica.url} has gone ({type(error).__name__}: {error})."
+        if not begun:
+            raise EngineUnavailableError(why) from error
+        logger.warning("%s The answer that it had begun is cut off.", why)
+
+
+async def _end_when_left(request: Request, answering: asyncio.Task[None]) -> None:
+    await departure(request)
+    answering.cancel()
+
+
+def _passed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [pair for pair in headers if pair[0].lower() not in _HANDLED]
+
+
+def _timeout_s(request: Request) -> float | None:
+    """Seconds in which the answer has to begin; a wrong header is the engine's to refuse."""
+    given = request.headers.get(TIMEOUT_HEADER, "")
+    return int(given) / 1e3 + _SLACK_S if given.isdecimal() and len(given) <= 10 else None

@@ -1,0 +1,4 @@
+"""A fleet on Ray: Serve starts, watches, scales and replaces engines and routers; bytes go by HTTP.
+
+Only this folder imports Ray, and only `sglang-prefill fleet --model-path` imports this folder.
+"""

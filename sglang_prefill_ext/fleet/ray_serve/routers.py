@@ -1,0 +1,146 @@
+"""The actor of the routers of one node: runs their processes, and tells them of the engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+import time
+
+import aiohttp
+import ray
+from ray import serve
+
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet.replica import BEAT_S, authorization
+from sglang_prefill_ext.fleet.replica_load import UNKNOWN
+from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
+from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.process.supervisor import SLACK_S, Supervisor
+
+logger = logging.getLogger("ray.serve")
+
+_SILENT_S = 10.0
+"""After which an engine that tells nothing is forgotten; it has died without a word."""
+
+_LISTENING_S = 60.0
+_LOOK_S = 0.2
+_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+
+
+class RouterReplica:
+    """A replica of the deployment of routers.
+
+    Args:
+        processes: that share the port.
+        engines: application of the engines, whose states the status page shows.
+
+    Raises:
+        EngineUnavailableError: no router listens in time.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, settings: Settings, processes: int, api_key: str, engines: str
+    ) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="prefill-fleet-")
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = self._directory.name
+        os.environ[API_KEY_VARIABLE] = api_key
+        command = module_command("sglang_prefill_ext.fleet.server", settings.to_json())
+        self._supervisor = Supervisor(command, processes, grace_s=settings.grace_s + SLACK_S)
+        self._engines = engines
+        self._heard_s: dict[str, float] = {}
+        self._left_s: dict[str, float] = {}
+        self._deployment: dict[str, int] = {}
+        self._said: Engines | None = None
+        self._url = f"http://{settings.host}:{settings.port}"
+        self._auth = authorization(api_key)
+        self._stop = asyncio.Event()
+        self._say()
+        self._running = asyncio.ensure_future(self._supervisor.run(self._stop))
+        self._watching = asyncio.ensure_future(self._watch())
+        await self._listening()
+
+    async def join(self, url: str) -> None:
+        """An engine is there; it says so every second."""
+        now_s = time.monotonic()
+        if now_s - self._left_s.get(url, -_SILENT_S) >= _SILENT_S:  # else it was said before
+            self._heard_s[url] = now_s
+            self._say()
+
+    async def leave(self, url: str) -> None:
+        """An engine is to get no more requests."""
+        self._heard_s.pop(url, None)
+        self._left_s[url] = time.monotonic()
+        self._say()
+
+    async def has_heard(self, url: str) -> bool:
+        """Whether an engine has answered a router, which then has work for it when it is needed."""
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._auth) as http,
+            http.get(f"{self._url}/prefill_only/status") as answer,
+        ):
+            shown = (await answer.json())["replicas"]
+        return any(each["url"] == url and each["health"] != UNKNOWN for each in shown)
+
+    async def where(self) -> str:
+        """The URL of these routers, for clients."""
+        return self._url.replace("//0.0.0.0:", f"//{ray.util.get_node_ip_address()}:")
+
+    async def check_health(self) -> None:
+        """Raises: EngineUnavailableError: no router answers."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=_TIMEOUT) as http,
+                http.get(f"{self._url}/health"),
+            ):
+                pass  # it listens; 503 only says that there is no engine yet
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineUnavailableError(f"No router answers at {self._url} ({error}).") from error
+
+    async def __del__(self) -> None:
+        """End after the requests under way."""
+        if hasattr(self, "_running"):
+            self._watching.cancel()
+            self._stop.set()
+            await self._running
+            self._directory.cleanup()
+
+    async def _listening(self) -> None:
+        """Wait until a router answers."""
+        deadline = time.monotonic() + _LISTENING_S
+        while True:
+            try:
+                return await self.check_health()
+            except EngineUnavailableError:
+                if time.monotonic() > deadline:
+                    await self.__del__()
+                    raise
+            await asyncio.sleep(_LOOK_S)
+
+    async def _watch(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            for url in [u for u, heard_s in self._heard_s.items() if heard_s < now_s - _SILENT_S]:
+                logger.warning("Engine %s has said nothing for %g s.", url, _SILENT_S)
+                del self._heard_s[url]
+            with contextlib.suppress(Exception):  # Serve's controller restarts
+                self._deployment = await asyncio.to_thread(_states, self._engines)
+            self._say()
+            await asyncio.sleep(BEAT_S)
+
+    def _say(self) -> None:
+        engines = Engines(tuple(sorted(self._heard_s)), self._deployment)
+        if engines != self._said:
+            self._said = engines
+            self._supervisor.say(engines.to_line())
+
+
+def _states(application: str) -> dict[str, int]:
+    """How many replicas of an application are in each state, by Serve's names."""
+    found = serve.status().applications.get(application)
+    deployments = [] if found is None else found.deployments.values()
+    return {
+        str(state): count for each in deployments for state, count in each.replica_states.items()
+    }

@@ -1,0 +1,149 @@
+"""One engine of a fleet, as its router reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+
+import aiohttp
+
+from sglang_prefill_ext.attach import carrier
+from sglang_prefill_ext.attach.carrier import EngineState, Offer, PartAnswer
+from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.frontend.options import RequestOptions, headers_from
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+"""How often an engine is asked how it is."""
+
+_STATE_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+"""What the answer to that may take; the first one may bring the tokenizer."""
+
+_FIRST_STATE_TIMEOUT = aiohttp.ClientTimeout(total=20.0)
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=2.0)
+_KEEP_ALIVE_S = 3.0
+"""SGLang closes connections that were idle for 5 s; one that is used just then breaks."""
+
+
+def http_session() -> aiohttp.ClientSession:
+    """Connections to all engines; made in the event loop that uses them."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+    return aiohttp.ClientSession(
+        connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+    )
+
+
+def authorization(api_key: str) -> dict[str, str]:
+    """The header that shows a key; none without one."""
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+class Replica:
+    """An engine.
+
+    Args:
+        url: without a path.
+        api_key: of the engine; empty for none.
+
+    Attributes:
+        offer: what it told last of itself; None before that.
+        why: it is of no use, as the status page shows it; empty if it is.
+        whole: requests that it is answering and that are not divided.
+        heard: it has answered, or has been found not to.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, api_key: str = "") -> None:
+        self.url = url
+        self.offer: Offer | None = None
+        self.why = "It has not answered yet."
+        self.whole = 0
+        self.heard = False
+        self.http = http
+        self._fingerprint = ""
+        self._auth = authorization(api_key)
+
+    async def ask(self, body: bytes, options: RequestOptions) -> PartAnswer:
+        """Have rows served.
+
+        Raises:
+            EngineUnavailableError: there is no answer.
+        """
+        return carrier.answer_from(await self._post(carrier.ROWS_PATH, body, headers_from(options)))
+
+    async def call(self, call: Stock) -> StockAnswer | StockError:
+        """Have a call served by SGLang itself.
+
+        Raises:
+            EngineUnavailableError: there is no answer.
+        """
+        body = carrier.encode(call)
+        return carrier.call_answer_from(await self._post(carrier.CALLS_PATH, body, {}))
+
+    async def state(self) -> EngineState:
+        """Ask how the engine is, and keep its offer.
+
+        Raises:
+            EngineUnavailableError: it does not answer, or is no engine of this version.
+        """
+        timeout = _STATE_TIMEOUT if self._fingerprint else _FIRST_STATE_TIMEOUT
+        url, known = self.url + carrier.FACTS_PATH, {"known": self._fingerprint}
+        asking = self.http.get(url, params=known, headers=self._auth, timeout=timeout)
+        state = carrier.state_from(await _content(asking))
+        if state.offer is not None:
+            self.offer, self._fingerprint = state.offer, state.fingerprint
+        return state
+
+    async def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        headers = {"content-type": carrier.MSGPACK, **headers, **self._auth}
+        asking = self.http.post(self.url + path, data=body, headers=headers, timeout=_NO_TIMEOUT)
+        return await _content(asking)
+
+
+async def keep_asking(
+    replica: Replica,
+    on_state: Callable[[Replica, EngineState], None],
+    on_silence: Callable[[Replica, EngineUnavailableError], None],
+) -> None:
+    """Ask an engine how it is, every `BEAT_S`, until cancelled."""
+    while True:
+        try:
+            on_state(replica, await replica.state())
+        except EngineUnavailableError as error:
+            on_silence(replica, error)
+        except Exception:
+            logger.exception("What engine %s tells cannot be taken", replica.url)
+        await asyncio.sleep(BEAT_S)
+
+
+async def _content(asking: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> bytes:
+    """The body of an answer.
+
+    Raises:
+        EngineUnavailableError: there is none, or it is a refusal.
+    """
+    try:
+        async with asking as response:
+            content = await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineUnavailableError(
+            f"It does not answer ({type(error).__name__}: {error})."
+        ) from error
+    if response.status != 200:
+        raise _refusal(response.status, content)
+    return content
+
+
+def _refusal(status: int, content: bytes) -> EngineUnavailableError:
+    remedies = {
+        401: "Give the engine's key with --api-key.",
+        403: "Give the engine's key with --api-key.",
+        404: "Start it with --enable-prefill-only and this version of sglang-prefill-ext.",
+    }
+    told = content[:200].decode(errors="replace")
+    return EngineUnavailableError(
+        f"It refuses with HTTP {status} ({told}). {remedies.get(status, '')}"
+    )

@@ -1,0 +1,182 @@
+"""The parts that one replica was sent, how long they took, and what that says of it. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sglang_prefill_ext.fleet.planning.cost import Speed
+
+_RATIO_MEMORY_S = 0.25
+"""Busy seconds after which an answer counts half in the measured speed..."""
+
+_RATIO_MEMORY_PARTS = 4.0
+"""...or so many times the cost of the longest part, if that is more: short ones overtake it, and
+the time that it was computed before seems to be theirs."""
+
+_MOST_SURPRISE = 8.0
+"""By what factor one answer may seem slower than expected: a pause is not a speed."""
+
+_GRACE_S = 0.5
+"""Beyond twice the expected time, that a replica may be silent before it is suspect."""
+
+_RETRY_S = 1.0
+"""Without work after a first failure; twice that after the next."""
+
+_FAILURES_TO_DOWN = 3  # one after the other
+
+UNKNOWN = "unknown"
+"""In the place of a `Health`: the replica has never answered."""
+
+
+class Health(StrEnum):
+    """What a replica may get: all work; none unless no other is up; none; none, as it leaves."""
+
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    DRAINING = "draining"
+
+
+class ReplicaLoad:
+    """See `Loads`, whose part for one replica this is.
+
+    Costs are kept at the speed that the replica was added with. `ratio` is by how much it has been
+    slower of late: time for which it was busy with parts from here, by the cost of those that it
+    has answered. That needs no order of answers, so replicas may join and reorder what waits.
+    """
+
+    def __init__(self, speed: Speed, now_s: float) -> None:
+        self.tickets: dict[int, float] = {}
+        self.draining = False
+        self.ratio = 1.0
+        self._speed = self._current_speed = speed
+        self._outstanding = 0.0
+        self._others_s, self._reported_s = 0.0, now_s
+        self._seen_s = self._asked_s = self._progress_s = now_s
+        self._unanswered_busy_s = self._untold_busy_s = 0.0
+        self._recent_busy_s = self._recent_cost = _RATIO_MEMORY_S / 4
+        self._failures = 0
+        self._newest = self._newest_at_failure = -1
+        self._retry_s = now_s
+
+    @property
+    def current_speed(self) -> Speed:
+        return self._current_speed
+
+    def sent(self, ticket: int, cost_s: float, now_s: float) -> None:
+        self._pass(now_s)
+        if not self.tickets:
+            self._progress_s = now_s
+        self._newest = ticket
+        self.tickets[ticket] = cost_s / self.ratio
+        self._outstanding += self.tickets[ticket]
+
+    def ended(self, ticket: int, now_s: float, ok: bool) -> None:
+        if not ok:
+            self.cancelled(ticket, now_s)
+            if ticket > self._newest_at_failure:  # else it was there then, and ends for that reason
+                self._newest_at_failure = self._newest
+                self._failed(now_s)
+            return
+        self._pass(now_s)
+        longest = max(self.tickets.values())
+        cost = self._forget(ticket)
+        busy_s = min(self._unanswered_busy_s, _MOST_SURPRISE * longest * self.ratio)
+        kept = 0.5 ** (busy_s / max(_RATIO_MEMORY_S, _RATIO_MEMORY_PARTS * longest))
+        self._recent_busy_s = kept * self._recent_busy_s + busy_s
+        self._recent_cost = kept * self._recent_cost + cost
+        self._unanswered_busy_s = 0.0
+        self.ratio = self._recent_busy_s / self._recent_cost
+        self._current_speed = self._speed.slowed(self.ratio)
+        self._progress_s = now_s
+        self._failures, self._retry_s = 0, now_s
+
+    def given_up(self, ticket: int, now_s: float) -> None:
+        self.cancelled(ticket, now_s)
+        self._failed(now_s)
+
+    def cancelled(self, ticket: int, now_s: float) -> None:
+        self._pass(now_s)
+        self._forget(ticket)
+        if not self.tickets:
+            self._unanswered_busy_s = 0.0  # what it was spent for is never told
+
+    def reported(self, others_s: float, now_s: float) -> None:
+        self._pass(now_s)
+        self._others_s, self._reported_s = others_s * self.ratio, now_s
+
+    def probed(self, now_s: float, ok: bool) -> None:
+        if not ok:
+            self._failed(now_s)
+        elif self._failures >= _FAILURES_TO_DOWN:
+            self._failures, self._retry_s = 0, now_s
+
+    def health(self, now_s: float) -> Health:
+        return Health.DRAINING if self.draining else self.own_health(now_s)
+
+    def own_health(self, now_s: float) -> Health:
+        """Its health, whether or not it leaves."""
+        if self._failures >= _FAILURES_TO_DOWN:
+            return Health.DOWN
+        if self._is_overdue(now_s) or now_s < self._retry_s:
+            return Health.SUSPECT
+        return Health.UP
+
+    def outstanding_s(self, now_s: float) -> float:
+        """Until it will have computed what it has.
+
+        It has worked at its oldest part since its last answer. One that is overdue by some time is
+        expected to take as long again, and so is what waits behind it, in proportion.
+        """
+        others_s = self._others_at(now_s)
+        if not self.tickets:
+            return others_s
+        silent_s, expected_s = now_s - self._progress_s, self._next_answer_s
+        behind_s = self._outstanding * self.ratio - expected_s
+        if silent_s <= expected_s:
+            return expected_s - silent_s + behind_s + others_s
+        return silent_s - expected_s + behind_s * (silent_s / expected_s) + others_s
+
+    def passed_s(self, now_s: float) -> tuple[float, float]:
+        """Return for how long it was busy since this was asked last, and how long that is ago."""
+        self._pass(now_s)
+        busy_s, self._untold_busy_s = self._untold_busy_s, 0.0
+        asked_s, self._asked_s = self._asked_s, now_s
+        return busy_s, now_s - asked_s
+
+    @property
+    def _next_answer_s(self) -> float:
+        """What the oldest part takes."""
+        return next(iter(self.tickets.values())) * self.ratio
+
+    def _pass(self, now_s: float) -> None:
+        """Count the time since the last event; between parts from here and those of others it is
+        divided by what waits of them."""
+        passed_s, self._seen_s = now_s - self._seen_s, now_s
+        own_s = self._outstanding * self.ratio
+        others_s = self._others_at(now_s - passed_s)
+        if self.tickets:
+            self._unanswered_busy_s += passed_s * own_s / (own_s + others_s)
+            self._untold_busy_s += passed_s
+        else:
+            self._untold_busy_s += min(passed_s, others_s)
+
+    def _is_overdue(self, now_s: float) -> bool:
+        """Whether its oldest part takes twice as long as expected, behind all work of others."""
+        if not self.tickets:
+            return False
+        expected_s = self._next_answer_s + self._others_at(self._progress_s)
+        return now_s - self._progress_s > 2 * expected_s + _GRACE_S
+
+    def _others_at(self, time_s: float) -> float:
+        """Work of others, of which nothing is known but what was reported last."""
+        return max(0.0, self._others_s - (time_s - self._reported_s))
+
+    def _forget(self, ticket: int) -> float:
+        cost = self.tickets.pop(ticket)
+        self._outstanding = self._outstanding - cost if self.tickets else 0.0
+        return cost
+
+    def _failed(self, now_s: float) -> None:
+        self._retry_s = now_s + _RETRY_S * 2**self._failures
+        self._failures += 1

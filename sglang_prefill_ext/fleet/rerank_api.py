@@ -1,0 +1,89 @@
+"""Bodies of ``POST /v1/rerank`` in both directions, for a decoder reranker.
+
+Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
+refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sglang_prefill_ext.attach.carrier import Reranking
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.score.rerank import check_documents, rerank_prompts
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+
+class RerankBody(msgspec.Struct):
+    """What SGLang reads of a body; it ignores other fields."""
+
+    query: str
+    documents: list[str]
+    instruct: str | None = None
+    top_n: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
+    return_documents: bool = True
+
+
+_DECODER = msgspec.json.Decoder(RerankBody)
+_ENCODER = msgspec.json.Encoder()
+
+
+def read_request(body: bytes) -> RerankBody | None:
+    """Read a body; None if SGLang is to read it."""
+    try:
+        read = _DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    texts = (read.query, *read.documents)
+    return read if read.documents and all(map(str.strip, texts)) else None
+
+
+class RerankPrompts:
+    """Makes the prompts of a model's template, in the sandbox that SGLang has for it."""
+
+    def __init__(self, reranking: Reranking) -> None:
+        environment = ImmutableSandboxedEnvironment(autoescape=False)
+        self._template = environment.from_string(reranking.template)
+
+    def of(self, wanted: RerankBody, config: PrefillOnlyConfig) -> list[str]:
+        """Return one prompt a document.
+
+        Raises:
+            RequestError: there are too many documents, or too long a query for them.
+            StockPathTaken: the template does not take them; SGLang says so.
+        """
+        asked = wanted.query, wanted.documents, wanted.instruct
+        check_documents(*asked, config)
+        try:
+            return rerank_prompts(self._template, *asked)
+        except Exception as error:  # whatever a template raises
+            raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
+
+
+def answer_body(wanted: RerankBody, scores: Sequence[Any]) -> bytes:
+    """Write SGLang's list of `RerankResponse`, the best ones first.
+
+    Args:
+        scores: probabilities of yes and no, of each document.
+    """
+    rows: list[dict[str, Any]] = []
+    for index, (yes, no) in enumerate(scores):
+        total = yes + no
+        row: dict[str, Any] = {"score": yes / total if total > 0 else 0.0}
+        if wanted.return_documents:
+            row["document"] = wanted.documents[index]
+        rows.append(row | {"index": index, "meta_info": None})
+    if wanted.top_n is not None:
+        return _ENCODER.encode(heapq.nlargest(wanted.top_n, rows, key=_score))
+    return _ENCODER.encode(sorted(rows, key=_score, reverse=True))
+
+
+def _score(row: dict[str, Any]) -> float:
+    score: float = row["score"]
+    return score

@@ -1,0 +1,174 @@
+"""The HTTP application of a router."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.errors import (
+    EngineUnavailableError,
+    PackedForwardError,
+    PrefillExtError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.fleet.fleet import Fleet
+from sglang_prefill_ext.fleet.proxy import NotSentError, hand_on
+from sglang_prefill_ext.fleet.routes import DividedRoutes
+from sglang_prefill_ext.fleet.status import metrics_page, status_of
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS, says_json
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.process.collector import Collector
+from sglang_prefill_ext.wire.status import end_by
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+logger = logging.getLogger(__name__)
+
+_REPEATABLE = ("/v1/score", "/v1/rerank", "/v1/embeddings", "/v1/classify", "/classify")
+"""Routes that only read: another engine may be asked whatever has become of the first one."""
+
+_UNAVAILABLE = 503
+
+_Send = Callable[[Any], Awaitable[None]]
+
+
+class Router:
+    """An ASGI application: divides what can be divided, and hands everything else on.
+
+    Args:
+        collector: of this process, for the status page.
+        api_key: that clients show whose requests are divided; empty: all are. The engines refuse
+            those who have another one.
+    """
+
+    def __init__(
+        self, fleet: Fleet, metrics: FrontendMetrics, collector: Collector, *, api_key: str = ""
+    ) -> None:
+        self._fleet = fleet
+        self._metrics = metrics
+        self._collector = collector
+        self._expected = f"Bearer {api_key}".encode() if api_key else b""
+        self._routes: DividedRoutes | None = None
+        self._own = {
+            "/health": self._health,
+            "/prefill_only/status": self._status,
+            "/metrics": self._show_metrics,
+        }
+
+    def begin(self, session: Session) -> None:
+        """Serve the routes for a new session with the engines."""
+        assert self._fleet.offer is not None, "a session is that of an offer"
+        self._routes = DividedRoutes(self._fleet.offer, session)
+
+    async def __call__(self, scope: Any, receive: Any, send: _Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            await self._serve(Request(scope, receive), send)
+        else:  # SGLang has no WebSockets that a router could hand on
+            await receive()
+            await send({"type": "websocket.close", "code": 1011})
+
+    async def _serve(self, request: Request, send: _Send) -> None:
+        path = request.scope["path"]
+        try:
+            body = await request.body()
+            if request.method == "GET" and path in self._own:
+                answer: Response | None = self._own[path](request)
+            else:
+                answer = await self._divided(path, body, request)
+            if answer is None:
+                await self._hand_on(request, body, send)
+                return
+        except ClientDisconnect:
+            return  # within its request: there is nothing to answer, and nobody to tell
+        except PrefillExtError as error:
+            self._metrics.record_error(end_by(error).counted)
+            answer = _error_response(error)
+        except Exception as error:
+            logger.exception("A request could not be answered")
+            self._metrics.record_error("failed")
+            answer = _error_response(PackedForwardError(f"{type(error).__name__}: {error}"))
+        await answer(request.scope, request.receive, send)
+
+    async def _divided(self, path: str, body: bytes, request: Request) -> Response | None:
+        """Serve a request by all engines; None for one engine to serve it."""
+        routes = self._routes
+        serve = None if routes is None else routes.answers.get(path)
+        plain = says_json(request.headers)
+        if serve is None or not plain or request.method != "POST" or not self._knows(request):
+            return None
+        try:
+            content = await serve(body, request)
+        except StockPathTaken as taken:
+            self._metrics.record_fallback(taken.reason)
+            return None
+        except EngineUnavailableError:
+            if self._routes is routes:
+                raise
+            return await self._divided(path, body, request)  # other engines have taken over
+        except (RequestError, UnicodeError):
+            return None  # in the words of an engine, that a client may know
+        if content is None:
+            self._metrics.record_fallback(StockReason.UNUSUAL_INPUT)
+            return None
+        return Response(content, 200, READS_ARRAYS, JSON)
+
+    async def _hand_on(self, request: Request, body: bytes, send: _Send) -> None:
+        """Have an engine serve a request as a whole; another one if the first cannot be reached."""
+        await self._fleet.whole.served(
+            lambda replica: hand_on(replica, request, body, send),
+            repeatable=lambda error: (
+                isinstance(error, NotSentError) or request.scope["path"] in _REPEATABLE
+            ),
+        )
+
+    def _knows(self, request: Request) -> bool:
+        shown = request.headers.get("authorization", "").encode()
+        return not self._expected or hmac.compare_digest(shown, self._expected)
+
+    def _health(self, _request: Request) -> Response:
+        return Response(status_code=200 if self._fleet.whole.available() else _UNAVAILABLE)
+
+    def _status(self, request: Request) -> Response | None:
+        """Like the engines' page, for those with the key alone."""
+        if not self._knows(request):
+            return Response(b'{"error":"Unauthorized"}', 401, media_type=JSON)
+        content = msgspec.json.encode(status_of(self._fleet, self._metrics, self._collector))
+        return Response(content, media_type=JSON)
+
+    def _show_metrics(self, _request: Request) -> Response:
+        return metrics_page()
+
+
+def _error_response(error: PrefillExtError) -> Response:
+    """Return the answer to a request that ends with an error, as an OpenAI route of SGLang's."""
+    status = end_by(error).http or _UNAVAILABLE
+    body = {
+        "object": "error",
+        "message": str(error),
+        "type": str(status),
+        "param": None,
+        "code": status,
+    }
+    headers = dict(READS_ARRAYS)
+    if isinstance(error, ServerBusyError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return Response(msgspec.json.encode(body), status, headers, JSON)
+
+
+async def _live(receive: Any, send: _Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

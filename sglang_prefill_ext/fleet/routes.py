@@ -1,0 +1,155 @@
+"""Routes whose requests are divided: the body is read, served by all engines, and answered here.
+
+What is not plainly right, or cannot be packed, raises `StockPathTaken` or is None: then one engine
+is handed the whole request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from starlette.requests import Request
+
+from sglang_prefill_ext.attach.carrier import Offer
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.fleet import classify_api, rerank_api
+from sglang_prefill_ext.frontend.embed import embeddings_api
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import RequestOptions, opted_out, options_of
+from sglang_prefill_ext.frontend.score import score_body
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+Answer: TypeAlias = Callable[[bytes, Request], Awaitable[bytes | None]]
+
+_USAGE = {
+    "prompt_tokens": 0,
+    "total_tokens": 0,
+    "completion_tokens": 0,
+    "prompt_tokens_details": None,
+    "reasoning_tokens": 0,
+    "completion_tokens_details": None,
+}
+"""SGLang's `UsageInfo`, as its routes write it."""
+
+
+class DividedRoutes:
+    """What serves the routes for one session with the engines.
+
+    Attributes:
+        answers: by path; what returns the body of an answer, or None.
+    """
+
+    def __init__(self, offer: Offer, session: Session) -> None:
+        self._offer = offer
+        self._answers = session.path.answers
+        self.answers: dict[str, Answer] = {}
+        if offer.facts.is_generation:
+            self._scoring = ScoreFrontend(session.path)
+            self.answers["/v1/score"] = self._score
+            if offer.reranking is not None:
+                self._prompts = rerank_api.RerankPrompts(offer.reranking)
+                self.answers["/v1/rerank"] = self._rerank
+        else:
+            prefixes = session.path.prefixes if offer.encoder is None else None
+            path = replace(session.path, encoder=offer.encoder, prefixes=prefixes)
+            self._embedding = EmbedFrontend(path)
+            if offer.encoder is None or not offer.encoder.makes_numbers:
+                self.answers["/v1/embeddings"] = self._embed
+            if len(offer.facts.class_names) > 1:
+                self.answers["/v1/classify"] = self._classify
+            if not offer.shows_times:
+                self.answers["/classify"] = self._classify_natively
+
+    async def _score(self, body: bytes, request: Request) -> bytes | None:
+        read = score_body.ScoreBody.of(body)
+        call = read.call(request)
+        if call is None:
+            return None
+        self._scoring.check_limits(call)
+        scored = await self._scoring.score(call, _options(request))
+        usage = _usage(scored.prompt_tokens)
+        write = partial(score_body.answer_body, scored, model=read.model, usage=usage)
+        return await self._answers.run_if_large(scored.rows.num_values, write)
+
+    async def _rerank(self, body: bytes, request: Request) -> bytes | None:
+        wanted = rerank_api.read_request(body)
+        if wanted is None:
+            return None
+        options = _options(request)
+        prompts = self._prompts.of(wanted, self._offer.facts.config)
+        reranking = self._offer.reranking
+        assert reranking is not None, "else there is no such route"
+        call = ScoreCall(
+            query="", items=prompts, label_token_ids=[reranking.yes, reranking.no], request=request
+        )
+        self._scoring.check_limits(call)
+        scored = await self._scoring.score(call, options)
+        return rerank_api.answer_body(wanted, scored.scores)
+
+    async def _embed(self, body: bytes, request: Request) -> bytes | None:
+        wanted = embeddings_api.read_request(body)
+        if wanted is None or wanted.call.dimensions is not None:
+            return None  # which dimensions a model allows is the engine's knowledge
+        embedded = await self._embedded(wanted.call, request)
+        write = partial(
+            embeddings_api.answer_body,
+            embedded.vectors,
+            as_base64=wanted.as_base64,
+            model=self._offer.model_path,
+            usage=_usage_of(embedded),
+        )
+        return await self._answers.run_if_large(embedded.numbers, write)
+
+    async def _classify(self, body: bytes, request: Request) -> bytes | None:
+        call = classify_api.read_openai(body)
+        if call is None:
+            return None
+        embedded = await self._embedded(call, request)
+        names = self._offer.facts.class_names
+        if embedded.numbers != len(call.prompts) * len(names):
+            return None  # its vectors are no classes
+        write = partial(
+            classify_api.openai_body,
+            embedded,
+            model=self._offer.served_name,
+            class_names=names,
+            usage=_usage_of(embedded),
+        )
+        return await self._answers.run_if_large(embedded.numbers, write)
+
+    async def _classify_natively(self, body: bytes, request: Request) -> bytes | None:
+        begun_s = time.time()
+        call = classify_api.read_native(body)
+        if call is None:
+            return None
+        embedded = await self._embedded(call, request)
+        weights = self._offer.settings["weight version"]
+        write = partial(classify_api.native_body, embedded, call, weights=weights, begun_s=begun_s)
+        return await self._answers.run_if_large(embedded.numbers, write)
+
+    async def _embedded(self, call: EmbedCall, request: Request) -> Embedded:
+        self._embedding.check_limits(len(call.prompts), field="input")
+        return await self._embedding.embed(call, _options(request), request)
+
+
+def _options(request: Request) -> RequestOptions:
+    """Raises: StockPathTaken: the client wants the stock path. RequestError: a wrong header."""
+    if opted_out(request.headers):
+        raise StockPathTaken(StockReason.OPTED_OUT)
+    return options_of(request.headers, now_ms=time.time() * 1e3)
+
+
+def _usage_of(embedded: Embedded) -> dict[str, Any]:
+    return _usage(int(embedded.served.prompt_tokens.sum()))
+
+
+def _usage(tokens: int) -> dict[str, Any]:
+    return _USAGE | {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -1,0 +1,149 @@
+"""One router process: ``python -m sglang_prefill_ext.fleet.server SETTINGS``.
+
+Its standard input tells which engines there are, a line whenever that changes. It goes down, after
+the requests under way, on SIGTERM, and when that input ends: then the supervisor is gone. The key
+of the engines is in its environment, where no list of processes shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from importlib.util import find_spec
+
+import uvicorn
+import uvloop
+
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.fleet.fleet import Fleet
+from sglang_prefill_ext.fleet.grpc_server import GrpcServer
+from sglang_prefill_ext.fleet.replica import BEAT_S
+from sglang_prefill_ext.fleet.router import Router
+from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
+from sglang_prefill_ext.fleet.status import FleetExport
+from sglang_prefill_ext.frontend.exchange import unique_name
+from sglang_prefill_ext.grpc_frontend.settings import Listening
+from sglang_prefill_ext.metrics import FrontendMetrics, PauseMetrics
+from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector, GcAction
+
+_ROLE = "fleet_router"
+
+_HEARD_S = 25.0
+"""For how long a new router waits for its engines before it listens all the same."""
+
+_BACKLOG = 2048
+_MOST_CALLS = 2048  # over gRPC
+_LONGEST_LINE = 1 << 20
+
+
+async def serve(settings: Settings, api_key: str) -> None:
+    """Serve until SIGTERM, then until the requests under way have ended.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    labels = {"server": "fleet"}
+    metrics = FrontendMetrics(labels)
+    collector = Collector(_ROLE, PauseMetrics(labels | {"role": _ROLE}))
+
+    def on_session(session: Session) -> None:
+        router.begin(session)
+        if grpc is not None:
+            grpc.forget()
+        # What is frozen is never freed, so that the session before would stay.
+        for action in (GcAction.UNFREEZE, GcAction.FREEZE):
+            collector.perform(action, unique_name("fleet-"), thresholds=FROZEN_THRESHOLDS)
+
+    fleet = Fleet(
+        metrics,
+        api_key=api_key,
+        extra_work=settings.extra_work,
+        on_session=on_session,
+    )
+    router = Router(fleet, metrics, collector, api_key=api_key)
+    grpc = _grpc_server(fleet, settings, api_key)
+    server = uvicorn.Server(_config(router, settings))
+    async with fleet.running():
+        tasks = _follow(fleet, server), _export(fleet, collector)
+        beside = [asyncio.ensure_future(each) for each in tasks]
+        try:
+            await fleet.wait_heard(_HEARD_S)
+            serving = [server.serve(sockets=[_listener(settings)])]
+            if grpc is not None:
+                serving.append(grpc.serve(lambda: server.should_exit))
+            await asyncio.gather(*serving)
+        finally:
+            for task in beside:
+                task.cancel()
+
+
+def _grpc_server(fleet: Fleet, settings: Settings, api_key: str) -> GrpcServer | None:
+    if settings.grpc_port is None:
+        return None
+    host, port = settings.host, settings.grpc_port
+    listening = Listening(host=host, port=port, grace_s=settings.grace_s, max_calls=_MOST_CALLS)
+    return GrpcServer(fleet, listening, api_key)
+
+
+def _config(router: Router, settings: Settings) -> uvicorn.Config:
+    if find_spec("httptools"):  # else uvicorn takes h11, which limits heads itself
+        from sglang_prefill_ext.process.http_heads import limit_heads
+
+        limit_heads()
+    return uvicorn.Config(
+        router,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, int(settings.grace_s)),
+        timeout_keep_alive=settings.keep_alive_s,
+    )
+
+
+def _listener(settings: Settings) -> socket.socket:
+    """A socket of this process at the port that all share."""
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = found[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+    except OSError as error:
+        where = f"--host {settings.host} --port {settings.port}"
+        raise ConfigError(f"{where} cannot be used ({error}). Choose another address.") from error
+    listener.listen(_BACKLOG)
+    return listener
+
+
+async def _export(fleet: Fleet, collector: Collector) -> None:
+    export = FleetExport()
+    while True:
+        export.update(fleet)
+        collector.show_pauses()
+        await asyncio.sleep(BEAT_S)
+
+
+async def _follow(fleet: Fleet, server: uvicorn.Server) -> None:
+    """Have the engines that the supervisor tells of, and go down when it is gone."""
+    told = asyncio.StreamReader(limit=_LONGEST_LINE)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(told), sys.stdin
+    )
+    async for line in told:
+        fleet.set_engines(Engines.from_line(line))
+    server.should_exit = True
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s router %(process)d: %(message)s")
+    try:
+        uvloop.run(serve(Settings.from_json(sys.argv[1]), os.environ.get(API_KEY_VARIABLE, "")))
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

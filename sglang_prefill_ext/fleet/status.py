@@ -1,0 +1,115 @@
+"""What a router shows of its fleet: a page for people, and numbers for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from typing import Any
+
+from starlette.responses import Response
+
+from sglang_prefill_ext import __version__
+from sglang_prefill_ext.fleet.fleet import Fleet
+from sglang_prefill_ext.fleet.planning.planner import ReplicaState
+from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.fleet.replica_load import UNKNOWN, Health
+from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.process.collector import Collector
+
+_REFUSED = "refused"
+
+
+def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> dict[str, Any]:
+    """Return the status of this router process, ready for JSON."""
+    states = _states(fleet)
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "model": None if fleet.offer is None else fleet.offer.served_name,
+        "in_flight": fleet.in_flight,
+        "tokenizer": fleet.tokenizer_status(),
+        "counters": {"fleet": dict(fleet.dispatcher.attempts.counts), **metrics.as_dict()},
+        "garbage_collection": collector.report(),
+        "deployment": fleet.deployment,
+        "replicas": [
+            {
+                "url": url,
+                "health": health_of(fleet, replica),
+                "why": replica.why,
+                "parts": fleet.loads.in_flight(url) if url in fleet.loads else 0,
+                "whole": replica.whole,
+                "outstanding_s": states[url].outstanding_s if url in states else 0.0,
+                "tokens_per_s": 1 / states[url].speed.token_s if url in states else 0.0,
+                "launch_s": states[url].speed.launch_s if url in states else 0.0,
+            }
+            for url, replica in fleet.replicas.items()
+        ],
+    }
+
+
+def health_of(fleet: Fleet, replica: Replica) -> str:
+    """A `Health`; refused where the engine differs, unknown where it has never answered."""
+    if replica.url in fleet.loads:
+        return str(fleet.loads.health(replica.url, time.monotonic()))
+    return UNKNOWN if replica.offer is None else _REFUSED
+
+
+class FleetExport:
+    """The fleet of this process in Prometheus; `update` it now and then.
+
+    Gauges are those of whichever process was the last, as all see the same replicas.
+    """
+
+    def __init__(self) -> None:
+        # Imported late: it looks for the directory that processes share when it is first imported.
+        from prometheus_client import Counter as PrometheusCounter
+        from prometheus_client import Gauge
+
+        def gauge(name: str, text: str, label: str = "replica") -> Any:
+            full = f"sglang:prefill_only_fleet_{name}"
+            return Gauge(full, text, [label], multiprocess_mode="mostrecent")
+
+        self._up = gauge("replica_up", "1 for a replica that gets work, else 0.")
+        self._waits = gauge("replica_outstanding_seconds", "Work that waits at a replica.")
+        self._speed = gauge("replica_tokens_per_second", "How fast a replica is.")
+        self._engines = gauge("engines", "Engines in each state, where Ray starts them.", "state")
+        self._counts = PrometheusCounter(
+            "sglang:prefill_only_fleet_events", "Packed requests and their parts.", ["kind"]
+        )
+        self._exported: Counter[str] = Counter()
+        self._shown: set[str] = set()
+        self._states: set[str] = set()
+
+    def update(self, fleet: Fleet) -> None:
+        states = _states(fleet)
+        for url in self._shown - fleet.replicas.keys():
+            for gauge in (self._up, self._waits, self._speed):
+                gauge.labels(url).set(0)
+        self._shown = set(fleet.replicas)
+        for url, replica in fleet.replicas.items():
+            self._up.labels(url).set(health_of(fleet, replica) == Health.UP)
+            if (state := states.get(url)) is not None:
+                self._waits.labels(url).set(state.outstanding_s)
+                self._speed.labels(url).set(1 / state.speed.token_s)
+        self._states |= fleet.deployment.keys()
+        for name in self._states:
+            self._engines.labels(name).set(fleet.deployment.get(name, 0))
+        for kind, count in fleet.dispatcher.attempts.counts.items():
+            self._counts.labels(kind).inc(count - self._exported[kind])
+        self._exported = fleet.dispatcher.attempts.counts.copy()
+
+
+def metrics_page() -> Response:
+    """The metrics of all router processes that share a port."""
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _states(fleet: Fleet) -> dict[str, ReplicaState]:
+    snapshot = fleet.loads.snapshot(time.monotonic())
+    return dict(zip(snapshot.replicas, snapshot.states, strict=True))

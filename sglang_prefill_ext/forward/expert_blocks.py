@@ -1,0 +1,161 @@
+"""The blocks of all layers of experts that are alike, chosen forward by forward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_prefill_ext.config import MoePolicy, MoeSource
+from sglang_prefill_ext.moe.blocks import BlockTable, Entry
+from sglang_prefill_ext.moe.policy import Choice, Pair, Times, choose, choose_pairs, in_effect
+from sglang_prefill_ext.moe.routing import LayerBalance, RoutingAverage, balance_of
+
+LOOK_EVERY = 8
+"""Forwards from one whose routing is counted to the next. Counting takes a few small kernels a
+layer, which no short forward should have each time."""
+
+
+class Counts(Protocol):
+    """What brings routing to the host; see `ExpertCounts`."""
+
+    def begin(self) -> None: ...
+
+    def count(self, layer: int, topk_ids: Tensor) -> None: ...
+
+    def send(self) -> None: ...
+
+    def arrived(self) -> NDArray[np.int32] | None: ...
+
+
+class ExpertBlocks:
+    """Chooses from the routing of earlier forwards; the host never waits for this one's.
+
+    With `MoeSource.DEVICE` it chooses two entries, between which the device chooses by the routing
+    of the forward itself.
+
+    Args:
+        layers, experts: how many layers there are, and of each how many experts are here.
+        table: SGLang's, of their shape.
+        times: measured ones of its entries; may be empty.
+        alone: entries that cannot be launched beside another.
+        share: of a forward's rows, those that come to experts here where all are used evenly.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        experts: int,
+        table: BlockTable,
+        policy: MoePolicy,
+        times: Times,
+        counts: Counts,
+        *,
+        source: MoeSource = MoeSource.HISTORY,
+        alone: Collection[Entry] = (),
+        share: float = 1.0,
+    ) -> None:
+        self.table, self.policy, self.times = table, policy, times
+        self.source, self._alone, self._share = source, alone, share
+        self.balance = [LayerBalance()] * layers
+        self.learning = False
+        self._average = RoutingAverage(layers, experts)
+        self._counts = counts
+        self._counting = self._on_the_way = False
+        self._forwards = 0
+        self._last_layer = layers
+        self._total = -1
+        self._chosen: Sequence[Choice] = ()
+        self._looked_at: tuple[Sequence[Choice], Entry] = ((), table.entries[0])
+
+    def entry(self, layer: int, tokens: int, topk_ids: Tensor, *, capturing: bool) -> Choice | None:
+        """The entry, or two, for one layer of a forward; None is SGLang's own choice.
+
+        Args:
+            layer: layers of a forward come in ascending order.
+            topk_ids: ``[tokens, top_k]``; values are not read on the host.
+            capturing: into a CUDA graph: the choice is then that of every replay, but of two
+                entries each replay takes its own. Nothing is counted, since the graph would count
+                for ever.
+        """
+        if not capturing and layer <= self._last_layer:
+            self._begin_forward()
+        if topk_ids.numel() != self._total:
+            self._decide(tokens, topk_ids.numel())
+        if not capturing:
+            self._last_layer = layer
+            if self._counting:
+                self._counts.count(layer, topk_ids)
+        chosen = self._chosen[layer]
+        return None if chosen is self._stock else chosen
+
+    def _decide(self, tokens: int, total: int) -> None:
+        candidates = self.table.candidates(tokens)
+        rows = self._average.rows(total * self._share)
+        self._stock, self._total = candidates[0], total
+        known = (self.policy, rows, candidates, self.times)
+        if self.source is MoeSource.DEVICE:
+            self._chosen = choose_pairs(*known, self._alone)
+        else:
+            self._chosen = choose(*known)
+
+    def _balance(self, rows: NDArray[Any]) -> list[LayerBalance]:
+        chosen, stock = self._looked_at
+        blocks = [
+            (choice.taken(own) if isinstance(choice, Pair) else choice).block
+            for choice, own in zip(chosen, rows, strict=True)
+        ]
+        return balance_of(rows, blocks, stock.block)
+
+    def _begin_forward(self) -> None:
+        if self._counting:
+            self._counts.send()
+            self._looked_at = self._chosen, self._stock
+            self._counting, self._on_the_way = False, True
+        elif self._on_the_way and (rows := self._counts.arrived()) is not None:
+            self._average.add(rows)
+            self.balance = self._balance(rows)
+            self._on_the_way, self._total = False, -1
+        if self.learning and not self._on_the_way:
+            if self._forwards % LOOK_EVERY == 0:
+                self._counts.begin()
+                self._counting = True
+            self._forwards += 1
+
+
+@dataclass(slots=True)
+class ExpertUse:
+    """How the experts of one scheduler's model are computed.
+
+    Attributes:
+        reason: why SGLang's own choice stays; empty where blocks are chosen.
+        groups: layers that are alike; none where nothing is chosen.
+    """
+
+    reason: str = ""
+    groups: list[ExpertBlocks] = field(default_factory=list)
+
+    def learn(self) -> None:
+        """Count routing from now on: forwards before this one were not asked for by anybody."""
+        for group in self.groups:
+            group.learning = True
+
+    @property
+    def balance(self) -> list[LayerBalance]:
+        """Of each layer, in the model's order within each group."""
+        return [layer for group in self.groups for layer in group.balance]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        policies = sorted({in_effect(group.policy, group.times) for group in self.groups})
+        sources = sorted({group.source for group in self.groups})
+        return {
+            "policy": ", ".join(policies) or MoePolicy.STOCK,
+            "source": ", ".join(sources),
+            "reason": self.reason,
+            "layers": [layer._asdict() for layer in self.balance],
+        }

@@ -1,0 +1,158 @@
+"""Bodies of ``POST /v1/score`` in both directions, without an object for every number.
+
+Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.overrides.override_body import (
+    DECISION_MARK,
+    SCORE_MARK,
+    BodyOverrides,
+    take_decision_overrides,
+    take_score_overrides,
+)
+from sglang_prefill_ext.frontend.score.array_body import MARK as ARRAYS_MARK
+from sglang_prefill_ext.frontend.score.array_body import IdsForm, RowsForm, arrays_of, put_lists
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_frontend import Scored
+from sglang_prefill_ext.frontend.worker import in_parts
+
+_Take: TypeAlias = Callable[[dict[str, Any], PrefillOnlyConfig], BodyOverrides | None]
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    items: str | list[str | list[Int64]] | RowsForm
+    label_token_ids: list[Int64 | list[Int64]]
+    query: str | list[Int64] | IdsForm | None = None
+    apply_softmax: bool = False
+    temperature: float = 1.0
+    return_token_logprobs: bool = False
+    item_first: bool = False
+    model: str = "default"
+
+
+_DECODER = msgspec.json.Decoder(_Body)
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBody:
+    """A body, of which every byte is decoded once.
+
+    Attributes:
+        fields: of a body that may hold something in a form of ours; else none.
+        read: None where it is not plainly right.
+    """
+
+    body: bytes
+    fields: dict[str, Any]
+    read: _Body | None
+
+    @classmethod
+    def of(cls, body: bytes) -> ScoreBody:
+        fields = fields_of(body, ARRAYS_MARK, SCORE_MARK)
+        try:
+            read = msgspec.convert(fields, _Body) if fields else _DECODER.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            read = None
+        return cls(body, fields, read)
+
+    @property
+    def model(self) -> str:
+        """What the answer repeats of a body that was read."""
+        return "" if self.read is None else self.read.model
+
+    def call(self, request: Any) -> ScoreCall | None:
+        """The call of an HTTP request; None if SGLang is to read its body."""
+        read = self.read
+        if read is None:
+            return None
+        query: Any = read.query
+        items: Any = read.items
+        if self.fields:
+            try:
+                query, items = arrays_of(query, items) or (query, items)
+            except RequestError:
+                return None  # `stock` refuses it
+        return ScoreCall(
+            query=query,
+            items=items,
+            label_token_ids=read.label_token_ids,
+            apply_softmax=read.apply_softmax,
+            item_first=read.item_first,
+            request=request,
+            temperature=read.temperature,
+            return_token_logprobs=read.return_token_logprobs,
+        )
+
+    def stock(self, config: PrefillOnlyConfig) -> tuple[bytes, BodyOverrides | None]:
+        """The body that SGLang can read, and the embeddings that were taken out of it.
+
+        Raises:
+            RequestError: something in a form of ours is wrong; the message names the field.
+        """
+        return _stock_body(self.body, self.fields, take_score_overrides, config)
+
+
+def stock_score_body(body: bytes, config: PrefillOnlyConfig) -> tuple[bytes, BodyOverrides | None]:
+    """See `ScoreBody.stock`; of a body that is SGLang's to read in any case."""
+    return ScoreBody(body, fields_of(body, ARRAYS_MARK, SCORE_MARK), None).stock(config)
+
+
+def stock_decision_body(
+    body: bytes, config: PrefillOnlyConfig
+) -> tuple[bytes, BodyOverrides | None]:
+    """Likewise of ``/v1/decisions``."""
+    fields = fields_of(body, ARRAYS_MARK, DECISION_MARK)
+    return _stock_body(body, fields, take_decision_overrides, config)
+
+
+def _stock_body(
+    body: bytes, fields: dict[str, Any], take: _Take, config: PrefillOnlyConfig
+) -> tuple[bytes, BodyOverrides | None]:
+    listed, taken = put_lists(fields, config), take(fields, config)
+    return (msgspec.json.encode(fields) if listed or taken else body), taken
+
+
+def fields_of(body: bytes, *marks: bytes) -> dict[str, Any]:
+    """Return the fields of a body that has one of these marks in it; none of any other.
+
+    What is no JSON object, broken, or too deep to read is left to SGLang to refuse.
+    """
+    if not any(mark in body for mark in marks):
+        return {}
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
+    """Write SGLang's `ScoringResponse`.
+
+    Args:
+        usage: a `UsageInfo` as a mapping.
+    """
+    logprobs = scored.token_logprobs
+    return _ENCODER.encode(
+        {
+            "scores": in_parts(scored.scores),
+            "pooled_hidden_states": None,
+            "token_logprobs": None if logprobs is None else in_parts(logprobs),
+            "model": model,
+            "usage": usage,
+            "object": "scoring",
+        }
+    )

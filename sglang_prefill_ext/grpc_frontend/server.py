@@ -1,0 +1,100 @@
+"""A gRPC server with `prefill_ext.v1`, the health service and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.grpc_frontend import prefill_pb2, prefill_pb2_grpc, transport
+from sglang_prefill_ext.grpc_frontend.auth import BearerAuth
+from sglang_prefill_ext.grpc_frontend.service import PrefillService
+from sglang_prefill_ext.grpc_frontend.settings import Listening
+
+_SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+
+_WATCHING = 1 / 8
+"""Share of the calls under way that may watch the health, for as long as their clients like."""
+
+
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
+    def __init__(self, most_watches: int) -> None:
+        super().__init__()
+        self._most_watches = most_watches
+        self._watches = 0
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
+        if self._watches >= self._most_watches:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._watches} clients watch already. Use Check, or try again later.",
+            )
+        self._watches += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._watches -= 1
+
+
+class Health:
+    """The standard health service: serving while an engine is there."""
+
+    def __init__(self, max_calls: int) -> None:
+        self.servicer = _HealthServicer(max(1, int(max_calls * _WATCHING)))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shown: bool | None = None
+        self.show(False)
+
+    def show(self, serving: bool) -> None:
+        """Show whether there is an engine."""
+        if serving == self._shown:
+            return
+        self._shown = serving
+        task = asyncio.ensure_future(self._set(serving))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _set(self, serving: bool) -> None:
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for name in ("", _SERVICE):
+            await self.servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+
+def server_of(
+    settings: Listening, service: PrefillService, health_of_engine: Health, tokens: Sequence[str]
+) -> grpc.aio.Server:
+    """Make a server that does not listen yet.
+
+    Args:
+        tokens: of which a client has to show one; none: everybody is let in.
+
+    Raises:
+        ConfigError: a file of the settings cannot be used, or the port.
+    """
+    server = grpc.aio.server(
+        interceptors=[BearerAuth(tokens)] if tokens else [],
+        options=transport.server_options(settings),
+        maximum_concurrent_rpcs=settings.max_calls,
+        compression=transport.compression(settings),
+    )
+    prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health_of_engine.servicer, server)
+    if settings.reflection:
+        names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    address, credentials = transport.address_of(settings), transport.credentials(settings)
+    try:
+        if credentials is None:
+            server.add_insecure_port(address)
+        else:
+            server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"--host, --port: {address} cannot be used ({error}). Check the address and TLS files."
+        ) from error
+    return server

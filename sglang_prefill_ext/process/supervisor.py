@@ -1,0 +1,161 @@
+"""Keeps a number of equal processes alive, and takes them down together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sglang_prefill_ext.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SLACK_S = 5.0
+"""What a process may take to go down beyond the requests under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a process is left dead, in seconds.
+
+    Attributes:
+        first_s: after the first death.
+        longest_s: after many; every death in a row doubles the wait.
+        healthy_s: one that lived so long does not count as another death in a row.
+    """
+
+    first_s: float = 0.1
+    longest_s: float = 10.0
+    healthy_s: float = 10.0
+
+    def wait_s(self, deaths: int) -> float:
+        """Seconds to wait after so many deaths in a row."""
+        return min(self.first_s * 2.0 ** min(deaths - 1, 30), self.longest_s)
+
+
+class Supervisor:
+    """Runs copies of a command until `stop`, and starts again those that end before.
+
+    Their standard input is a pipe that only `say` writes to: where it ends, the supervisor is gone.
+
+    Args:
+        grace_s: between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self, command: Sequence[str], copies: int, *, grace_s: float, backoff: Backoff = Backoff()
+    ) -> None:
+        self._command = command
+        self._copies = copies
+        self._grace_s = grace_s
+        self._backoff = backoff
+        self.pids: dict[int, int] = {}
+        self._said = b""
+        self._inputs: dict[int, asyncio.StreamWriter] = {}
+
+    def say(self, line: bytes) -> None:
+        """Write a line to every process, and to those that start later if it is still the last."""
+        self._said = line + b"\n"
+        for each in self._inputs.values():
+            each.write(self._said)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the processes alive until `stop`; return when all have ended."""
+        await asyncio.gather(*(self._keep_one(number, stop) for number in range(self._copies)))
+
+    async def _keep_one(self, number: int, stop: asyncio.Event) -> None:
+        deaths = 0
+        while not stop.is_set():
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            )
+            assert process.stdin is not None, "it is a pipe"
+            self.pids[number], self._inputs[number] = process.pid, process.stdin
+            process.stdin.write(self._said)
+            begin_s = time.monotonic()
+            if await _came_before(stop, process.wait()):
+                await self._end(process)
+                return
+            del self._inputs[number]
+            deaths = 1 if time.monotonic() - begin_s > self._backoff.healthy_s else deaths + 1
+            wait_s = self._backoff.wait_s(deaths)
+            logger.warning(
+                "Process %d ended with %s; another one starts in %g s.",
+                process.pid,
+                process.returncode,
+                wait_s,
+            )
+            await _came_before(stop, asyncio.sleep(wait_s))
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self._grace_s)
+        except TimeoutError:
+            logger.warning("Process %d did not end in time and is killed.", process.pid)
+            process.kill()
+            await process.wait()
+
+
+async def supervise(
+    command: Sequence[str], copies: int, *, grace_s: float, said: bytes = b""
+) -> None:
+    """Keep processes alive until SIGTERM or SIGINT comes.
+
+    Args:
+        grace_s: that they leave to the requests under way.
+        said: a line for each; empty for none.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    supervisor = Supervisor(command, copies, grace_s=grace_s + SLACK_S)
+    if said:
+        supervisor.say(said)
+    await supervisor.run(stop)
+
+
+@contextmanager
+def reserved(host: str, port: int) -> Iterator[int]:
+    """Keep a port for processes that share it; port 0 takes a free one.
+
+    Yields:
+        The port.
+
+    Raises:
+        ConfigError: it is taken, or there is no such address.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                # Who shares its port is in nobody's way; here it would be somebody else's port.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+            # Bound but not listening: connections go to those that listen.
+            holder = held.enter_context(socket.socket(family, kind))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind(address)
+        except OSError as error:
+            raise ConfigError(
+                f"--host {host} --port {port} cannot be used ({error}). Choose another address."
+            ) from error
+        yield int(holder.getsockname()[1])
+
+
+async def _came_before(stop: asyncio.Event, work: Awaitable[object]) -> bool:
+    """Wait for the work or for `stop`; return whether it was `stop`."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return stop.is_set()
+    finally:
+        working.cancel()
+        stopping.cancel()

@@ -1,0 +1,12 @@
+"""Where this user's processes keep what they would otherwise measure or compare at every start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_directory(kind: str) -> Path:
+    """A directory below ``$XDG_CACHE_HOME``, or ``~/.cache``; it need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sglang-prefill-ext" / kind

@@ -1,0 +1,1 @@
+"""What a model needs of devices, and how to divide it over several: counted and predicted. Pure."""

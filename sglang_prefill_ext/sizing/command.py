@@ -1,0 +1,147 @@
+"""`sglang-prefill plan`: replicas or tensor-parallel ranks?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.sizing.advice import advice
+from sglang_prefill_ext.sizing.device import DEVICES, MEASURED, Device
+from sglang_prefill_ext.sizing.forward import Serving
+from sglang_prefill_ext.sizing.model import ModelShape
+from sglang_prefill_ext.sizing.parallelism import Forecast, Load, forecasts
+from sglang_prefill_ext.sizing.shape import Shape
+
+_COLUMNS = (
+    "latency",
+    "idle",
+    "parts",
+    "most /s",
+    "GB",
+    "launch",
+    "arith-\nmetic",
+    "memory",
+    "all-\nreduce",
+)
+_NAMES = ", ".join([*DEVICES, MEASURED])
+
+
+def plan(
+    model: Annotated[Path, typer.Argument(help="Directory with the model's config.json.")],
+    gpus: Annotated[int, typer.Option(help="Equal devices, to be used together.")] = 4,
+    shape: Annotated[
+        str, typer.Option(help="Of a request, in tokens: <query>+<item>x<items>.")
+    ] = "120+180x10",
+    device: Annotated[str, typer.Option(help=f"One of {_NAMES}.")] = "h100-sxm",
+    clients: Annotated[int, typer.Option(help="Requests under way at any time.")] = 1,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second, in the place of --clients.")
+    ] = None,
+    number_bytes: Annotated[int, typer.Option(min=1, help="Of a weight; 2 for bfloat16.")] = 2,
+    expert_imbalance: Annotated[
+        float,
+        typer.Option(min=1, help="Rows of the busiest GPU's experts over the mean, of --ep-size."),
+    ] = 1.0,
+    tflops: Annotated[float | None, typer.Option(help="Peak, in place of the device's.")] = None,
+    gb_s: Annotated[float | None, typer.Option(help="Peak of its memory, likewise.")] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="Of a device, likewise.")] = None,
+    link_gb_s: Annotated[
+        float | None, typer.Option(help="That an all-reduce reaches each way, likewise.")
+    ] = None,
+    link_us: Annotated[float | None, typer.Option(min=0, help="Of an exchange, likewise.")] = None,
+    launch_ms: Annotated[
+        float | None, typer.Option(min=0, help="Measured, of a forward; needed for cpu.")
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None, typer.Option(help="Measured, of one device; for cpu, and needed there.")
+    ] = None,
+) -> None:
+    """Predict latency and throughput of every way to divide a model over GPUs; starts nothing."""
+    sizes, wanted, load = ModelShape.from_directory(model), Shape.parse(shape), Load(clients, rate)
+    peaks = {"tflops": tflops, "gb_s": gb_s, "memory_gb": memory_gb}
+    common = {"launch_ms": launch_ms, "link_gb_s": link_gb_s, "link_us": link_us}
+    rates = {"tokens_per_s": tokens_per_s}
+    if device == MEASURED:
+        _refuse(device, peaks)
+        used = _measured(sizes, rates | common)
+    else:
+        _refuse(device, rates)
+        used = _listed(device, peaks | common)
+    serving = Serving(sizes, used, number_bytes, expert_imbalance)
+    found = forecasts(serving, gpus, wanted, load)
+    console = Console()
+    console.print(table_of(found, f"{wanted}, {_told(load)}, {gpus} x {device}"))
+    for each in found:
+        if each.why_not:
+            console.print(f"{each.parallelism} does not fit: {each.why_not}.", highlight=False)
+    console.print(advice(found, load), highlight=False)
+
+
+def _refuse(device: str, unused: dict[str, float | None]) -> None:
+    for name, value in unused.items():
+        if value is not None:
+            raise ConfigError(
+                f"{_flag(name)} {value:g}: it does nothing with --device {device}; leave it out."
+            )
+
+
+def _measured(model: ModelShape, given: dict[str, float | None]) -> Device:
+    if missing := [name for name, value in given.items() if value is None]:
+        raise ConfigError(
+            f"--device {MEASURED}: its speed has to be given; add {', '.join(map(_flag, missing))}."
+        )
+    return Device.measured(model, **{name: value or 0.0 for name, value in given.items()})
+
+
+def _listed(name: str, given: dict[str, float | None]) -> Device:
+    if name not in DEVICES:
+        raise ConfigError(f"--device {name!r}: use one of {_NAMES}.")
+    replaced = {field: value for field, value in given.items() if value is not None}
+    return dataclasses.replace(DEVICES[name], **replaced)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _told(load: Load) -> str:
+    if load.rate is not None:
+        return f"{load.rate:g} requests/s"
+    return f"{load.clients} client{'s' if load.clients > 1 else ''}"
+
+
+def table_of(found: list[Forecast], title: str) -> Table:
+    """One line a parallelism that fits; times in ms, GB of weights on each device.
+
+    The last four are of the part that ends last, and partly at the same time.
+    """
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for each in found:
+        if not each.why_not:
+            part = each.longest
+            terms = (part.launch_s, part.arithmetic_s, part.traffic_s, part.all_reduce_s)
+            table.add_row(
+                str(each.parallelism),
+                *map(_ms, (each.latency_s, each.idle_s)),
+                str(each.parts),
+                f"{each.most_requests_per_s:.1f}",
+                f"{each.weights_gb:.1f}",
+                *map(_ms, terms),
+            )
+    return table
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds; a dash where a load is more than can be served."""
+    ms = seconds * 1e3
+    return "-" if math.isinf(ms) else f"{ms:.{2 if ms < 10 else 1}f}"

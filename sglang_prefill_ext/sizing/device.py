@@ -1,0 +1,93 @@
+"""Devices that a model may be divided over, and the links between them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.sizing.model import ModelShape
+
+ARITHMETIC_REACHED = 0.55
+TRAFFIC_REACHED = 0.9
+"""Shares of the peaks that a forward of a model reaches on a GPU; see docs/gpu.md. Estimates."""
+
+UNBOUNDED = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One of several equal devices.
+
+    Attributes:
+        tflops: peak of dense bfloat16 arithmetic, in 10^12 operations a second.
+        gb_s: peak of its memory, in 10^9 bytes a second.
+        memory_gb: of the device, in 10^9 bytes.
+        link_gb_s: what an all-reduce reaches on the link, in 10^9 bytes a second each way.
+        link_us: microseconds of one exchange over the link, however small.
+        launch_ms: milliseconds that every forward takes beside its arithmetic, while nothing is
+            computed. None: launches overlap with arithmetic and take what `host_cost` says.
+        arithmetic_reached, traffic_reached: share of each peak that a forward reaches.
+    """
+
+    tflops: float
+    gb_s: float
+    memory_gb: float
+    link_gb_s: float
+    link_us: float
+    launch_ms: float | None = None
+    arithmetic_reached: float = ARITHMETIC_REACHED
+    traffic_reached: float = TRAFFIC_REACHED
+
+    def __post_init__(self) -> None:
+        wanted = ("tflops", "gb_s", "memory_gb", "link_gb_s")
+        for name in wanted:
+            if not getattr(self, name) > 0:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} {getattr(self, name):g}: give a number above 0.")
+
+    @property
+    def operations_per_s(self) -> float:
+        """What a forward reaches of the arithmetic."""
+        return self.arithmetic_reached * self.tflops * 1e12
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What a forward reaches of the memory."""
+        return self.traffic_reached * self.gb_s * 1e9
+
+    @classmethod
+    def measured(
+        cls,
+        model: ModelShape,
+        tokens_per_s: float,
+        launch_ms: float,
+        link_gb_s: float,
+        link_us: float,
+    ) -> Device:
+        """A core or another device whose speed with a model an engine has measured.
+
+        Args:
+            tokens_per_s: of one device with the whole model, launches left out.
+            launch_ms: of a forward.
+        """
+        if not tokens_per_s > 0:
+            raise ConfigError(f"--tokens-per-s {tokens_per_s:g}: give a number above 0.")
+        tflops = tokens_per_s * model.body_operations / 1e12
+        return cls(tflops, UNBOUNDED, UNBOUNDED, link_gb_s, link_us, launch_ms, 1.0, 1.0)
+
+
+DEVICES: Mapping[str, Device] = MappingProxyType(
+    {
+        "h100-sxm": Device(989, 3350, 80, link_gb_s=360, link_us=8),
+        "h100-pcie": Device(756, 2000, 80, link_gb_s=40, link_us=25),
+        "h200": Device(989, 4800, 141, link_gb_s=360, link_us=8),
+        "l40s": Device(362, 864, 48, link_gb_s=20, link_us=25),
+    }
+)
+"""Peaks are those of NVIDIA's data sheets, without sparsity. Links are estimates: of the 450 GB/s
+each way of NVLink 4, and of 64 and 32 of PCIe 5 and 4 with 16 lanes, an all-reduce reaches less."""
+
+MEASURED = "cpu"
+"""The device without an entry: its speed is given."""

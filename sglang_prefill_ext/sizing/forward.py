@@ -1,0 +1,127 @@
+"""How long a packed forward is expected to take on tensor-parallel ranks. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.sizing import host_cost
+from sglang_prefill_ext.sizing.all_reduce import all_reduces_s
+from sglang_prefill_ext.sizing.device import Device
+from sglang_prefill_ext.sizing.floor import packed_bytes, packed_operations
+from sglang_prefill_ext.sizing.model import ModelShape
+from sglang_prefill_ext.sizing.padding import padded_ratio
+from sglang_prefill_ext.sizing.shape import Shape
+
+LABELS = 2
+"""Tokens whose probabilities are asked for, as for a yes/no question."""
+
+MAX_FORWARD_TOKENS = PrefillOnlyConfig().max_forward_tokens
+"""Of one forward, as engines have it by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardTime:
+    """What the time of one forward, or of several one after the other, consists of; seconds.
+
+    Attributes:
+        launch_s: of the host.
+        arithmetic_s, traffic_s: of a device, at what it reaches of its peaks.
+        all_reduce_s: of the link.
+        overlaps: launches are made while the device computes.
+    """
+
+    launch_s: float
+    arithmetic_s: float
+    traffic_s: float
+    all_reduce_s: float
+    overlaps: bool
+
+    @property
+    def seconds(self) -> float:
+        """Arithmetic and traffic overlap, all-reduces wait for both."""
+        return sum(self.spent.values())
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """What the seconds consist of, by name; what another term hides is left out."""
+        computing = {"arithmetic": self.arithmetic_s, "memory": self.traffic_s}
+        longer = max(computing, key=computing.__getitem__)
+        device = {longer: computing[longer], "all-reduces": self.all_reduce_s}
+        launches = {"launches": self.launch_s}
+        if not self.overlaps:
+            return launches | device
+        return launches if self.launch_s > sum(device.values()) else device
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A model on devices of one kind.
+
+    Attributes:
+        number_bytes: of a weight, an activation and an element of K/V; 2 for bfloat16.
+        imbalance: rows of the busiest device's experts over the mean. 1: every expert is cut, as
+            with SGLang's default; more where whole experts are divided (``--ep-size``).
+    """
+
+    model: ModelShape
+    device: Device
+    number_bytes: int = 2
+    imbalance: float = 1.0
+
+    def forward(self, shape: Shape, ranks: int, requests: int = 1) -> ForwardTime:
+        """Predict `requests` of a shape that share a forward; more tokens than one forward may have
+        are several equal ones.
+
+        Every rank is taken to have an equal share of all weights. That is short where there are
+        more ranks than K/V heads.
+        """
+        tokens = requests * shape.packed_tokens
+        forwards = forwards_of(tokens)
+        traffic = packed_bytes(self.model, shape, LABELS, self.number_bytes, requests)
+        traffic += (forwards - 1) * self.number_bytes * self.model.read_weights(tokens // forwards)
+        rows = requests * shape.items
+        sums_s = all_reduces_s(
+            self.model,
+            -(-tokens // forwards),
+            -(-rows // forwards),
+            ranks,
+            self.device,
+            self.number_bytes,
+        )
+        return ForwardTime(
+            launch_s=forwards * self.launch_s(-(-tokens // forwards), ranks),
+            arithmetic_s=self._operations(shape, ranks, requests)
+            / (ranks * self.device.operations_per_s),
+            traffic_s=traffic / (ranks * self.device.bytes_per_s),
+            all_reduce_s=forwards * sums_s,
+            overlaps=self.device.launch_ms is None,
+        )
+
+    def launch_s(self, tokens: int, ranks: int) -> float:
+        """Seconds of the host for one forward of so many tokens."""
+        if self.device.launch_ms is not None:
+            return self.device.launch_ms / 1e3
+        replays = tokens <= graph_tokens(ranks)
+        return (host_cost.replayed() if replays else host_cost.eager(self.model.layers)).ms / 1e3
+
+    def _operations(self, shape: Shape, ranks: int, requests: int) -> float:
+        """Of all ranks, if each took as long as the busiest one."""
+        counted = requests * packed_operations(self.model, shape, LABELS)
+        experts = self.model.experts
+        if experts is None:
+            return counted
+        tokens, rows = requests * shape.packed_tokens, requests * shape.items
+        sparse = self.model.layers - experts.dense_layers
+        excess = padded_ratio(tokens, experts) * (self.imbalance if ranks > 1 else 1.0) - 1
+        return counted + excess * self.model.routed_operations * ((sparse - 1) * tokens + rows)
+
+
+def forwards_of(tokens: int) -> int:
+    """Forwards that so many tokens take."""
+    return -(-tokens // MAX_FORWARD_TOKENS)
+
+
+def graph_tokens(ranks: int) -> int:
+    """Of the largest graph on CUDA; 0: there is none."""
+    return PrefillOnlyConfig().graph_tokens(on_cuda=True, ranks=ranks)

@@ -1,0 +1,202 @@
+"""Latency and throughput of every way to divide a model over a number of devices. Pure.
+
+Requests are divided over replicas by the planner that the router has. Front ends, the router and
+the network are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.fleet.planning.cost import RowCosts, Speed, pair_tokens
+from sglang_prefill_ext.fleet.planning.planner import ReplicaState, allowed_extra_work, plan
+from sglang_prefill_ext.sizing.device import Device
+from sglang_prefill_ext.sizing.forward import (
+    MAX_FORWARD_TOKENS,
+    ForwardTime,
+    Serving,
+    forwards_of,
+    graph_tokens,
+)
+from sglang_prefill_ext.sizing.shape import Shape
+
+MEMORY_FOR_WEIGHTS = 0.8
+"""Of a device's memory, at most; the rest is for K/V, temporary tensors and CUDA. An estimate."""
+
+_ONE_TOKEN = Shape(1, 0, 1)
+_LEAST_TOKEN_S = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """So many replicas of so many tensor-parallel ranks each; written ``4 x TP1``."""
+
+    replicas: int
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.replicas} x TP{self.ranks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent: by clients that wait for each answer, or at a rate.
+
+    Attributes:
+        clients: requests under way at any time; not looked at if there is a rate.
+        rate: requests a second that come at random times.
+
+    Raises:
+        ConfigError: neither is possible.
+    """
+
+    clients: int = 1
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ConfigError(f"--clients {self.clients}: give 1 or more.")
+        if self.rate is not None and not self.rate > 0:
+            raise ConfigError(f"--rate {self.rate:g}: give a number of requests a second above 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one parallelism is expected to do; seconds.
+
+    Attributes:
+        weights_gb: on each device, in 10^9 bytes.
+        why_not: why it cannot serve the model; empty if it can.
+        parts: into which a request is divided that finds the fleet idle.
+        longest: the part of these that ends last.
+        latency_s: under the load; infinite if the load is more than it can do.
+        most_requests_per_s: if enough of them wait at every replica and all stay whole.
+    """
+
+    parallelism: Parallelism
+    weights_gb: float
+    why_not: str
+    parts: int
+    longest: ForwardTime
+    latency_s: float
+    most_requests_per_s: float
+
+    @property
+    def idle_s(self) -> float:
+        """Of a request that finds the fleet idle."""
+        return self.longest.seconds
+
+
+def forecasts(serving: Serving, devices: int, shape: Shape, load: Load) -> list[Forecast]:
+    """Predict every parallelism of so many devices, the best under the load first.
+
+    What cannot serve the model is last. Of equal latencies, the one that could do more is first.
+
+    Raises:
+        ConfigError: there is no device.
+    """
+    if devices < 1:
+        raise ConfigError(f"--gpus {devices}: give 1 or more.")
+    found = [
+        forecast(serving, Parallelism(devices // ranks, ranks), shape, load)
+        for ranks in range(1, devices + 1)
+        if devices % ranks == 0
+    ]
+    return sorted(
+        found, key=lambda each: (bool(each.why_not), each.latency_s, -each.most_requests_per_s)
+    )
+
+
+def forecast(serving: Serving, parallelism: Parallelism, shape: Shape, load: Load) -> Forecast:
+    """Predict one parallelism."""
+    weights_gb = serving.number_bytes * serving.model.stored_weights / parallelism.ranks / 1e9
+    idle = _longest_part(serving, parallelism, shape, 0.0)
+    most = _requests_per_s(serving, parallelism, shape, waiting=MAX_FORWARD_TOKENS)
+    return Forecast(
+        parallelism=parallelism,
+        weights_gb=weights_gb,
+        why_not=_why_not(serving, parallelism, weights_gb),
+        parts=idle[0],
+        longest=idle[1],
+        latency_s=_latency_s(serving, parallelism, shape, load, most),
+        most_requests_per_s=most,
+    )
+
+
+def speed(serving: Serving, ranks: int, shape: Shape) -> Speed:
+    """What a router knows of a replica that has computed whole requests of that shape: what the
+    least forward takes, and how much longer the whole one, by token and attention pair."""
+    model = serving.model
+    launch_s = serving.forward(_ONE_TOKEN, ranks).seconds
+    whole_s = serving.forward(shape, ranks).seconds
+    width = model.heads * model.head_dim
+    pair = pair_tokens(model.layers, width, model.body_operations // 2)
+    tokens = shape.packed_tokens + pair * shape.packed_pairs
+    launches_s = forwards_of(shape.packed_tokens) * launch_s
+    token_s = max(_LEAST_TOKEN_S, (whole_s - launches_s) / tokens)
+    return Speed(launch_s, token_s, pair * token_s, MAX_FORWARD_TOKENS)
+
+
+def _longest_part(
+    serving: Serving, parallelism: Parallelism, shape: Shape, utilisation: float
+) -> tuple[int, ForwardTime]:
+    """Divide a request over idle replicas; the number of its parts, and the last one to end."""
+    replicas = [ReplicaState(0.0, speed(serving, parallelism.ranks, shape))] * parallelism.replicas
+    costs = RowCosts.of(shape.prefix_tokens, [shape.suffix_tokens] * shape.items)
+    parts = plan(costs, replicas, extra_work=allowed_extra_work(utilisation))
+    most_rows = max(len(part.rows) for part in parts)
+    return len(parts), serving.forward(replace(shape, items=most_rows), parallelism.ranks)
+
+
+def _requests_per_s(
+    serving: Serving, parallelism: Parallelism, shape: Shape, waiting: int
+) -> float:
+    """Of whole requests, so many of which wait at each replica and may share forwards: the best of
+    one a forward, as many as fill a graph, and as many as fit."""
+    ranks = parallelism.ranks
+    full = (tokens // shape.packed_tokens for tokens in (graph_tokens(ranks), MAX_FORWARD_TOKENS))
+    sizes = {1, *(max(1, min(each, waiting)) for each in full)}
+    return parallelism.replicas * max(
+        size / serving.forward(shape, ranks, size).seconds for size in sizes
+    )
+
+
+def _latency_s(
+    serving: Serving, parallelism: Parallelism, shape: Shape, load: Load, most: float
+) -> float:
+    """Under a load.
+
+    In a closed loop at least as long as when idle, and as the fleet takes for what is under way
+    (asymptotic bounds, Denning and Buzen, "The operational analysis of queueing network models",
+    1978). At a rate the mean of a queue with equal service times before so many servers (Sakasegawa
+    1977; one server: Pollaczek-Khinchine), beside requests divided as a fleet so busy allows.
+    """
+    if load.rate is None:
+        idle_s = _longest_part(serving, parallelism, shape, 0.0)[1].seconds
+        waiting = load.clients // parallelism.replicas
+        return max(idle_s, load.clients / _requests_per_s(serving, parallelism, shape, waiting))
+    used = load.rate / most
+    if used >= 1:
+        return math.inf
+    servers = parallelism.replicas
+    service_s = servers / most
+    waits = math.pow(used, math.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - used)) / 2
+    divided_s = _longest_part(serving, parallelism, shape, used)[1].seconds
+    return divided_s + waits * service_s
+
+
+def _why_not(serving: Serving, parallelism: Parallelism, weights_gb: float) -> str:
+    model, ranks = serving.model, parallelism.ranks
+    if model.heads % ranks or (model.kv_heads % ranks and ranks % model.kv_heads):
+        return f"{model.heads} heads, {model.kv_heads} of K/V, cannot be divided by {ranks}"
+    return no_room(serving.device, weights_gb)
+
+
+def no_room(device: Device, weights_gb: float) -> str:
+    """Why weights do not fit into each device; empty if they do."""
+    most_gb = MEMORY_FOR_WEIGHTS * device.memory_gb
+    if weights_gb > most_gb:
+        return f"weights take {weights_gb:.0f} GB of each device, which has room for {most_gb:.0f}"
+    return ""

@@ -1,0 +1,72 @@
+"""Sizes of one request. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from sglang_prefill_ext.errors import ConfigError
+
+_SHAPE = re.compile(r"([1-9]\d*)\+(\d+)x([1-9]\d*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one request; written ``<query>+<item>x<items>``, as in ``60+2x50``.
+
+    Attributes:
+        query_tokens: tokens of the query, which every row starts with; at least 1.
+        item_tokens: tokens of each item; 0 makes the query itself the prompt.
+        items: rows of the request; at least 1.
+    """
+
+    query_tokens: int
+    item_tokens: int
+    items: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``60+2x50``.
+
+        Raises:
+            ConfigError: `text` is not of that form.
+        """
+        match = _SHAPE.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"shape {text!r}: write <query>+<item>x<items>, for example 60+2x50.")
+        return cls(*(int(number) for number in match.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.query_tokens}+{self.item_tokens}x{self.items}"
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of one row."""
+        return self.query_tokens + self.item_tokens
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens that all rows share; a row keeps at least one token of its own."""
+        return min(self.query_tokens, self.row_tokens - 1)
+
+    @property
+    def suffix_tokens(self) -> int:
+        """Tokens of a row behind the shared ones; at least 1."""
+        return self.row_tokens - self.prefix_tokens
+
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens of a packed forward: the shared ones once, and the rest of every row."""
+        return self.prefix_tokens + self.items * self.suffix_tokens
+
+    @property
+    def packed_pairs(self) -> int:
+        """Pairs of a query token and a key that it attends to, of a packed forward and a layer."""
+        prefix, suffix = self.prefix_tokens, self.suffix_tokens
+        return causal_pairs(prefix) + self.items * (suffix * prefix + causal_pairs(suffix))
+
+
+def causal_pairs(tokens: int) -> int:
+    """Pairs of tokens that attend to themselves and to all before them."""
+    return tokens * (tokens + 1) // 2

@@ -1,0 +1,158 @@
+"""What is refused of a call: too much, before anything of that size is made, and token ids that
+would break the model, before they reach the scheduler.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+
+from sglang_prefill_ext.config import PrefillOnlyConfig, flag_name
+from sglang_prefill_ext.errors import RequestError, TooManyItemsError
+from sglang_prefill_ext.wire.arrays import Int32Array
+
+TOKEN_BYTES = 4
+"""Of a token in a packed request."""
+
+NUMBER_BYTES = 32
+"""Of a number of an answer: an object of Python, in a list."""
+
+MOST_REPEATED_CHARACTERS = 1 << 25
+"""Of a text that is repeated for every item. Encoding takes about 30 bytes for each."""
+
+_EMPTY = (
+    "The prompt is empty: it has no tokens (field `{field}`). "
+    "Send at least one token, or a text that encodes to one."
+)
+_RANGE = (
+    "The prompt (field `{field}`) contains the out-of-vocabulary token id {token}; "
+    "valid ids are 0 to {last}."
+)
+
+
+def wrong(field: str, message: str) -> RequestError:
+    """Return the error for a field of a request."""
+    error = RequestError(f"{field}: {message}")
+    error.field = field
+    return error
+
+
+def check_count(
+    count: int, config: PrefillOnlyConfig, *, field: str = "items", noun: str = "items"
+) -> None:
+    """Refuse a call of too many items or prompts.
+
+    Args:
+        field: what the user calls them.
+
+    Raises:
+        TooManyItemsError: more than `max_items`.
+    """
+    if count > config.max_items:
+        error = TooManyItemsError(
+            f"{field}: {count} {noun} exceed the limit of {config.max_items}. "
+            f"Split the request, or raise {flag_name('max_items')}."
+        )
+        error.field = field
+        raise error
+
+
+def check_memory(
+    config: PrefillOnlyConfig, *, tokens: int = 0, numbers: int = 0, field: str = "items"
+) -> None:
+    """Refuse a call that alone takes more memory than all that waits may.
+
+    Args:
+        tokens: of the packed request.
+        numbers: of the answer.
+        field: what the user had better make smaller.
+
+    Raises:
+        RequestError: more than `max_queued_mib`.
+    """
+    needed = tokens * TOKEN_BYTES + numbers * NUMBER_BYTES
+    if needed > config.max_queued_mib << 20:
+        raise wrong(
+            field,
+            f"{tokens} tokens and {numbers} numbers of the answer take {needed >> 20} MiB, which "
+            f"is more than the limit of {config.max_queued_mib}. Split the request, or raise "
+            f"{flag_name('max_queued_mib')}.",
+        )
+
+
+def check_repeated(text: str, items: Sequence[str]) -> None:
+    """Refuse a text that would be repeated too often for the items that came with it.
+
+    Raises:
+        RequestError: more than `MOST_REPEATED_CHARACTERS`.
+    """
+    if len(text) * (len(items) - 1) > MOST_REPEATED_CHARACTERS:
+        raise wrong(
+            "query",
+            f"its {len(text)} characters would be repeated for {len(items)} items; "
+            f"{MOST_REPEATED_CHARACTERS} in all is the limit. Send fewer items, or token ids.",
+        )
+
+
+def check_prompt(ids: Sequence[int], vocab_size: int, *, field: str) -> None:
+    """Refuse an empty prompt and ids outside the embedding table.
+
+    Args:
+        ids: token ids of one prompt, of any integer size.
+        vocab_size: rows of the embedding table.
+        field: what the user calls this input.
+
+    Raises:
+        RequestError: names the field and the offending value.
+    """
+    if len(ids) == 0:
+        raise RequestError(_EMPTY.format(field=field))
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        token = low if low < 0 else high
+        raise RequestError(_RANGE.format(field=field, token=token, last=vocab_size - 1))
+
+
+def check_positions(tokens: int, longest: int, *, field: str) -> None:
+    """Refuse a prompt of more tokens than an encoder has positions for.
+
+    Raises:
+        RequestError: names the field and both numbers.
+    """
+    if tokens > longest:
+        raise RequestError(
+            f"The prompt (field `{field}`) has {tokens} tokens; this model has positions for "
+            f"{longest}. Send a shorter one."
+        )
+
+
+def flatten_ids(
+    rows: Iterable[Sequence[int]], vocab_size: int, *, field: str, overrides: int = 0
+) -> Int32Array:
+    """Return the concatenated ids of `rows` as int32, refusing ids out of the vocabulary.
+
+    Args:
+        overrides: so many negative ids are none of the user's, but name embeddings.
+
+    Raises:
+        RequestError: an id lies outside ``-overrides <= id < vocab_size``.
+        TypeError: an element is not an integer.
+    """
+    rows = list(rows)
+    try:
+        flat = np.frombuffer(array("q", chain.from_iterable(rows)), dtype=np.int64)
+    except OverflowError:
+        _refuse_out_of_vocabulary(rows, vocab_size, field)
+        raise
+    if len(flat) and (int(flat.min()) < -overrides or int(flat.max()) >= vocab_size):
+        _refuse_out_of_vocabulary(rows, vocab_size, field)
+    return flat.astype(np.int32)
+
+
+def _refuse_out_of_vocabulary(rows: list[Sequence[int]], vocab_size: int, field: str) -> None:
+    for row in rows:
+        if row:
+            check_prompt(row, vocab_size, field=field)

@@ -1,0 +1,180 @@
+"""Packed rows made of others: some of them, each one once, whole prompts; and answers joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.arrays import (
+    Float32Array,
+    bounds_of,
+    places_of_ranges,
+    values_to_bytes,
+)
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import Labels, Read, Vectors
+from sglang_prefill_ext.wire.reads import values_per_read
+from sglang_prefill_ext.wire.status import Status
+
+RowNumbers: TypeAlias = NDArray[np.int64]
+"""Rows of a request, ascending; int64 ``[rows]``, at least one."""
+
+
+def is_divisible(rows: PackedRows) -> bool:
+    """Whether each row can be asked for without the others.
+
+    It can where rows are read at their ends alone. What is drawn stays together.
+    """
+    return rows.num_rows > 1 and rows.reads_row_ends and not len(rows.read.sampling)
+
+
+def take_rows(rows: PackedRows, numbers: RowNumbers) -> PackedRows:
+    """Return the request for some rows of a divisible one, with the same prefix.
+
+    Embeddings come along whole, as token ids number them.
+    """
+    if len(numbers) == rows.num_rows:
+        return rows
+    starts = rows.prefix_len + bounds_of(rows.suffix_lens)
+    suffixes = rows.tokens[_places(starts, numbers)]
+    return replace(
+        rows,
+        tokens=np.concatenate([rows.tokens[: rows.prefix_len], suffixes]),
+        suffix_lens=rows.suffix_lens[numbers],
+        read=_read_of(rows.read, numbers),
+    )
+
+
+def join_results(
+    rows: PackedRows, parts: Sequence[tuple[RowNumbers, PackedResult]]
+) -> PackedResult:
+    """Join the good answers to parts that have every row of a request once.
+
+    Work is added up. It waited until the first part began, and was computed until the last one
+    had ended.
+
+    Raises:
+        PackingError: an answer does not have the values of its rows.
+    """
+    results = [result for _, result in parts]
+    if len(parts) == 1 and len(parts[0][0]) == rows.num_rows:
+        return results[0]
+    queue_ms = min(each.queue_ms for each in results)
+    return PackedResult(
+        Status.OK,
+        values=values_to_bytes(_joined_values(rows, parts)),
+        forwards=sum(each.forwards for each in results),
+        tokens_computed=sum(each.tokens_computed for each in results),
+        queue_ms=queue_ms,
+        compute_ms=max(each.queue_ms + each.compute_ms for each in results) - queue_ms,
+        tokens_cached=min(each.tokens_cached for each in results),
+    )
+
+
+def _joined_values(
+    rows: PackedRows, parts: Sequence[tuple[RowNumbers, PackedResult]]
+) -> Float32Array:
+    counts = _values_of_rows(rows)
+    width = 1
+    if isinstance(rows.read, Vectors):
+        numbers, result = parts[0]
+        width = len(result.row_values()) // len(numbers)
+    counts = counts * width
+    starts = bounds_of(counts)
+    joined = np.empty(int(starts[-1]), dtype=np.float32)
+    for numbers, result in parts:
+        values = result.row_values()
+        if len(values) != int(counts[numbers].sum()):
+            raise PackingError(f"an answer to {len(numbers)} rows has {len(values)} values")
+        joined[_places(starts, numbers)] = values
+    return joined
+
+
+def _read_of(read: Read, numbers: RowNumbers) -> Read:
+    """What is asked of some rows that are read at their ends."""
+    if isinstance(read, Vectors) or not len(read.lens):
+        return read
+    ids = read.ids[_places(bounds_of(read.lens), numbers)]
+    return Labels(ids, read.lens[numbers], read.normalised, read.num_best)
+
+
+def _values_of_rows(rows: PackedRows) -> NDArray[np.int64]:
+    """Values of each row, int64 ``[rows]``; where vectors are read, 1."""
+    read = rows.read
+    if isinstance(read, Vectors):
+        return np.ones(rows.num_rows, dtype=np.int64)
+    return read.lens_of(0, rows.num_rows).astype(np.int64) + values_per_read(0, read.num_best)
+
+
+def _places(starts: NDArray[np.int64], numbers: RowNumbers) -> NDArray[np.int64]:
+    """Every place of some ranges, in the order of `numbers`."""
+    firsts = starts[numbers]
+    return places_of_ranges(firsts, starts[numbers + 1] - firsts)
+
+
+def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | None]:
+    """Leave out rows whose tokens an earlier row of the request has.
+
+    A remaining row is asked for the labels of all rows that it stands for. Requests that read more
+    than the ends of rows, or draw tokens, which is done for every row, are left as they are.
+
+    Returns:
+        The distinct rows in order of first appearance, and the place in their answer of every
+        value of the full answer, int64 ``[rows.num_values]``; None if all rows are distinct.
+    """
+    if rows.num_rows == 1 or not rows.reads_row_ends or not rows.read.merges:
+        return rows, None
+    ends = np.cumsum(rows.suffix_lens, dtype=np.int64) * rows.tokens.itemsize
+    suffixes = rows.tokens[rows.prefix_len :].tobytes()
+    cuts = [0, *ends.tolist()]
+    numbers: dict[bytes, int] = {}
+    # Slices of bytes hash and compare at C speed: about 0.1 us a row.
+    number_of = [numbers.setdefault(suffixes[a:b], len(numbers)) for a, b in pairwise(cuts)]
+    if len(numbers) == rows.num_rows:
+        return rows, None
+    return _without_repeats(rows, np.array(number_of))
+
+
+def _without_repeats(
+    rows: PackedRows, number_of: NDArray[np.int64]
+) -> tuple[PackedRows, NDArray[np.int64]]:
+    first = np.zeros(rows.num_rows, dtype=np.bool_)
+    first[np.unique(number_of, return_index=True)[1]] = True
+    is_suffix_kept = np.repeat(first, rows.suffix_lens)
+    tokens = np.concatenate(
+        (rows.tokens[: rows.prefix_len], rows.tokens[rows.prefix_len :][is_suffix_kept])
+    )
+    read, places = rows.read.merged(number_of)
+    return replace(rows, tokens=tokens, suffix_lens=rows.suffix_lens[first], read=read), places
+
+
+def whole_rows(rows: PackedRows) -> PackedRows:
+    """Put the prefix in front of every row, so that each row is a whole prompt.
+
+    On the way to the scheduler a shared beginning travels once all the same.
+
+    Raises:
+        PackingError: something else is read than one vector a row.
+    """
+    if not rows.reads_row_ends:
+        raise PackingError(
+            "read_lens: an encoder makes one vector of a whole prompt; ask for no places in it"
+        )
+    prefix = rows.prefix_len
+    if not prefix:
+        return rows
+    ends = np.cumsum(rows.suffix_lens)[:-1]
+    parts = [rows.tokens[:prefix]] * (2 * rows.num_rows)
+    parts[1::2] = np.split(rows.tokens[prefix:], ends)
+    return replace(
+        rows,
+        tokens=np.concatenate(parts),
+        prefix_len=0,
+        suffix_lens=rows.suffix_lens + np.int32(prefix),
+    )

@@ -1,0 +1,190 @@
+"""What is asked at the reads of a request, and where the answer has it.
+
+A *read* is a token after which something is asked about the next one. A request asks for labels
+and the most probable tokens, or for vectors. Its answer has, read by read: the values of the
+labels, then those of `Best`; or the numbers of the vector.
+
+Where more is read than the ends of rows, reads may have no labels, or no vector. These cost no
+logits; between others they let tokens be read that do not follow one another.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import PackingError
+from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.reads import LabelKind, Reads, Values, values_per_read
+from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Draw, Sampling
+
+WHOLE_VECTOR = -1
+"""`Vectors.width` of a request that does not know how wide the model's vectors are."""
+
+VECTOR_AND_STATE = -2
+"""Likewise, with the hidden state behind each vector of which a head made it, if one did."""
+
+
+class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, gc=False):
+    """Labels and the most probable tokens.
+
+    With `sampling` it is otherwise at the last token of a row: the token named first is one that
+    was drawn, and log-probs are those that it was drawn by (SGLang's: after biases and
+    temperature, before tokens are left out).
+
+    Attributes:
+        ids: label ids of read 0, of read 1, ...; or one list that all reads share.
+        lens: how many each read has; empty where all share one list.
+        normalised: values are log-probs over the vocabulary (natural log); else logits, of which
+            only the differences within a read mean something; a softmax over the labels needs no
+            more.
+        num_best: see `Best`; 0 where no most probable token is wanted.
+        sampling: how a token is drawn behind each row; of no row where none is.
+    """
+
+    ids: Int32Array = NO_INTS
+    lens: Int32Array = NO_INTS
+    normalised: bool = True
+    num_best: int = 0
+    sampling: Sampling = NO_SAMPLING
+
+    def check(self, num_reads: int, num_rows: int, *, row_ends: bool) -> None:
+        """Refuse what does not fit the reads of a request.
+
+        Args:
+            row_ends: these are the last tokens of the rows.
+
+        Raises:
+            PackingError: it does not.
+        """
+        lens, draws = self.lens, len(self.sampling)
+        if draws and (draws != num_rows or not self.num_best):
+            raise PackingError("packed draws do not fit the rows")
+        fits = self.num_best >= 0 and len(self.ids) + self.num_best > 0
+        if len(lens) and fits:
+            least = row_ends and not self.num_best
+            fits = len(lens) == num_reads and int(lens.min()) >= least
+            fits = fits and int(lens.sum()) == len(self.ids)
+        if not fits:
+            raise PackingError("packed labels do not fit the reads")
+
+    def num_values(self, num_reads: int) -> int:
+        """Values in the answer to all reads."""
+        labels = len(self.ids) if len(self.lens) else len(self.ids) * num_reads
+        return labels + values_per_read(0, self.num_best) * num_reads
+
+    def lens_of(self, first: int, last: int) -> Int32Array:
+        """Labels a read, ``first <= read < last``; int32."""
+        if len(self.lens):
+            return self.lens[first:last]
+        return np.full(last - first, len(self.ids), dtype=np.int32)
+
+    def part(self, first: int, last: int, rows: slice, ends: NDArray[np.int64]) -> Reads:
+        """What is asked at ``first <= read < last``.
+
+        Args:
+            rows: whose last tokens are among them.
+            ends: the reads of these, as numbers among the part's.
+        """
+        count, ids = last - first, self.ids
+        if len(self.lens):
+            start, stop = int(self.lens[:first].sum()), int(self.lens[:last].sum())
+            ids = ids[start:stop]
+        elif count != 1:
+            ids = np.tile(ids, count)
+        kinds = np.full(count, LabelKind(self.num_best, self.normalised, Draw.NONE).number)
+        sampling = self.sampling[rows]
+        if len(sampling):
+            kinds[ends] += sampling.kinds
+        return Reads(ids, self.lens_of(first, last), kinds, sampling)
+
+    def by_read(self, values: Values) -> Values | list[Values]:
+        """Divide an answer of labels alone among the reads that have some.
+
+        Returns:
+            A table ``[reads, labels]`` where all share their labels, else one array a read.
+        """
+        if len(self.lens):
+            return np.split(values, np.cumsum(self.lens[self.lens > 0])[:-1])
+        return values.reshape(-1, len(self.ids))
+
+    @property
+    def merges(self) -> bool:
+        """Whether reads that are computed alike may become one, see `merged`."""
+        return not len(self.sampling) and not (len(self.lens) and self.num_best)
+
+    def merged(self, number_of: NDArray[np.int64]) -> tuple[Labels, NDArray[np.int64]]:
+        """Ask once for what several reads ask for, if it `merges`.
+
+        Args:
+            number_of: the read that stands for each; int64 ``[reads]``.
+
+        Returns:
+            What is asked then, and where its answer has every value of the whole one; int64.
+        """
+        if not len(self.lens):
+            return self, _places(number_of, self.num_values(1))
+        by_read = np.argsort(np.repeat(number_of, self.lens), kind="stable")
+        places = np.empty_like(by_read)
+        places[by_read] = np.arange(len(by_read))
+        lens = np.bincount(number_of, weights=self.lens).astype(self.lens.dtype)
+        return Labels(self.ids[by_read], lens, self.normalised), places
+
+    def of_width(self, vector: int, state: int) -> Labels:
+        """See `Vectors`."""
+        return self
+
+
+class Vectors(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, gc=False):
+    """Vectors that the model makes, one a read. Methods are those of `Labels`.
+
+    Attributes:
+        width: leading numbers of each, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
+        wanted: 0 or 1 a read; empty where reads are the ends of rows, and have one each.
+    """
+
+    ids: ClassVar[Int32Array] = NO_INTS
+    sampling: ClassVar[Sampling] = NO_SAMPLING
+    merges: ClassVar[bool] = True
+
+    width: int
+    wanted: Int32Array = NO_INTS
+
+    def check(self, num_reads: int, num_rows: int, *, row_ends: bool) -> None:
+        wanted = self.wanted
+        fits = bool(((wanted == 0) | (wanted == 1)).all()) and bool(wanted.any()) != row_ends
+        if not self.width or not fits or len(wanted) != (0 if row_ends else num_reads):
+            raise PackingError("packed labels do not fit the reads")
+
+    def num_values(self, num_reads: int) -> int:
+        return self.width * (int(self.wanted.sum()) if len(self.wanted) else num_reads)
+
+    def lens_of(self, first: int, last: int) -> Int32Array:
+        if len(self.wanted):
+            return self.wanted[first:last] * np.int32(self.width)
+        return np.full(last - first, self.width, dtype=np.int32)
+
+    def part(self, first: int, last: int, rows: slice, ends: NDArray[np.int64]) -> Reads:
+        no_kinds = np.zeros(last - first, dtype=np.int64)
+        return Reads(NO_INTS, self.lens_of(first, last), no_kinds, NO_SAMPLING)
+
+    def by_read(self, values: Values) -> Values:
+        return values.reshape(-1, self.width)
+
+    def merged(self, number_of: NDArray[np.int64]) -> tuple[Vectors, NDArray[np.int64]]:
+        return self, _places(number_of, self.width)
+
+    def of_width(self, vector: int, state: int) -> Vectors:
+        """With the width made concrete: that of the model's vectors, and of states behind them."""
+        known = {WHOLE_VECTOR: vector, VECTOR_AND_STATE: vector + state}
+        return Vectors(known.get(self.width, self.width), self.wanted)
+
+
+Read: TypeAlias = Labels | Vectors
+
+
+def _places(number_of: NDArray[np.int64], each: int) -> NDArray[np.int64]:
+    return (number_of[:, None] * each + np.arange(each)).ravel()

@@ -1,0 +1,122 @@
+"""Start commands by a fork server that has imported SGLang already."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sglang_prefill_ext.local_server import LocalServer, has_accelerator
+from tests.forking.process import ask
+
+_ROOT = Path(__file__).parents[2]
+_READ_LATE = (
+    *("PREFILL_ONLY_", "PYTEST_", "RAY_", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_OTLP_"),
+    "SGLANG_PLUGINS",  # but for the plugin of the platform, which all of these tests leave in
+    "PYTHONHASHSEED",  # what is forked from one process has one order of sets anyway
+)
+"""Starts of the names of variables that nobody reads while modules are imported."""
+
+
+class ForkServer:
+    """A fork server for commands with one environment, but for what is read late."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "tests.forking.process", str(theirs.fileno())]
+            self._process = subprocess.Popen(
+                command, cwd=_ROOT, env=dict(env), pass_fds=[theirs.fileno()]
+            )
+        self._env = _read_early(env)
+
+    def serves(self, env: Mapping[str, str]) -> bool:
+        """Whether modules would be imported alike with another environment."""
+        return self._env == _read_early(env) and self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; what it has forked lives on."""
+        self.channel.close()
+        self._process.wait()
+
+
+_kept: list[ForkServer] = []
+_MOST_KEPT = 2
+"""One for most servers, and one for those of a module with an environment of its own."""
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def fork_server(env: Mapping[str, str]) -> Iterator[ForkServer]:
+    """A fork server for an environment; the first one is kept, and of all others the last.
+
+    Even one that starts a single server does one import instead of three.
+    """
+    with _one_at_a_time:
+        found = next((each for each in _kept if each.serves(env)), None)
+        if found is None:
+            if len(_kept) == _MOST_KEPT:
+                _kept.pop().close()
+            found = ForkServer(env)
+            _kept.append(found)
+        yield found
+
+
+@atexit.register
+def _close_all() -> None:
+    while _kept:
+        _kept.pop().close()
+
+
+def _read_early(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if not name.startswith(_READ_LATE)}
+
+
+class ForkedPopen(subprocess.Popen[Any]):
+    """`Popen` of ``python -m MODULE`` and ``python -c CODE``, by a fork server.
+
+    Takes `env`, `cwd`, the three files and `start_new_session`; the process is a child like any
+    other.
+    """
+
+    def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
+        names = subprocess.Popen._execute_child.__code__.co_varnames[2:]  # type: ignore[attr-defined]
+        given = dict(zip(names, rest, strict=False))
+        env = dict(os.environ) if given["env"] is None else given["env"]
+        theirs = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        with fork_server(env) as server:
+            self.pid = ask(
+                server.channel,
+                list(map(str, args)),
+                {n: n if file == -1 else file for n, file in enumerate(theirs)},
+                env=env,
+                cwd=str(given["cwd"] or os.getcwd()),
+                new_session=given["start_new_session"],
+            )
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+Popen: type[subprocess.Popen[Any]] = subprocess.Popen if has_accelerator() else ForkedPopen
+"""How tests start what imports SGLang, which asks a GPU for its traits; forks could not use it."""
+
+
+class ForkedServer(LocalServer):
+    """A server whose processes are forked where they can be, and killed when they are not needed.
+
+    All else is as of `LocalServer`. Told to end, SGLang looks up to 5 s later whether it was, waits
+    for its requests, and kills its processes.
+    """
+
+    _popen: ClassVar[type[subprocess.Popen[bytes]]] = Popen
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        super().stop(grace_s)

@@ -1,0 +1,78 @@
+"""What a server imports at its start that has this folder on its PYTHONPATH.
+
+SIGUSR2 begins to record the calls of a process's main thread, and ends it: what was called by whom
+first, and when. A call is one of a function that stands in a file of ours or of SGLang's; its
+caller is the nearest such function below it, whatever libraries lie between.
+
+A sleep of `UNTIL_WOKEN_S` ends when the file is removed that it makes, `asleep` of the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+UNTIL_WOKEN_S = 86_407.0
+"""A time that nobody else sleeps."""
+
+_PACKAGES = ("sglang_prefill_ext.", "sglang.")
+
+_edges: dict[tuple[str, str], int] = {}
+
+
+def _module(frame: FrameType) -> str:
+    """The module of a function of ours or of SGLang's; empty for any other."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name if name.startswith(_PACKAGES) else ""
+
+
+def _record(frame: FrameType, event: str, _argument: Any) -> None:
+    if event != "call" or not (callee := _module(frame)):
+        return
+    caller, below = "", frame.f_back
+    while below is not None and not (caller := _module(below)):
+        below = below.f_back
+    edge = (caller, callee)
+    if edge not in _edges:
+        _edges[edge] = time.monotonic_ns()
+
+
+def _switch(_number: int, _frame: FrameType | None) -> None:
+    name = Path(os.environ["PREFILL_ONLY_TEST_TRACES"], str(os.getpid()))
+    if sys.getprofile() is None:
+        _edges.clear()
+        name.with_suffix(".on").touch()
+        sys.setprofile(_record)
+        return
+    sys.setprofile(None)
+    written = name.with_suffix(".tmp")
+    written.write_text(json.dumps([[*edge, first] for edge, first in _edges.items()]))
+    written.rename(name.with_suffix(".json"))
+
+
+signal.signal(signal.SIGUSR2, _switch)
+
+
+def asleep(pid: int) -> Path:
+    """The file that is there while a process sleeps until it is woken."""
+    return Path(tempfile.gettempdir(), f"prefill-only-test-{pid}.asleep")
+
+
+def _sleep(seconds: float) -> None:
+    if seconds != UNTIL_WOKEN_S:
+        return _sleep_for(seconds)
+    here = asleep(os.getpid())
+    here.touch()
+    while here.exists():
+        _sleep_for(0.002)
+
+
+_sleep_for = time.sleep
+time.sleep = _sleep

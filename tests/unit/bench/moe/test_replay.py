@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.moe import __main__ as command
+from bench.moe.replay import WAYS, replay
+from bench.moe.routing import Forward, recorded
+from bench.moe.shapes import SHAPES, Shape, assumed_times
+from sglang_prefill_ext.config import MoePolicy
+from sglang_prefill_ext.moe.blocks import padded_rows
+from sglang_prefill_ext.moe.policy import choose
+
+QWEN3 = SHAPES[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_over_recorded_routing_the_default_is_near_the_best_block(shape: Shape) -> None:
+    outcomes = replay(shape, "recorded", recorded(shape.experts, shape.top_k))
+    regret = {way: [each.regret for each in outcomes if each.policy == way] for way in WAYS}
+    assert max(regret["auto"]) < 0.03
+    assert sum(regret["auto"]) < 0.5 * sum(regret["padding-ratio"])
+    assert sum(regret["padding-ratio"]) <= sum(regret["stock"])
+    assert sum(regret["auto, device"]) <= sum(regret["auto"])
+
+
+def test_where_most_experts_get_little_much_less_is_padding() -> None:
+    shares = 1 / np.arange(1, 129) ** 1.3
+    rows = np.round(shares / shares.sum() * 4 * 576 * 8)
+    assert (rows < 64).sum() > 64
+    candidates = QWEN3.table.candidates(4 * 576)
+    times = assumed_times(QWEN3.table)
+    (chosen,) = choose(MoePolicy.LEAST_TIME, rows[None], candidates, times)
+    assert padded_rows(rows, chosen.block) < 0.8 * padded_rows(rows, 128)
+
+
+def test_an_outcome_counts_what_was_chosen() -> None:
+    full = Forward(2048, 8, np.full((2, 128), 128))
+    for each in replay(QWEN3, "even", [full]):
+        # Nothing is known of the only forward; time is that of 1.08 a row where 64 was chosen.
+        block = {0.0: 128, 0.08: 64}[round(each.regret, 3)]
+        assert each.padded == float(padded_rows(full.counts[0], block) / (2048 * 8)) == 1
+        assert each.operations == 6.0 * 2048 * 768 * 2 * 2048 * 8
+
+
+def test_the_command_writes_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "decision_us", lambda: 1.5)
+    command.main(tokens=[128], forwards=2, seed=0, name="some")
+    printed = capsys.readouterr().out
+    assert all(shape.name in printed for shape in SHAPES)
+    assert "1.5 us a layer" in printed
+    lines = (tmp_path / "some.jsonl").read_text().splitlines()
+    lengths = sum(len({f.tokens for f in recorded(s.experts, s.top_k)}) for s in SHAPES)
+    assert len(lines) == len(WAYS) * (2 * len(SHAPES) + lengths) + 1
+    assert (tmp_path / "some.png").stat().st_size > 10_000

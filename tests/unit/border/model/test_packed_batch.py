@@ -1,0 +1,134 @@
+"""What SGLang's layers and adapters are given of a packed forward."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.models import utils
+
+from sglang_prefill_ext.border.model.packed_batch import (
+    Adapters,
+    PackedAttentionBackend,
+    PackedForwardBatch,
+    packed_batch_of,
+)
+from sglang_prefill_ext.errors import PackedForwardError
+
+STOCK = SimpleNamespace(token_to_kv_pool=None, req_to_token_pool=None)
+LAYER: dict[str, Any] = {"tp_q_head_num": 1, "tp_k_head_num": 1, "tp_v_head_num": 1}
+LAYER |= {
+    "qk_head_dim": 2,
+    "v_head_dim": 2,
+    "scaling": 1.0,
+    "logit_cap": 0.0,
+    "sliding_window_size": -1,
+}
+TOKENS = torch.arange(10.0).view(5, 2)
+
+
+@pytest.mark.parametrize(
+    ("layer_id", "read_at", "left"), [(3, [1, 4], [1, 4]), (2, [1, 4], None), (3, None, None)]
+)
+def test_only_read_positions_leave_the_last_layer_and_its_adapters_know(
+    layer_id: int, read_at: list[int] | None, left: list[int] | None
+) -> None:
+    told: list[int] = []
+    written: list[Any] = []
+    batch = SimpleNamespace(
+        read_at=None if read_at is None else torch.tensor(read_at),
+        residual_stream=SimpleNamespace(residual=TOKENS, write=written.append),
+        attend=lambda layer, inputs: inputs.q,
+        adapt=told.append,
+    )
+    layer: Any = SimpleNamespace(layer_id=layer_id, **LAYER)
+    backend = PackedAttentionBackend(STOCK, last_layer=3)
+    out = backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch)
+    assert out.tolist() == (TOKENS if left is None else TOKENS[left]).tolist()
+    assert told == ([] if left is None else [len(left)])
+    assert [each.tolist() for each in written] == [out.tolist() for _ in told]
+
+
+@pytest.mark.parametrize(
+    ("options", "sinks", "expected"),
+    [
+        ({}, None, (0.0, None)),
+        ({"sliding_window_size": None}, None, (0.0, None)),
+        ({"logit_cap": 50.0, "sliding_window_size": 31}, None, (50.0, 31)),
+        ({"sliding_window_size": 127}, torch.ones(1), (0.0, 127)),
+    ],
+)
+def test_what_a_layer_has_beside_plain_attention_reaches_it(
+    options: dict[str, Any], sinks: Any, expected: tuple[float, int | None]
+) -> None:
+    seen: list[Any] = []
+
+    def attend(_layer: int, inputs: Any) -> Any:
+        seen.append(inputs.variant)
+        return inputs.q
+
+    layer: Any = SimpleNamespace(layer_id=0, **(LAYER | options))
+    batch: Any = SimpleNamespace(read_at=None, attend=attend)
+    backend = PackedAttentionBackend(STOCK, last_layer=3)
+    known = {} if sinks is None else {"sinks": sinks}
+    backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch, **known)
+    (variant,) = seen
+    assert (variant.soft_cap, variant.window) == expected
+    assert variant.sinks is sinks
+    with pytest.raises(PackedForwardError, match="knows no k_rope, which layer 0"):
+        backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch, k_rope=TOKENS)
+
+
+def batch_of(row_lens: list[int]) -> PackedForwardBatch:
+    total = sum(row_lens)
+    tokens = torch.arange(total)
+    zeros = torch.zeros(total, dtype=torch.int64)
+    return packed_batch_of(tokens, tokens, row_lens, zeros)
+
+
+def test_rows_have_no_slot_and_no_prefix() -> None:
+    batch = batch_of([3, 1])
+    assert (batch.batch_size, batch.extend_num_tokens, batch.seq_lens_sum) == (2, 4, 4)
+    assert batch.seq_lens.tolist() == batch.extend_seq_lens.tolist() == [3, 1]
+    assert batch.out_cache_loc.tolist() == [0] * 4
+    assert batch.req_pool_indices.tolist() == batch.extend_prefix_lens.tolist() == [0, 0]
+    assert batch.extend_prefix_lens.dtype == torch.int32
+
+
+def test_no_model_stores_keys_while_it_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA some would write those of every packed token to slot 0, one after the other."""
+    pool = SimpleNamespace(dtype=torch.bfloat16)
+    monkeypatch.setattr(utils, "_is_cuda", True)
+    monkeypatch.setattr(utils, "get_token_to_kv_pool", lambda: pool)
+    monkeypatch.setattr(utils, "is_cp_active", lambda _batch: False)
+    stock = SimpleNamespace(dcp_kv_mask=None)
+    assert utils.enable_fused_set_kv_buffer(stock) is True
+    assert not utils.enable_fused_set_kv_buffer(batch_of([2]))
+
+
+class Manager:
+    """Stands in for SGLang's `LoRAManager`; notes what it is told."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.loras = {"a": object()}
+        self.fetched: list[set[str | None]] = []
+        self.batches: list[Any] = []
+
+    def fetch_new_loras(self, adapters: set[str | None]) -> None:
+        self.fetched.append(adapters)
+
+    def prepare_lora_batch(self, batch: Any) -> None:
+        self.batches.append(batch)
+
+    def reset_lora_batch(self) -> None:
+        self.batches.append(None)
+
+
+@pytest.mark.parametrize("manager", [Manager(), None], ids=["lora", "no_lora"])
+def test_an_adapter_that_is_not_there_is_named(manager: Manager | None) -> None:
+    with pytest.raises(PackedForwardError, match=r"adapter: 'b' is not loaded; send its name"):
+        Adapters(manager).load("b")

@@ -1,0 +1,128 @@
+"""Engines of which only the routes for routers are real, each at a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request
+from starlette.responses import StreamingResponse
+
+from sglang_prefill_ext.attach.carrier import Offer, Reranking
+from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
+from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.status import Status
+from tests.unit.attach.engines import StubEngine, facts
+
+STATUS = {
+    "launch_tokens": 10,
+    "busy_s": 1.0,
+    "calibrated_tokens_per_s": 9_000.0,
+    "forward_budget": {"max_tokens": 16384},
+    "counters": {"tokens_computed": 10_000, "forwards": 10},
+    "queue": {"tokens": 0},
+}
+TEMPLATE = "{{ messages[0].content }} {{ messages[1].content }}"
+
+
+def an_offer(**changes: Any) -> Offer:
+    known: dict[str, Any] = {
+        "facts": facts(config=PrefillOnlyConfig(max_items=500)),
+        "served_name": "m",
+        "model_path": "m",
+        "settings": {"weight version": "default"},
+        "reranking": Reranking(TEMPLATE, 1, 2),
+    }
+    return Offer(**(known | changes))
+
+
+class CountingEngine(StubEngine):
+    """Answers the label values of a row with numbers that only its last token makes.
+
+    Attributes:
+        end: in the place of such an answer.
+    """
+
+    tokens = 0
+    end: PackedResult | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def answer(self, rows: PackedRows) -> PackedResult:
+        self.rows.append(rows.num_rows)
+        if self.end is not None:
+            return self.end
+        ends = rows.prefix_len + np.cumsum(rows.suffix_lens) - 1
+        last = rows.tokens[ends].astype(np.float32)
+        values = -(last[:, None] + np.arange(rows.read.num_values(1), dtype=np.float32)) / 10
+        return PackedResult(Status.OK, values=values.astype("<f4").tobytes(), forwards=1)
+
+
+@dataclass
+class Stub:
+    """An engine that is served.
+
+    Attributes:
+        whole: bodies of requests that it got as a whole, by path.
+        dies_within: answers to these break off.
+        busy_s: for which it has computed, as it tells.
+    """
+
+    offer: Offer = field(default_factory=an_offer)
+    engine: CountingEngine = field(default_factory=CountingEngine)
+    whole: list[tuple[str, bytes]] = field(default_factory=list)
+    url: str = ""
+    dies_within: bool = False
+    busy_s: float = 1.0
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        add_carrier_routes(app, self.engine, lambda: self.offer, self._status)
+
+        @app.api_route("/{path:path}", methods=["GET", "POST"])
+        async def anything(request: Request) -> StreamingResponse:
+            self.whole.append((request.url.path, await request.body()))
+            kept = {"x-own": request.headers.get("x-mine", ""), "content-type": "text/odd"}
+            return StreamingResponse(self._parts(), 418, kept)
+
+        return app
+
+    async def _status(self) -> list[dict[str, Any]]:
+        return [STATUS | {"busy_s": self.busy_s}]
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        for part in (b"whole ", b"answer"):
+            yield part
+            if self.dies_within:
+                raise ConnectionError("gone")
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[str]:
+    """Serve an application; yields its URL."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error")
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
+    serving = asyncio.ensure_future(server.serve())
+    await until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Wait until `done`; the test fails if that never happens."""
+    async with asyncio.timeout(60):
+        while not done():  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.02)

@@ -1,0 +1,178 @@
+"""One request over stand-ins for engines: every row once, whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from sglang_prefill_ext.attach.carrier import PartAnswer
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet.dispatch import Dispatcher
+from sglang_prefill_ext.fleet.loads import Loads
+from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, rows_from_bytes
+from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.status import Status
+
+OPTIONS = RequestOptions()
+ROWS = PackedRows(int_array(range(1, 101)), 20, int_array([4] * 20), Labels(int_array([7])))
+
+
+class StubEngine:
+    """Answers each row with its first token, unless `ends` says otherwise."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.begun, self.left = asyncio.Event(), asyncio.Event()
+        self.ends: list[Status | None] = []
+        self.held = asyncio.Event()
+        self.held.set()
+
+    async def ask(self, body: bytes, options: RequestOptions) -> PartAnswer:
+        self.asked += 1
+        self.begun.set()
+        end = self.ends.pop(0) if self.ends else Status.OK
+        if end is None:
+            raise EngineUnavailableError("It does not answer.")
+        try:
+            await self.held.wait()
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        if end is not Status.OK:
+            return PartAnswer(PackedResult(end, "so it goes", retry_after_s=3.0), 0)
+        rows = rows_from_bytes(body)
+        starts = rows.prefix_len + np.cumsum(rows.suffix_lens) - rows.suffix_lens
+        values = rows.tokens[starts].astype(np.float32).tobytes()
+        return PartAnswer(PackedResult(Status.OK, values=values, forwards=1), 0)
+
+
+def fleet_of(count: int, *, extra_work: float | None = 9.0) -> tuple[Dispatcher, list[StubEngine]]:
+    engines = [StubEngine() for _ in range(count)]
+    loads = Loads()
+    for number in range(count):
+        loads.add(str(number), Speed(1e-3, 1e-2), time.monotonic())
+    carriers = {str(number): engine for number, engine in enumerate(engines)}
+    return Dispatcher(carriers, loads, extra_work), engines
+
+
+def assert_whole(result: PackedResult) -> None:
+    assert result.status is Status.OK, result
+    assert result.row_values().tolist() == list(range(21, 101, 4))
+
+
+def assert_idle(dispatcher: Dispatcher) -> None:
+    names = dispatcher.loads.snapshot(time.monotonic()).replicas
+    assert not any(map(dispatcher.loads.in_flight, names))
+    assert dispatcher.attempts.others_tokens(names[0], 5) == 5
+
+
+async def test_a_request_is_divided_and_its_answers_joined() -> None:
+    dispatcher, engines = fleet_of(3)
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert [engine.asked for engine in engines] == [1, 1, 1]
+    assert dispatcher.attempts.counts == {"requests": 1, "divided": 1, "parts": 3}
+    assert_idle(dispatcher)
+
+
+async def test_without_extra_work_a_request_stays_whole() -> None:
+    dispatcher, engines = fleet_of(3, extra_work=0.0)
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert sum(engine.asked for engine in engines) == 1
+
+
+@pytest.mark.parametrize("end", [None, Status.FAILED, Status.REJECTED])
+async def test_a_part_that_failed_is_tried_once_elsewhere(end: Status | None) -> None:
+    dispatcher, engines = fleet_of(2)
+    engines[0].ends = [end]
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert [engine.asked for engine in engines] == [1, 2]
+    assert dispatcher.attempts.counts["retried"] == 1
+    assert_idle(dispatcher)
+
+
+@pytest.mark.parametrize("end", [None, Status.FAILED, Status.REJECTED])
+async def test_a_part_that_fails_twice_ends_the_request_and_is_named(end: Status | None) -> None:
+    dispatcher, engines = fleet_of(2)
+    engines[0].ends, engines[1].ends = [end, end], [Status.OK, end, end]
+    result = await dispatcher.answer(ROWS, OPTIONS)
+    assert result.status is (end or Status.UNREACHABLE)
+    assert "Part 1 of 2 (10 rows, at" in result.message
+    if end is Status.REJECTED:
+        assert result.retry_after_s == 3.0
+    assert_idle(dispatcher)
+
+
+async def test_a_bad_end_cancels_the_other_parts() -> None:
+    dispatcher, engines = fleet_of(2)
+    engines[1].held.clear()
+    engines[0].ends = [Status.ABORTED]
+    result = await dispatcher.answer(ROWS, OPTIONS)
+    assert result.status is Status.ABORTED
+    await asyncio.wait_for(engines[1].left.wait(), 60)
+    assert_idle(dispatcher)
+
+
+@pytest.mark.parametrize("end", [Status.DECLINED, Status.NOT_FINITE, Status.UNFIT])
+async def test_what_every_engine_would_say_is_not_tried_again(end: Status) -> None:
+    dispatcher, engines = fleet_of(2)
+    engines[0].ends = [end]
+    result = await dispatcher.answer(ROWS, OPTIONS)
+    assert (result.status, result.message) == (end, "so it goes")
+    assert engines[0].asked + engines[1].asked == 2
+
+
+async def test_an_engine_that_stands_still_is_left_for_another_one() -> None:
+    dispatcher, engines = fleet_of(2)
+    engines[0].held.clear()
+    assert_whole(await asyncio.wait_for(dispatcher.answer(ROWS, OPTIONS), 60))
+    assert [engine.asked for engine in engines] == [1, 2]
+    assert dispatcher.attempts.counts["asked_twice"] == 1
+    await asyncio.wait_for(engines[0].left.wait(), 60)
+    assert_idle(dispatcher)
+
+
+async def test_a_broken_connection_to_the_only_engine_is_made_anew() -> None:
+    dispatcher, (engine,) = fleet_of(1)
+    engine.ends = [None]
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert engine.asked == 2
+
+
+async def test_a_deadline_ends_all_parts() -> None:
+    dispatcher, engines = fleet_of(2)
+    for engine in engines:
+        engine.held.clear()
+    late = RequestOptions(deadline_ms=time.time() * 1e3 + 2_000)
+    result = await dispatcher.answer(ROWS, late)
+    assert result.status is Status.EXPIRED
+    for engine in engines:
+        await asyncio.wait_for(engine.left.wait(), 60)
+    assert_idle(dispatcher)
+
+
+async def test_a_client_that_leaves_ends_all_parts() -> None:
+    dispatcher, engines = fleet_of(2)
+    for engine in engines:
+        engine.held.clear()
+    asking = asyncio.ensure_future(dispatcher.answer(ROWS, OPTIONS))
+    for engine in engines:
+        await engine.begun.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    for engine in engines:
+        await asyncio.wait_for(engine.left.wait(), 60)
+    assert_idle(dispatcher)
+
+
+async def test_without_replicas_there_is_an_answer_at_once() -> None:
+    dispatcher, _ = fleet_of(0)
+    result = await dispatcher.answer(ROWS, OPTIONS)
+    assert result.status is Status.UNREACHABLE
+    assert "No engine" in result.message

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.fleet.settings import Engines, Settings, engine_urls
+
+
+def test_urls_are_divided_by_commas() -> None:
+    assert engine_urls("http://a:30000, https://[::1]:1/") == ("http://a:30000", "https://[::1]:1")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "there is none"),
+        (" , ", "there is none"),
+        ("a:30000", "is no URL of http"),
+        ("http://", "is no URL of http"),
+        ("http://a:port", "is no URL"),
+        ("http://a:99999", "is no URL"),
+        ("http://a:30000/v1", "more than a host and a port"),
+        ("http://user@a:30000", "more than a host and a port"),
+        ("http://a:1,http://a:1/", "comes twice"),
+    ],
+)
+def test_what_is_no_engine_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        engine_urls(text)
+
+
+def test_settings_travel_as_json() -> None:
+    settings = Settings(port=5, extra_work=0.5)
+    assert Settings.from_json(settings.to_json()) == settings
+
+
+def test_engines_travel_as_a_line() -> None:
+    engines = Engines(("http://a:1", "http://b:2"), {"RUNNING": 2})
+    line = engines.to_line()
+    assert b"\n" not in line
+    assert Engines.from_line(line) == engines

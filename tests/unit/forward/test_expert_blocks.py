@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_prefill_ext.config import MoePolicy, MoeSource
+from sglang_prefill_ext.forward.expert_blocks import LOOK_EVERY, ExpertBlocks
+from sglang_prefill_ext.forward.expert_counts import ExpertCounts
+from sglang_prefill_ext.moe.blocks import BlockTable, Entry
+from sglang_prefill_ext.moe.policy import BlockTime, Choice, Pair
+
+LARGE, SMALL = Entry(2048, 128), Entry(512, 64)
+TABLE = BlockTable({512: 64, 2048: 128})
+TOKENS, EXPERTS = 2000, 16
+
+
+class LateCounts(ExpertCounts):
+    """Counts that are on the way until the test says so."""
+
+    here = False
+    looks = 0
+
+    def begin(self) -> None:
+        self.looks += 1
+        super().begin()
+
+    def arrived(self) -> NDArray[np.int32] | None:
+        return super().arrived() if self.here else None
+
+
+def blocks_of(
+    layers: int, policy: MoePolicy = MoePolicy.PADDING_RATIO, times: Any = None, **more: Any
+) -> tuple[ExpertBlocks, LateCounts]:
+    counts = LateCounts(layers, EXPERTS, torch.device("cpu"))
+    blocks = ExpertBlocks(layers, EXPERTS, TABLE, policy, times or {}, counts, **more)
+    blocks.learning = True
+    return blocks, counts
+
+
+def ids_of(experts: Iterable[int]) -> Tensor:
+    """Tokens with one expert each, which take those named in turn."""
+    named = list(experts)
+    return torch.tensor([named[at % len(named)] for at in range(TOKENS)])[:, None]
+
+
+def forward(blocks: ExpertBlocks, *routing: Tensor) -> list[Choice | None]:
+    return [
+        blocks.entry(layer, len(ids), ids, capturing=False) for layer, ids in enumerate(routing)
+    ]
+
+
+EVEN, ONE = ids_of(range(EXPERTS)), ids_of([3])
+"""125 rows for each expert: blocks of 64 are no fuller. And all rows for one."""
+
+
+def test_each_layer_is_chosen_by_how_it_routed_before() -> None:
+    some = ids_of([0] * 24 + [*range(1, EXPERTS)])  # 51 rows for all experts but one
+    blocks, counts = blocks_of(3)
+    counts.here = True
+    routing = (EVEN, ONE, some)
+    forward(blocks, *routing)
+    forward(blocks, *routing)  # the counts set out
+    assert forward(blocks, *routing) == [None, None, SMALL]
+
+
+def test_nobody_waits_for_counts_that_are_on_the_way() -> None:
+    blocks, counts = blocks_of(1)
+    before = forward(blocks, EVEN)
+    assert before == [SMALL]  # nothing is known: some experts are taken to get little
+    for _ in range(3 * LOOK_EVERY):
+        assert forward(blocks, EVEN) == before
+    assert counts.looks == 1
+    counts.here = True
+    assert forward(blocks, EVEN) == [None]
+
+
+def test_only_some_forwards_are_looked_at() -> None:
+    blocks, counts = blocks_of(2)
+    counts.here = True
+    for _ in range(3 * LOOK_EVERY):
+        forward(blocks, EVEN, EVEN)
+    assert counts.looks == pytest.approx(3, abs=1)
+
+
+def test_before_anybody_has_asked_nothing_is_learnt() -> None:
+    blocks, counts = blocks_of(1)
+    blocks.learning, counts.here = False, True
+    for _ in range(LOOK_EVERY):
+        assert forward(blocks, ONE) == [SMALL]
+    assert counts.looks == 0
+
+
+def test_a_graph_is_captured_with_what_is_known_and_counts_nothing() -> None:
+    blocks, counts = blocks_of(1)
+    counts.here = True
+    for _ in range(3):
+        forward(blocks, EVEN)
+    looks = counts.looks
+    for _ in range(3 * LOOK_EVERY):
+        assert blocks.entry(0, TOKENS, ONE, capturing=True) is None
+    assert counts.looks == looks
+
+
+def test_the_choice_is_for_the_tokens_of_this_forward() -> None:
+    blocks, counts = blocks_of(1)
+    counts.here = True
+    for _ in range(3):
+        forward(blocks, EVEN)
+    few, many = EVEN[:1300], EVEN.repeat(10, 1)
+    assert forward(blocks, few) == [SMALL]  # 81 rows each
+    assert forward(blocks, many) == [None]  # 1250 rows each
+
+
+def test_with_times_the_fastest_is_chosen() -> None:
+    times = {LARGE: BlockTime(0, 1.0), SMALL: BlockTime(0, 1.5)}
+    blocks, _ = blocks_of(1, MoePolicy.AUTO, times)
+    assert forward(blocks, EVEN) == [None]
+    times = {LARGE: BlockTime(0, 1.0), SMALL: BlockTime(0, 0.9)}
+    blocks, _ = blocks_of(1, MoePolicy.AUTO, times)
+    assert forward(blocks, EVEN) == [SMALL]
+
+
+def test_the_balance_is_that_of_the_forward_that_was_looked_at() -> None:
+    blocks, counts = blocks_of(2)
+    counts.here = True
+    for _ in range(3):
+        forward(blocks, EVEN, ONE)
+    even, one = blocks.balance
+    assert even.busiest_share == pytest.approx(1 / EXPERTS)
+    assert even.padded == even.stock_padded == 16 * 128 / TOKENS
+    assert one.busiest_share == 1
+    assert (one.padded, one.stock_padded) == (2048 / TOKENS, 2048 / TOKENS)
+
+
+def test_the_device_chooses_between_two_in_graphs_too() -> None:
+    times = {LARGE: BlockTime(0, 1.0), SMALL: BlockTime(0, 1.1)}
+    blocks, counts = blocks_of(1, MoePolicy.AUTO, times, source=MoeSource.DEVICE)
+    counts.here = True
+    (chosen,) = forward(blocks, EVEN)
+    assert isinstance(chosen, Pair)
+    assert {chosen.first, chosen.second} == {LARGE, SMALL}
+    assert blocks.entry(0, TOKENS, EVEN, capturing=True) == chosen
+
+
+def test_the_balance_is_that_of_what_the_device_took() -> None:
+    blocks, counts = blocks_of(2, source=MoeSource.DEVICE)
+    counts.here = True
+    some = ids_of([0] * 24 + [*range(1, EXPERTS)])
+    for _ in range(3):
+        chosen = forward(blocks, EVEN, some)
+    assert all(isinstance(each, Pair) for each in chosen)
+    even, uneven = blocks.balance
+    assert even.padded == even.stock_padded == 16 * 128 / TOKENS
+    assert uneven.padded == (1280 + 15 * 64) / TOKENS < uneven.stock_padded
+
+
+def test_of_tokens_that_mostly_go_elsewhere_few_rows_are_expected() -> None:
+    # 125 rows an expert if all are here, 63 if half of them are.
+    for share, expected in ((1.0, None), (0.5, SMALL)):
+        blocks, counts = blocks_of(1, share=share)
+        counts.here = True
+        for _ in range(2):
+            forward(blocks, EVEN)
+        assert forward(blocks, EVEN) == [expected]
+
+
+def test_an_entry_that_must_be_alone_is_chosen_by_history() -> None:
+    blocks, _ = blocks_of(1, source=MoeSource.DEVICE, alone={LARGE})
+    assert forward(blocks, EVEN) == [SMALL]

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.process.supervisor import Backoff, Supervisor, reserved
+from tests.unit.waiting import until
+
+QUICK = Backoff(first_s=0.01, longest_s=0.05)
+SLEEPER = "import time; time.sleep(600)"
+STUBBORN = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "open(sys.argv[1], 'a').write('x'); time.sleep(600)"
+)
+READER = "import sys; sys.stdin.read(); open(sys.argv[1], 'a').write('x')"
+
+
+def command(code: str, *args: object) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, args)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@given(st.integers(1, 1000))
+def test_every_death_in_a_row_doubles_the_wait_up_to_a_limit(deaths: int) -> None:
+    backoff = Backoff(first_s=0.5, longest_s=10.0)
+    assert backoff.wait_s(deaths) == min(0.5 * 2 ** (deaths - 1), 10.0)
+
+
+async def test_what_dies_is_started_again_and_the_others_live_on() -> None:
+    supervisor, stop = Supervisor(command(SLEEPER), 2, grace_s=10, backoff=QUICK), asyncio.Event()
+    running = asyncio.ensure_future(supervisor.run(stop))
+    await until(lambda: len(supervisor.pids) == 2)
+    before = dict(supervisor.pids)
+    os.kill(before[0], signal.SIGKILL)
+    await until(lambda: supervisor.pids[0] != before[0])
+    assert supervisor.pids[1] == before[1]
+    assert alive(before[1])
+    stop.set()
+    await running
+    assert not any(map(alive, [*before.values(), *supervisor.pids.values()]))
+
+
+async def test_one_that_cannot_live_is_left_dead_for_longer_and_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    supervisor = Supervisor(command("raise SystemExit(3)"), 1, grace_s=1, backoff=QUICK)
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(supervisor.run(stop))
+    await until(lambda: caplog.text.count("ended with 3") >= 4, timeout_s=60)
+    stop.set()
+    await running
+    waits = [str(record.args[2]) for record in caplog.records if isinstance(record.args, tuple)]
+    assert waits[:4] == ["0.01", "0.02", "0.04", "0.05"]
+
+
+async def test_one_that_does_not_go_is_killed(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    supervisor = Supervisor(command(STUBBORN, started), 1, grace_s=0.2, backoff=QUICK)
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(supervisor.run(stop))
+    await until(started.exists)
+    (pid,) = supervisor.pids.values()
+    stop.set()
+    await running
+    assert not alive(pid)
+
+
+async def test_the_input_ends_with_the_supervisor(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    code = (
+        "import asyncio, sys\n"
+        "from sglang_prefill_ext.process.supervisor import Supervisor\n"
+        f"command = {command(READER, ended)!r}\n"
+        "asyncio.run(Supervisor(command, 1, grace_s=1).run(asyncio.Event()))\n"
+    )
+    supervisor = await asyncio.create_subprocess_exec(*command(code))
+    children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
+    await until(lambda: children.read_text().split(), timeout_s=60)
+    assert not ended.exists()
+    supervisor.kill()
+    await supervisor.wait()
+    await until(ended.exists, timeout_s=60)
+
+
+def test_a_port_is_kept_for_those_that_share_it() -> None:
+    with reserved("127.0.0.1", 0) as port:
+        with socket.socket() as sharer:
+            sharer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sharer.bind(("127.0.0.1", port))
+            sharer.listen()
+            with (
+                pytest.raises(ConfigError, match=f"--port {port} cannot be used"),
+                reserved("127.0.0.1", port),
+            ):
+                pass
+        assert port > 0
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 .*Choose another"),
+        reserved("192.0.2.1", 0),
+    ):
+        pass
+
+
+async def test_what_is_said_reaches_every_process_and_those_that_start_later(
+    tmp_path: Path,
+) -> None:
+    code = "import sys\nfor line in sys.stdin: print(line, end='', file=open(sys.argv[1], 'a'))"
+    heard = tmp_path / "heard"
+    heard.touch()
+    supervisor = Supervisor(command(code, heard), 2, grace_s=10, backoff=QUICK)
+    stop = asyncio.Event()
+    supervisor.say(b"one")
+    running = asyncio.ensure_future(supervisor.run(stop))
+    await until(lambda: heard.read_text().count("one") == 2)
+    supervisor.say(b"two")
+    await until(lambda: heard.read_text().count("two") == 2)
+    os.kill(supervisor.pids[0], signal.SIGKILL)
+    await until(lambda: heard.read_text().count("two") == 3)
+    stop.set()
+    await running
+    assert heard.read_text().count("one") == 2

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sglang_prefill_ext.process.user_cache import cache_directory
+
+
+def test_the_directory_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_directory("tokenizers") == tmp_path / "sglang-prefill-ext" / "tokenizers"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_directory("tokenizers").is_relative_to(Path.home() / ".cache")

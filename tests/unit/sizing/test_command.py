@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_prefill_ext import cli
+from sglang_prefill_ext.errors import ConfigError
+
+CONFIG = {
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+}
+MEASURED = "--tokens-per-s 100 --launch-ms 5 --link-gb-s 1 --link-us 0"
+
+Plan = Callable[[str], str]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Runs the command with further flags; returns what it prints."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    def run(flags: str) -> str:
+        done = CliRunner().invoke(cli.app, ["plan", str(tmp_path), *flags.split()])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return run
+
+
+def test_every_division_is_a_line_and_the_best_is_first(plan: Plan) -> None:
+    lines = plan("--gpus 4 --shape 100+400x16").splitlines()
+    assert lines[0].rstrip() == "100+400x16, 1 client, 4 x h100-sxm"
+    assert [line[:7] for line in lines if line[1:4] == " x "] == ["4 x TP1", "2 x TP2", "1 x TP4"]
+    assert any(line.startswith("Take 4 x TP1: ") for line in lines)
+
+
+def test_what_does_not_fit_is_named_below(plan: Plan) -> None:
+    output = plan("--gpus 2 --memory-gb 16")
+    assert "2 x TP1 does not fit: weights take 16 GB" in output
+    assert "Take 1 x TP2" in output
+
+
+def test_what_is_given_replaces_what_is_listed(plan: Plan) -> None:
+    assert plan("--device l40s") != plan("")
+    assert plan("--tflops 500") != plan("")
+    assert "2 requests/s" in plan("--rate 2")
+
+
+def test_a_device_without_an_entry_has_its_speed_given(plan: Plan) -> None:
+    output = plan(f"--gpus 2 --device cpu {MEASURED}")
+    assert "2 x cpu" in output
+    assert "Take 2 x TP1" in output or "Take 1 x TP2" in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--gpus 0", "--gpus 0: give 1 or more"),
+        ("--shape 60", "shape '60': write <query>"),
+        ("--device tpu", "--device 'tpu': use one of h100-sxm"),
+        ("--device cpu --link-us 1", "add --tokens-per-s, --launch-ms, --link-gb-s"),
+        ("--tokens-per-s 5", "--tokens-per-s 5: it does nothing with --device h100-sxm"),
+        ("--device cpu --tflops 5", "--tflops 5: it does nothing with --device cpu"),
+        ("--tflops 0", "--tflops 0: give a number above 0"),
+        (f"--device cpu {MEASURED} --tokens-per-s -1", "--tokens-per-s -1: give a number above 0"),
+        ("--clients 0", "--clients 0: give 1 or more"),
+    ],
+)
+def test_wrong_flags_are_named_with_a_remedy(plan: Plan, flags: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(flags)

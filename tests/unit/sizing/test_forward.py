@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sglang_prefill_ext.sizing.device import DEVICES, Device
+from sglang_prefill_ext.sizing.floor import least_ms, packed_bytes, packed_operations
+from sglang_prefill_ext.sizing.forward import LABELS, ForwardTime, Serving
+from sglang_prefill_ext.sizing.shape import Shape
+from tests.unit.sizing.models import DENSE, SPARSE, servings, shapes
+
+SMALL = DENSE["0.6B"]
+
+
+@given(servings, shapes, st.sampled_from([1, 2, 4]))
+def test_the_floor_is_a_lower_bound(serving: Serving, shape: Shape, ranks: int) -> None:
+    model, device = serving.model, serving.device
+    operations = packed_operations(model, shape, LABELS)
+    traffic = packed_bytes(model, shape, LABELS, serving.number_bytes)
+    least = least_ms(operations, traffic, device.tflops, device.gb_s) / ranks
+    assert serving.forward(shape, ranks).seconds * 1e3 >= least
+
+
+@given(servings, shapes, st.integers(1, 4))
+def test_one_rank_has_no_all_reduce_and_several_have(
+    serving: Serving, shape: Shape, requests: int
+) -> None:
+    assert serving.forward(shape, 1, requests).all_reduce_s == 0.0
+    assert serving.forward(shape, 2, requests).all_reduce_s > 0.0
+
+
+@given(servings, shapes, st.sampled_from([1, 2, 4]), st.integers(1, 50))
+def test_more_items_never_take_less(serving: Serving, shape: Shape, ranks: int, more: int) -> None:
+    larger = replace(shape, items=shape.items + more)
+    took_s = serving.forward(shape, ranks).seconds
+    assert serving.forward(larger, ranks).seconds >= took_s * (1 - 1e-9)
+
+
+@given(servings, shapes, st.sampled_from([1, 2, 4]), st.integers(2, 20))
+def test_requests_take_no_longer_together_than_apart(
+    serving: Serving, shape: Shape, ranks: int, requests: int
+) -> None:
+    assume(requests * shape.packed_tokens <= 4096)  # a larger forward is launched otherwise
+    together_s = serving.forward(shape, ranks, requests).seconds
+    assert together_s <= requests * serving.forward(shape, ranks).seconds * 1.01
+
+
+def test_small_forwards_of_one_rank_are_replayed() -> None:
+    serving = Serving(SMALL, DEVICES["h100-sxm"])
+    assert serving.forward(Shape(100, 10, 10), 1).launch_s == pytest.approx(0.6e-3)
+    assert serving.forward(Shape(100, 10, 10), 2).launch_s == pytest.approx(8.34e-3)
+    assert serving.forward(Shape(100, 500, 10), 1).launch_s == pytest.approx(8.34e-3)
+
+
+def test_more_tokens_than_one_forward_may_have_are_several() -> None:
+    serving = Serving(SMALL, DEVICES["h100-sxm"])
+    assert serving.forward(Shape(1, 1000, 40), 2).launch_s == pytest.approx(3 * 8.34e-3)
+
+
+def test_what_overlaps_counts_once() -> None:
+    assert ForwardTime(1, 2, 3, 4, overlaps=True).spent == {"memory": 3, "all-reduces": 4}
+    assert ForwardTime(8, 2, 3, 4, overlaps=True).spent == {"launches": 8}
+    assert ForwardTime(8, 2, 1, 4, overlaps=False).seconds == 14
+
+
+def test_a_measured_device_takes_what_was_measured() -> None:
+    device = Device.measured(SMALL, tokens_per_s=1000, launch_ms=20, link_gb_s=1, link_us=0)
+    # Nearly all layers compute all tokens, and attention comes on top.
+    assert Serving(SMALL, device).forward(Shape(1, 99, 10), 1).seconds == pytest.approx(1, rel=0.05)
+
+
+def test_uneven_experts_make_several_ranks_wait() -> None:
+    shape, device = Shape(100, 400, 16), DEVICES["h100-sxm"]
+    even, uneven = Serving(SPARSE, device), Serving(SPARSE, device, imbalance=2.0)
+    assert uneven.forward(shape, 1) == even.forward(shape, 1)
+    longer = uneven.forward(shape, 4).arithmetic_s / even.forward(shape, 4).arithmetic_s
+    assert 1.2 < longer < 2
+
+
+def test_parts_of_a_request_fill_fewer_blocks_of_experts() -> None:
+    serving = Serving(SPARSE, DEVICES["h100-sxm"])
+    whole = serving.forward(Shape(1, 120, 16), 1).arithmetic_s
+    assert 4 * serving.forward(Shape(1, 120, 4), 1).arithmetic_s > 1.3 * whole

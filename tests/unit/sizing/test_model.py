@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.sizing.model import Experts, ModelShape
+
+# One layer, hidden 4, two heads of 3 sharing one key/value head, MLP 5, 7 tokens.
+SMALL = ModelShape(
+    layers=1, hidden=4, heads=2, kv_heads=1, head_dim=3, intermediate=5, vocabulary=7
+)
+CONFIG: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 704,
+    "vocab_size": 8000,
+}
+
+
+def _read(directory: Path, **more: Any) -> ModelShape:
+    (directory / "config.json").write_text(json.dumps(CONFIG | more))
+    return ModelShape.from_directory(directory)
+
+
+def test_operations_by_hand() -> None:
+    # Weights: Q 4x6, K and V 4x3 each, output 6x4, gate, up and down 4x5 each: 132 in all.
+    assert SMALL.kv_operations == 2 * (12 + 12)
+    assert SMALL.layer_operations == 2 * (24 + 12 + 12 + 24 + 3 * 20)
+    assert SMALL.weights == 132
+    # Per pair and head a dot product and a weighted sum of 3 numbers each.
+    assert SMALL.pair_operations == 2 * (3 + 3) * 2
+    assert SMALL.readout_operations(7) == 2 * 4 * 7
+
+
+def test_experts_by_hand() -> None:
+    # Two layers, the first dense; of the other's 4 experts of width 3 two are active, and one
+    # is shared.
+    model = ModelShape(2, 4, 2, 1, 3, 5, 7, Experts(4, 2, 3, shared_width=3, dense_layers=1))
+    attention, dense, expert, router = 24 + 12 + 12 + 24, 3 * 20, 3 * 12, 4 * 4
+    assert model.routed_operations == 2 * 2 * expert
+    assert model.layer_operations == 2 * (attention + 3 * expert + router)
+    assert model.body_operations == 2 * (attention + dense) + model.layer_operations
+    assert model.weights == 2 * attention + dense + 5 * expert + router
+    assert model.stored_weights == model.weights + 2 * 28
+    # A token reads two of four experts, three tokens an expert with a probability of 7/8.
+    assert model.read_weights(1) == model.weights - 2 * expert
+    assert model.read_weights(3) == round(model.weights - 4 / 8 * expert)
+    assert model.read_weights(100) == model.weights
+
+
+def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
+    assert _read(tmp_path) == ModelShape(4, 256, 8, 4, 32, 704, 8000)
+    assert _read(tmp_path, head_dim=64, tie_word_embeddings=True).head_dim == 64
+    assert _read(tmp_path, tie_word_embeddings=True).tied
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG}))
+    assert ModelShape.from_directory(tmp_path) == ModelShape(4, 256, 8, 4, 32, 704, 8000)
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        ({"num_local_experts": 8, "num_experts_per_tok": 2}, Experts(8, 2, 704)),
+        (
+            {
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 64,
+                "shared_expert_intermediate_size": 128,
+                "decoder_sparse_step": 2,
+                "mlp_only_layers": [1],
+            },
+            Experts(60, 4, 64, shared_width=128, dense_layers=3),
+        ),
+        (
+            {
+                "n_routed_experts": 16,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 64,
+                "n_shared_experts": 2,
+                "first_k_dense_replace": 1,
+            },
+            Experts(16, 4, 64, shared_width=128, dense_layers=1),
+        ),
+        (
+            {
+                "moe_num_experts": 64,
+                "moe_k": 6,
+                "moe_intermediate_size": 64,
+                "moe_num_shared_experts": 2,
+                "moe_layer_start_index": 1,
+            },
+            Experts(64, 6, 64, shared_width=128, dense_layers=1),
+        ),
+        (
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 96},
+            Experts(8, 2, 704, shared_width=96),
+        ),
+    ],
+    ids=["Mixtral", "Qwen", "GLM", "Ernie", "Granite"],
+)
+def test_experts_are_read_from_the_configuration(
+    config: dict[str, Any], experts: Experts, tmp_path: Path
+) -> None:
+    assert _read(tmp_path, **config).experts == experts
+
+
+def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json; name a local directory"):
+        ModelShape.from_directory(tmp_path)
+    with pytest.raises(ConfigError, match="it has kv_lora_rank"):
+        _read(tmp_path, kv_lora_rank=512)
+    for broken in ("{", "{}"):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(ConfigError, match=r"config\.json is not that of a decoder"):
+            ModelShape.from_directory(tmp_path)

@@ -1,0 +1,5 @@
+"""Choosing between two alignments of rows to blocks, on the device."""
+
+from prefill_kernels.block_choice.op import Aligned, choose_block
+
+__all__ = ["Aligned", "choose_block"]
