@@ -12,6 +12,7 @@ from bench.__main__ import RESULTS
 from bench.command import begin, measured_model, no_figures_on_error
 from bench.judges.lm_eval import LmEvalJudge
 from bench.judges.openai_client import OpenAIJudge
+from bench.judges.plot import save_differences_plot
 from bench.judges.rerank import RerankJudge
 from bench.judges.session import Judge, judge_both
 from bench.judges.tools import Tools
@@ -36,7 +37,9 @@ def main(
         judge = _judge(name, Tools(tools))
     with measured_model(console, judge.preset) as (model, status):
         verdict = judge_both(judge, model, status.update)
-    append(RESULTS / "judges.jsonl", [verdict], {"faults": verdict.faults(), **context})
+    record = RESULTS / "judges.jsonl"
+    append(record, [verdict], {"faults": verdict.faults(), **context})
+    save_differences_plot(record)
     marks = ", ".join(f"{mark} {value:.4f}" for mark, value in verdict.extension.items())
     console.print(
         f"{verdict.judge}: {verdict.requests} requests, {verdict.numbers} numbers, largest "
