@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, wait
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Semaphore
@@ -148,10 +148,13 @@ def _sleeping(
 
 
 def tokens_under_way(client: Client) -> int:
-    """Of packed requests that the scheduler was sent and has not answered; told if it sleeps."""
-    response = client.http.get(carrier.FACTS_PATH)
+    """Of packed requests that the scheduler was sent and has not answered.
+
+    Told at once, whether or not it sleeps, to whoever sends rows; what is no rows is refused.
+    """
+    response = client.http.post(carrier.ROWS_PATH, content=b"")
     assert response.status_code == 200, response.text
-    return carrier.state_from(response.content).tokens
+    return carrier.answer_from(response.content).tokens
 
 
 def passed_on(
@@ -162,27 +165,31 @@ def passed_on(
     headers: Mapping[str, str] | None = None,
 ) -> Future[httpx.Response]:
     """Send a packed request, and return when the scheduler has been sent it, which answers none."""
-    before = tokens_under_way(client)
-    reply = pool.submit(client.http.post, path, json=body, headers=headers)
-    wait_until(lambda: tokens_under_way(client) > before)
-    return reply
+    with _more_under_way(client):
+        return pool.submit(client.http.post, path, json=body, headers=headers)
 
 
-def leave(
-    client: Client,
-    body: Json,
-    path: str = "/v1/score",
-    under_way: Callable[[Client], int] = tokens_under_way,
-) -> None:
-    """Be a client that leaves once its request is counted as under way.
+def passed_on_by_one(client: Client, path: str, body: Json) -> HTTPConnection:
+    """As `passed_on`, over a connection of its own, which the caller closes."""
+    with _more_under_way(client):
+        return begun(client, path, body)
 
-    Returns when the front end has noticed, while the scheduler answers nobody. Of scoring requests
-    it has told the scheduler then.
+
+def leave(client: Client, body: Json) -> None:
+    """Be a client of a scoring request that leaves when the scheduler has been sent it.
+
+    Returns when the scheduler has been told, which answers nobody meanwhile.
     """
-    before = under_way(client)
-    with closing(begun(client, path, body)):
-        wait_until(lambda: under_way(client) > before)
-    wait_until(lambda: under_way(client) == before)
+    before = tokens_under_way(client)
+    passed_on_by_one(client, "/v1/score", body).close()
+    wait_until(lambda: tokens_under_way(client) == before)
+
+
+@contextmanager
+def _more_under_way(client: Client) -> Iterator[None]:
+    before = tokens_under_way(client)
+    yield
+    wait_until(lambda: tokens_under_way(client) > before)
 
 
 def begun(

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
-from tests.integration.client import OPT_OUT, Client, Json, random_ids
+from tests.integration.client import OPT_OUT, Client, Json, random_ids, wait_until
 from tests.integration.fuzz_bodies import GENERATION
 from tests.integration.fuzz_paths import fuzz
 from tests.integration.override_bodies import embeds
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same, both
-from tests.integration.processes import leave, passed_on, scheduler_pid, sent, stopped
+from tests.integration.processes import passed_on, passed_on_by_one, scheduler_pid, sent, stopped
 from tests.integration.reference import Reference
 
 pytestmark = pytest.mark.timeout(900)
@@ -432,10 +433,6 @@ def test_a_wrong_header_is_refused(generator: Serving) -> None:
     assert "x-prefill-only-timeout-ms" in refused.text
 
 
-def calls_under_way(client: Client) -> int:
-    return int(client.status()["frontend"]["in_flight"])
-
-
 def test_clients_that_leave_and_aborts_leave_nothing_behind(generator: Serving) -> None:
     client = generator.client
     before = client.memory()
@@ -443,8 +440,10 @@ def test_clients_that_leave_and_aborts_leave_nothing_behind(generator: Serving) 
     with ThreadPoolExecutor(8) as pool:
         with stopped(scheduler_pid(generator.server)):
             late = [passed_on(client, pool, body, "/generate") for _ in range(4)]
-            for _ in range(3):
-                leave(client, body, "/generate", calls_under_way)
+            with ExitStack() as leaving:
+                for _ in range(3):
+                    leaving.enter_context(closing(passed_on_by_one(client, "/generate", body)))
+            wait_until(lambda: client.status()["frontend"]["in_flight"] == len(late))
             client.post("/abort_request", {"rid": "", "abort_all": True})
         assert {each.result().status_code for each in late} <= {200, 400, 503}
     client.assert_memory_returns_to(before)
