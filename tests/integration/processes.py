@@ -157,6 +157,15 @@ def tokens_under_way(client: Client) -> int:
     return carrier.answer_from(response.content).tokens
 
 
+@contextmanager
+def passing_on(client: Client) -> Iterator[None]:
+    """Send a packed request in the block; it is left when the scheduler has been sent that, which
+    answers none."""
+    before = tokens_under_way(client)
+    yield
+    wait_until(lambda: tokens_under_way(client) > before)
+
+
 def passed_on(
     client: Client,
     pool: Executor,
@@ -164,14 +173,14 @@ def passed_on(
     path: str = "/v1/score",
     headers: Mapping[str, str] | None = None,
 ) -> Future[httpx.Response]:
-    """Send a packed request, and return when the scheduler has been sent it, which answers none."""
-    with _more_under_way(client):
+    """Send a packed request as in `passing_on`."""
+    with passing_on(client):
         return pool.submit(client.http.post, path, json=body, headers=headers)
 
 
 def passed_on_by_one(client: Client, path: str, body: Json) -> HTTPConnection:
     """As `passed_on`, over a connection of its own, which the caller closes."""
-    with _more_under_way(client):
+    with passing_on(client):
         return begun(client, path, body)
 
 
@@ -183,13 +192,6 @@ def leave(client: Client, body: Json) -> None:
     before = tokens_under_way(client)
     passed_on_by_one(client, "/v1/score", body).close()
     wait_until(lambda: tokens_under_way(client) == before)
-
-
-@contextmanager
-def _more_under_way(client: Client) -> Iterator[None]:
-    before = tokens_under_way(client)
-    yield
-    wait_until(lambda: tokens_under_way(client) > before)
 
 
 def begun(

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.client import Client, Json, random_ids, score_body, wait_until
+from tests.integration.client import Json, random_ids, score_body, wait_until
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_paths_agree
-from tests.integration.processes import scheduler_pid, stopped
+from tests.integration.processes import passing_on, scheduler_pid, stopped
 from tests.integration.span_collector import SpanCollector, collecting
 from tests.integration.stock_metrics import growth
 
@@ -185,8 +185,8 @@ def test_what_is_under_way_is_answered_before_the_server_ends(production: Servin
     assert server.pid is not None
     with ThreadPoolExecutor() as pool:
         with stopped(scheduler_pid(server)):
-            reply = pool.submit(client.score, score_body(13, 30, [3, 5]))
-            wait_until(lambda: _in_flight(client) == 1)
+            with passing_on(client):
+                reply = pool.submit(client.score, score_body(13, 30, [3, 5]))
             os.kill(server.pid, signal.SIGTERM)
             wait_until(
                 lambda: b"Remaining number of requests 1" in server.log_path.read_bytes()[seen:]
@@ -194,8 +194,3 @@ def test_what_is_under_way_is_answered_before_the_server_ends(production: Servin
             assert client.http.get("/health").status_code == 503
         assert len(reply.result()["scores"]) == 2
     wait_until(lambda: not server.pids)
-
-
-def _in_flight(client: Client) -> int:
-    found: int = client.status()["frontend"]["in_flight"]
-    return found

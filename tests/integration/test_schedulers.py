@@ -17,7 +17,7 @@ from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer
 from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answer, assert_tokens_agree
-from tests.integration.processes import schedulers_stopped, sent, stop, stopped
+from tests.integration.processes import passing_on, schedulers_stopped, sent, stop, stopped
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -76,8 +76,8 @@ def long_request_waits(client: Client) -> Iterator[Future[Json]]:
     client.wait_idle()
     wait_until(lambda: not any(stock_load(client)))  # else one might stop with a load still shown
     with ThreadPoolExecutor(1) as pool, stopped(pid_of(client, 0)):
-        answer = pool.submit(client.score, LONG)
-        wait_until(lambda: client.status()["frontend"]["in_flight"] == 1)
+        with passing_on(client):
+            answer = pool.submit(client.score, LONG)
         yield answer
 
 
@@ -180,8 +180,8 @@ def test_when_one_scheduler_dies_callers_get_an_error_and_the_server_ends(
     victim = pid_of(client, 0)
     with ThreadPoolExecutor(8) as pool:
         stop(victim)
-        lost = pool.submit(client.score, LONG)
-        wait_until(lambda: client.status()["frontend"]["in_flight"] == 1)
+        with passing_on(client):
+            lost = pool.submit(client.score, LONG)
         assert client.score(small[0])["scores"]
         os.kill(victim, signal.SIGKILL)
         others = [pool.submit(client.score, body) for body in small]
