@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import fill
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching.imitations import IMITATIONS
-from sglang_prefill_ext.patching.spec import NOT_SENT, Group, Patch, Use, UseKind
+from sglang_prefill_ext.patching.spec import NOT_SENT, Group, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import USES
 
@@ -48,11 +47,13 @@ _APPLIED: Mapping[Group, str] = {
 _USED = f"""\
 ## Used, not changed
 
-What the hooks call, read or derive from as it is, generated from their source
-([how](../CONTRIBUTING.md#what-is-used-of-sglang)), by package below `{_SGLANG.rstrip(".")}`.
-`patching/uses.lock.json` has the signatures of functions and methods, and the members of classes
-that are used. SGLang must have the same.
-"""
+`patching/uses.lock.json` lists what the hooks call, read or derive from as it is
+([how](../CONTRIBUTING.md#what-is-used-of-sglang)), with the signatures of functions and the members
+of classes that SGLang must have. `sglang-prefill doctor --all` shows which of our modules use it.
+For what, where names below `{_SGLANG.rstrip(".")}` do not say it:
+
+| used | for |
+|---|---|"""
 
 _IMITATED = """
 ## Made as SGLang makes it
@@ -68,8 +69,8 @@ def markdown(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> 
     """The whole document, ending in a newline."""
     groups = {group: [patch for patch in patches if patch.group is group] for group in Group}
     changed = [_group(group, members) for group, members in groups.items() if members]
-    used = [_USED, *map(_wrapped, _used(uses))]
-    return "\n".join([_INTRODUCTION, *changed, *used, _IMITATED, *_imitation_rows(), ""])
+    used = [f"| `{use.target.removeprefix(_SGLANG)}` | {use.why} |" for use in uses if use.why]
+    return "\n".join([_INTRODUCTION, *changed, _USED, *used, _IMITATED, *_imitation_rows(), ""])
 
 
 def _group(group: Group, patches: Sequence[Patch]) -> str:
@@ -93,17 +94,6 @@ def _entry(patch: Patch) -> str:
 def _wrapped(text: str) -> str:
     indent = "  " if text.startswith("* ") else ""
     return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def _used(uses: Sequence[Use]) -> Iterator[str]:
-    """A line for each package; the methods of a class that is there are left out."""
-    classes = {use.target for use in uses if use.kind is UseKind.CLASS}
-    names: dict[str, list[str]] = defaultdict(list)
-    for use in uses:
-        if use.target.rpartition(".")[0] not in classes:
-            package, _, name = use.target.removeprefix(_SGLANG).partition(".")
-            names[package].append(f"`{name}` ({use.why})" if use.why else f"`{name}`")
-    return (f"* `{package}`: {', '.join(listed)}" for package, listed in names.items())
 
 
 def _imitation_rows() -> Iterator[str]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.docs import markdown
 from sglang_prefill_ext.patching.spec import Group
-from tests.unit.patching.stub_sglang import HOOKS, OWNER, scheduler_use, step_patch, wait_use
+from tests.unit.patching.stub_sglang import HOOKS, scheduler_use, step_patch, wait_use
 
 
 def test_what_a_reader_asks_of_a_patch_is_written_down() -> None:
@@ -44,11 +44,11 @@ def test_patches_stand_with_their_group() -> None:
     assert text.endswith("\n")
 
 
-def test_what_is_used_stands_with_its_package() -> None:
-    method = wait_use(target=f"{OWNER}.idle", signature="(self)")
-    other = wait_use(target="sglang.srt.layers.pooler.Pooler", why="")
-    text = markdown([], [scheduler_use(), method, wait_use(), other])
-    assert text.split("\n\n## Made as SGLang makes it\n")[0].splitlines()[-2:] == [
-        "* `sglang`: `managers.Scheduler` (a test), `managers.wait` (a test)",
-        "* `layers`: `pooler.Pooler`",
+def test_what_is_used_has_a_line_where_its_name_does_not_say_for_what() -> None:
+    other = wait_use(target="sglang.srt.layers.pooler.Pooler")
+    text = markdown([], [scheduler_use(why=""), wait_use(), other])
+    assert text.split("\n\n## Made as SGLang makes it\n")[0].splitlines()[-3:] == [
+        "|---|---|",
+        "| `sglang.managers.wait` | a test |",
+        "| `layers.pooler.Pooler` | a test |",
     ]
