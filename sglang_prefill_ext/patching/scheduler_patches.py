@@ -135,7 +135,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_SCHEDULER_HOOKS}:step_then_next_prefill",
         group=Group.SCHEDULER,
-        why="The same on a prefill server of a disaggregated pair.",
+        why="As without P11, on a prefill server of a disaggregated pair.",
         signature="(self, running_batch, last_batch, should_retry_storage_prefetch=True)",
         relies_on=("NextBatchPlan",),
         fingerprints={"0.5.23": "c67146d47314afb78872bc4a0ac2bb83c9938607e87723b5cf77d2126871b39e"},

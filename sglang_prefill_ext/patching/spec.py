@@ -29,6 +29,10 @@ class Group(StrEnum):
     CPU = "cpu"  # with the scheduler's, on the CPU platform of this package
 
 
+NOT_SENT = "not sent yet"
+"""What `Patch.upstream` says until then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Patch:
     """One change to one attribute of one SGLang class or module.
@@ -65,7 +69,7 @@ class Patch:
     signature: str = ""
     relies_on: tuple[str, ...] = ()
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    upstream: str = "not sent yet"
+    upstream: str = NOT_SENT
     only_if_imported: bool = False
 
     @property

@@ -23,6 +23,7 @@ DIRECTORY = Path(__file__).parents[2] / "patches"
 
 SECTIONS = ("Symptom", "Cause", "Fix", "Tests")
 TRAILERS = ("Upstream-Status", "Targets")
+_COLUMNS = {"Upstream-Status": "upstream", "Targets": "against"}
 
 _BEGIN = "<!-- begin of the table, written by `python -m sglang_prefill_ext.patching.upstream` -->"
 _END = "<!-- end of the table -->"
@@ -91,19 +92,29 @@ def read_series(directory: Path) -> tuple[Diff, ...]:
     return tuple(parse(name, (directory / name).read_text(encoding="utf-8")) for name in names)
 
 
-def table(diffs: Iterable[Diff], patches: Sequence[Patch] = PATCHES) -> str:
-    """The diffs as a Markdown table, with the patches that each would make superfluous."""
-    header = ["| diff | subject | replaces | upstream | against |", "|---|---|---|---|---|"]
-    return "\n".join([*header, *(_row(diff, patches) for diff in diffs)])
+def table(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
+    """The diffs as a Markdown table, with the patches that each would make superfluous.
+
+    A trailer that all have in common stands above it once, any other has a column.
+    """
+    values = {trailer: {diff.trailers.get(trailer, "") for diff in diffs} for trailer in TRAILERS}
+    shared = [
+        f"{_COLUMNS[name]}: {min(found)}" for name, found in values.items() if len(found) == 1
+    ]
+    columns = [name for name, found in values.items() if len(found) != 1]
+    above = [f"All diffs: {', '.join(shared)}.", ""] if shared else []
+    titles = ["diff", "subject", "replaces", *(_COLUMNS[name] for name in columns)]
+    header = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    return "\n".join([*above, *header, *(_row(diff, patches, columns) for diff in diffs)])
 
 
-def _row(diff: Diff, patches: Sequence[Patch]) -> str:
+def _row(diff: Diff, patches: Sequence[Patch], columns: Sequence[str]) -> str:
     replaced = [patch.id for patch in patches if diff.name in patch.diffs]
     cells = (
         f"[{diff.number}]({diff.name})",
         diff.subject.replace("|", r"\|"),
-        ", ".join(replaced) or "none",
-        *(diff.trailers.get(trailer, "") for trailer in TRAILERS),
+        ", ".join(replaced),
+        *(diff.trailers.get(trailer, "") for trailer in columns),
     )
     return f"| {' | '.join(cells)} |"
 

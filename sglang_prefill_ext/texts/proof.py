@@ -1,8 +1,25 @@
-"""For which tokenizers a text may be cut at a boundary (see docs/tokenization.md for the proof).
+"""For which tokenizers a text may be cut at a boundary, and why.
 
-What is cut must come out of every stage of the tokenizer as if it had not been cut: added tokens,
-normaliser, pre-tokenizer. After these the model sees one pre-token at a time and never looks beyond
-it. Every component that is not named here is taken for one that might look across a boundary.
+What is cut must come out of every stage of the tokenizer as if it had not been cut. Every component
+that is not named here is taken for one that might look across a boundary.
+
+Added tokens: none can lie across the cut. ``lstrip`` takes spaces to the left and stops at the
+character before the cut, which is none. Behind the last character of a token with ``rstrip`` no
+text is cut.
+
+Normaliser: the cut is a Unicode normalisation boundary, and NFC makes no white space from anything
+else. BERT's works character by character.
+
+Pre-tokenizer: patterns match from left to right, each match where the last one ended. No known
+alternative matches a string with a boundary inside, and none looks behind. Only ``\\s+(?!\\S)``
+looks ahead, behind white space, and the character before the cut is none. What the first pattern of
+a sequence leaves whole around the cut, a later one parts, which matches words and spaces. Those
+that split at white space part any two characters around it. For Metaspace only spaces are
+boundaries: it begins a pre-token at each, and the rest of the text begins with one.
+
+After these the model sees one pre-token at a time, and what a post-processor puts around the single
+text is known. Tests try all short strings over an alphabet of every class, and every character of
+Unicode.
 """
 
 from __future__ import annotations

@@ -1,49 +1,54 @@
 from __future__ import annotations
 
 from sglang_prefill_ext.patching.docs import markdown
-from tests.unit.patching.stub_sglang import HOOKS, OWNER, scheduler_use, step_patch, wait_use
+from sglang_prefill_ext.patching.spec import Group
+from tests.unit.patching.stub_sglang import HOOKS, scheduler_use, step_patch, wait_use
 
 
-def test_every_fact_of_a_patch_is_written_down() -> None:
+def test_what_a_reader_asks_of_a_patch_is_written_down() -> None:
     patch = step_patch(
         why="Nothing would step.",
-        fingerprints={"0.5.23": "ab" * 32},
         upstream="https://example.org/pull/1",
-        remove_when=("sglang.steps.register",),
         only_if_imported=True,
     )
-    text = markdown([patch], [])
+    text = markdown([patch], []).replace("\n  ", " ")
     for fact in (
-        "## T1",
-        "Nothing would step.",
-        "`sglang.managers.Scheduler.step(self, batch, last=None)`",
-        f"`{HOOKS}:around`, around",
-        "`self.queue`",
-        "0.5.23 `abababababab`",
-        "[0001-a.patch](../patches/0001-a.patch)",
-        "https://example.org/pull/1",
-        "remove when SGLang has: `sglang.steps.register`",
-        "only where its module is loaded already",
+        "* **T1**: Nothing would step.",
+        f"Around `sglang.managers.Scheduler.step`: `{HOOKS}:around`,",
+        "[0001](../patches/0001-a.patch).",
+        "Only where its module is loaded already.",
+        "Sent: https://example.org/pull/1",
     ):
         assert fact in text
 
 
 def test_a_fact_that_a_patch_lacks_is_left_out() -> None:
-    text = markdown([step_patch(relies_on=())], [])
-    assert "relies on" not in text
-    assert "verified bodies" not in text
+    text = markdown([step_patch()], [])
+    assert "Sent:" not in text
+    assert "Only where" not in text
 
 
-def test_the_overview_has_a_line_for_each_patch() -> None:
-    text = markdown([step_patch(), step_patch(id="T2")], [])
-    assert text.count("| `sglang.managers.Scheduler.step` | around | scheduler |") == 2
+def test_the_names_that_all_have_in_common_are_said_once() -> None:
+    target, hook = "sglang.srt.managers.Scheduler.step", "sglang_prefill_ext.border.hooks:step"
+    text = markdown([step_patch(target=target, hook=hook)], []).replace("\n  ", " ")
+    assert "Around `managers.Scheduler.step`: `hooks:step`," in text
+
+
+def test_patches_stand_with_their_group() -> None:
+    patches = [step_patch(), step_patch(id="T2", group=Group.FLAGS), step_patch(id="T3")]
+    text = markdown(patches, [])
+    flags, scheduler = text.split("## Group `flags`")[1].split("## Group `scheduler`")
+    assert ("T1" in flags, "T2" in flags, "T3" in flags) == (False, True, False)
+    assert scheduler.index("T1") < scheduler.index("T3")
+    assert "## Group `cpu`" not in text
     assert text.endswith("\n")
 
 
-def test_every_class_and_every_function_that_is_used_has_a_line() -> None:
-    method = wait_use(target=f"{OWNER}.idle", signature="(self)")
-    text = markdown([], [scheduler_use(), method, wait_use()])
-    assert text.split("\n\n## Made as SGLang makes it\n")[0].splitlines()[-2:] == [
-        "| `sglang.managers.Scheduler` | `step`, `queue`, `idle()` | a test |",
-        "| `sglang.managers.wait(timeout_s, *, quietly=False)` |  | a test |",
+def test_what_is_used_has_a_line_where_its_name_does_not_say_for_what() -> None:
+    other = wait_use(target="sglang.srt.layers.pooler.Pooler")
+    text = markdown([], [scheduler_use(why=""), wait_use(), other])
+    assert text.split("\n\n## Made as SGLang makes it\n")[0].splitlines()[-3:] == [
+        "|---|---|",
+        "| `sglang.managers.wait` | a test |",
+        "| `layers.pooler.Pooler` | a test |",
     ]

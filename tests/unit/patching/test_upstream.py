@@ -115,16 +115,34 @@ def test_the_series_gives_the_order(tmp_path: Path) -> None:
 def test_the_table_names_what_a_diff_replaces() -> None:
     diff = upstream.parse(NAME, TEXT)
     hooks = (_hook("P01", NAME), _hook("P02", "0001-other.patch"), _hook("P03", "x", NAME))
-    row = upstream.table([diff], hooks).splitlines()[-1]
-    assert row == (f"| [0007]({NAME}) | {diff.subject} | P01, P03 | not sent | sglang v0.5.23 |")
-    assert "| none |" in upstream.table([diff], ())
+    assert upstream.table([diff], hooks).splitlines() == [
+        "All diffs: upstream: not sent, against: sglang v0.5.23.",
+        "",
+        "| diff | subject | replaces |",
+        "|---|---|---|",
+        f"| [0007]({NAME}) | {diff.subject} | P01, P03 |",
+    ]
+    assert upstream.table([diff], ()).splitlines()[-1].endswith(" |  |")
+
+
+def test_what_not_all_diffs_have_in_common_has_a_column() -> None:
+    diff = upstream.parse(NAME, TEXT)
+    sent = upstream.parse(NAME, TEXT.replace("not sent", "https://example.org/pull/1"))
+    assert upstream.table([diff, sent], ()).splitlines() == [
+        "All diffs: against: sglang v0.5.23.",
+        "",
+        "| diff | subject | replaces | upstream |",
+        "|---|---|---|---|",
+        f"| [0007]({NAME}) | {diff.subject} |  | not sent |",
+        f"| [0007]({NAME}) | {diff.subject} |  | https://example.org/pull/1 |",
+    ]
 
 
 @given(subject=st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1))
 def test_every_row_has_the_columns_of_the_header(subject: str) -> None:
     diff = upstream.Diff(NAME, subject, "", "", {}, (), ())
-    rows = upstream.table([diff], ()).splitlines()
-    assert {row.replace(r"\|", "").count("|") for row in rows} == {6}
+    rows = [row for row in upstream.table([diff], ()).splitlines() if row.startswith("|")]
+    assert {row.replace(r"\|", "").count("|") for row in rows} == {4}
 
 
 def test_only_the_part_between_the_markers_is_renewed() -> None:
