@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from textwrap import fill
+from textwrap import wrap
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching.imitations import IMITATIONS
@@ -27,11 +27,10 @@ Supported releases: `{SUPPORTED_SGLANG}`. `sglang-prefill doctor` checks what is
 `--enable-prefill-only` refuses to start and says what differs. A changed body alone is *drift*: it
 is logged, and the server starts.
 
-Each entry says what is wrong without the patch. Then come how it joins which function, the hook,
-and the [diffs](../patches/README.md) that would make it superfluous. They were not sent upstream
-yet, unless the entry says so. Names of SGLang are below `{_SGLANG.rstrip(".")}`, hooks below
-`{_BORDER.rstrip(".")}`. `patching/*_patches.py` has the rest: signatures, the names that a
-hook relies on, verified bodies, and what a release must have for a patch to go.
+A patch can go when SGLang has the names in its last column, which its
+[diffs](../patches/README.md) add. They were not sent upstream yet, unless it is said. Names of
+SGLang are below `{_SGLANG.rstrip(".")}`, hooks below `{_BORDER.rstrip(".")}`.
+`patching/*_patches.py` has the rest: signatures, the names that a hook relies on, verified bodies.
 """
 
 _APPLIED: Mapping[Group, str] = {
@@ -43,6 +42,10 @@ _APPLIED: Mapping[Group, str] = {
     Group.DP_CONTROLLER: "Applied in the data-parallel controller.",
     Group.CPU: "Applied with those of the scheduler, on the CPU platform of this package.",
 }
+
+_COLUMNS = """\
+| | changes | by the hook | without it | diffs | until SGLang has |
+|---|---|---|---|---|---|"""
 
 _USED = f"""\
 ## Used, not changed
@@ -74,26 +77,25 @@ def markdown(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> 
 
 
 def _group(group: Group, patches: Sequence[Patch]) -> str:
-    entries = (_wrapped(_entry(patch)) for patch in patches)
-    return "\n".join([f"## Group `{group}`", "", _wrapped(_APPLIED[group]), "", *entries, ""])
+    heading = [f"## Group `{group}`", "", *wrap(_APPLIED[group], 100), ""]
+    return "\n".join([*heading, _COLUMNS, *map(_row, patches), ""])
 
 
-def _entry(patch: Patch) -> str:
-    target = patch.target.removeprefix(_SGLANG)
-    hook = patch.hook.removeprefix(_BORDER)
-    diffs = ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs)
-    facts = [f"* **{patch.id}**: {patch.why}", f"{patch.kind.capitalize()} `{target}`:"]
-    facts.append(f"`{hook}`, {diffs}.")
+def _row(patch: Patch) -> str:
+    notes = [patch.why]
     if patch.only_if_imported:
-        facts.append("Only where its module is loaded already.")
+        notes.append("Only where its module is loaded already.")
     if patch.upstream != NOT_SENT:
-        facts.append(f"Sent: {patch.upstream}")
-    return " ".join(facts)
-
-
-def _wrapped(text: str) -> str:
-    indent = "  " if text.startswith("* ") else ""
-    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        notes.append(f"Sent: {patch.upstream}")
+    cells = [
+        patch.id,
+        f"{patch.kind} `{patch.target.removeprefix(_SGLANG)}`",
+        f"`{patch.hook.removeprefix(_BORDER)}`",
+        " ".join(notes),
+        ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs),
+        ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in patch.remove_when),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _imitation_rows() -> Iterator[str]:
