@@ -11,8 +11,8 @@ _CHOICE = (
 _MORE_OUTPUT = "a one-token generation that asks for more than token and log-probs"
 _TIED = "a one-token generation tied to a session, a separate cache, one replica or a decode server"
 _HANDED_ON = (
-    "over gRPC only, for calls that a front end hands to the engine: vectors of a generation model,"
-    " which SGLang refuses; Matryoshka dimensions, which the engine packs"
+    "over gRPC only: vectors of a generation model, which SGLang refuses; Matryoshka dimensions,"
+    " which the engine packs"
 )
 _MODEL = "the whole server: the model is not packed"
 _ADAPTERS = (
@@ -55,7 +55,7 @@ class StockReason(StrEnum):
     NO_KV_ROOM = (
         "no_kv_room",
         "a request of several forwards whose prefix finds no room in the KV pool, or is longer than"
-        " 15/16 of it; SGLang waits for room",
+        " 15/16 of it",
     )
     EMBED_OVERRIDES = (
         "embed_overrides",
@@ -89,14 +89,14 @@ class StockReason(StrEnum):
     DISAGGREGATION = "disaggregation", _TIED
     POOLING = (
         "pooling",
-        "the whole server: the model pools neither the last token nor, as an encoder, the first"
-        " one, or makes sparse vectors",
+        "the whole server: the model pools other tokens than the last (encoders: the first), or"
+        " makes sparse vectors",
     )
     HEALTH_CHECK = "health_check", "SGLang's own `/health_generate` on an embedding server"
     NOT_GENERATION = (
         "not_generation",
-        "in explanations and over gRPC only: `/v1/score` of a model that makes vectors. SGLang"
-        " computes the scores from a call for vectors, which is packed and counted",
+        "in explanations and over gRPC only: `/v1/score` of a model that makes vectors, where"
+        " SGLang's call for vectors is packed",
     )
     NO_VECTORS = "no_vectors", _HANDED_ON
     DIMENSIONS = "dimensions", _HANDED_ON
