@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -51,6 +53,7 @@ class RuntimeSetup(NamedTuple):
         widths: of the model's vectors, and of the states behind them (see `Model`).
         check: on the known prompts; None where they were not asked.
         tokens_per_s: see `Calibration`; 0 where nothing is packed.
+        after_update: to be called when weights may have been updated.
     """
 
     runtime: PackedRuntime
@@ -59,6 +62,7 @@ class RuntimeSetup(NamedTuple):
     widths: tuple[int, int] = (1, 0)
     check: AnswerCheck | None = None
     tokens_per_s: float = 0.0
+    after_update: Callable[[], None] = lambda: None
 
 
 def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
@@ -96,8 +100,10 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
     usable = partial(require_usable, device, ranks)
     runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=usable)
-    speed = measured.tokens_per_s
-    return RuntimeSetup(runtime, executor.graph_use, experts, executor.widths, check, speed)
+    return RuntimeSetup(
+        *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
+        after_update=look_at_weights(runner.model, executor),
+    )
 
 
 def _set_up_executor(
@@ -169,6 +175,24 @@ def _tried(
         )
         STARTUP.mark("known_answers")
     return executor, measured, check
+
+
+def look_at_weights(model: torch.nn.Module, executor: PackedExecutor) -> Callable[[], None]:
+    """What ends replays once a weight lies elsewhere than now: graphs go on reading where it lay.
+
+    SGLang writes new weights over the old ones, but makes some anew, as those that it quantises.
+    """
+
+    def places() -> list[int]:
+        return [each.data_ptr() for each in chain(model.parameters(), model.buffers())]
+
+    captured = places()
+
+    def look() -> None:
+        if places() != captured:
+            executor.stop_replays("an update has put weights elsewhere in memory")
+
+    return look
 
 
 def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:
