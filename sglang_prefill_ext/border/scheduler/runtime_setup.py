@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
 from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.border.model.alignment_setup import set_up_alignments
@@ -198,6 +199,6 @@ def look_at_weights(model: torch.nn.Module, executor: PackedExecutor) -> Callabl
 def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:
     """Tokens of the largest forward that is to be a graph; 0 for none."""
     return config.graph_tokens(
-        on_cuda=model.device.type == "cuda" and not scheduler.server_args.disable_cuda_graph,
+        on_cuda=model.device.type == "cuda" and not cuda_graph_fully_disabled(),
         ranks=torch.distributed.get_world_size(scheduler.tp_cpu_group),
     )

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.model_executor import cuda_graph_config
+from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig, PhaseConfig
 
 from sglang_prefill_ext.border.messages import PackedRowsReq
 from sglang_prefill_ext.border.scheduler import runtime_setup
@@ -124,6 +126,28 @@ def test_wrong_kernels_are_left_out_and_named(
     assert tries.set_up(attention="fused") == (tries, 2, RIGHT)
     assert tries.tried == [(AttentionWay.FUSED, False), (AttentionWay.TORCH, False)]
     assert "--prefill-only-attention fused is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "captured"),
+    [
+        ("full", "breakable", True),
+        ("full", "disabled", True),
+        ("disabled", "breakable", True),
+        ("disabled", "disabled", False),
+    ],
+)
+def test_graphs_are_captured_where_sglang_captures_any(
+    monkeypatch: pytest.MonkeyPatch, decode: str, prefill: str, captured: bool
+) -> None:
+    phases = CudaGraphConfig(PhaseConfig(decode), PhaseConfig(prefill))
+    graph = SimpleNamespace(cuda_graph_config=phases)
+    monkeypatch.setattr(cuda_graph_config, "get_exec", lambda: SimpleNamespace(graph=graph))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group: 1)
+    model: Any = SimpleNamespace(device=torch.device("cuda"))
+    scheduler = SimpleNamespace(tp_cpu_group=None)
+    tokens = runtime_setup._graph_tokens(scheduler, PrefillOnlyConfig(), model)
+    assert (tokens > 0) == captured
 
 
 # Where the weights of captured graphs are
