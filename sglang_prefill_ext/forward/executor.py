@@ -107,6 +107,11 @@ class PackedExecutor:
         """Replay forwards of up to so many tokens as graphs from now on, where that is possible."""
         self._graphs.capture(max_tokens)
 
+    def stop_replays(self, why: str) -> None:
+        """Run eagerly from now on what would be replayed."""
+        if self.graph_use.sizes:
+            self._graphs.give_up(why)
+
     def forget_graphs(self) -> None:
         """Run all forwards eagerly from now on, and give back what graphs keep."""
         self._graphs = PackedGraphs(self._model, self._way)

@@ -44,9 +44,9 @@ class Shape(NamedTuple):
 SMALL = Shape(prefix=64, tokens=256, forward=128)
 """Each kind of read-out has its own launch: 64 rows are few for it, and 128 are many."""
 
-LONE = Shape(prefix=1, tokens=2, forward=2)
-"""One row, after which layers see one token: what models have compiled by torch, such as Cohere's
-norms, has a form of its own for that."""
+LONE = Shape(prefix=0, tokens=1, forward=1)
+"""All layers see one token: what models have compiled by torch, such as Cohere's norms and the
+embeddings that tensor-parallel ranks share, has a form of its own for that."""
 
 LARGE = Shape(prefix=2048, tokens=16_384, forward=8192)
 """AUTO merges both forwards, and also those of half the size where a forward may have no more."""

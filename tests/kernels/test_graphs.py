@@ -241,3 +241,20 @@ def test_a_replay_that_fails_is_the_last_one_and_forwards_run(
     assert line.endswith(
         "because a replay failed: RuntimeError: CUDA error: an illegal instruction"
     )
+
+
+def test_replays_can_be_stopped(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    executor = executor_with_graphs(DeviceModel(device), AttentionWay.FUSED)
+    executor.stop_replays("weights have moved")
+    assert np.isfinite(answer(executor, FORWARDS["one_row"])).all()
+    assert executor.graph_use.forwards == {"no_graphs": 1}
+    assert executor.graph_use.obstacle == "weights have moved"
+    (line,) = caplog.messages
+    assert line.endswith("because weights have moved")
+
+
+def test_without_graphs_there_is_nothing_to_stop(caplog: pytest.LogCaptureFixture) -> None:
+    executor = PackedExecutor(TinyModel(), readout_bytes=1 << 20)
+    executor.stop_replays("weights have moved")
+    assert executor.graph_use.obstacle == ""
+    assert not caplog.messages

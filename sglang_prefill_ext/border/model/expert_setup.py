@@ -36,11 +36,15 @@ logger = logging.getLogger(__name__)
 
 _RUNS, _TRIES = 5, 3
 
+_FORMS = (*range(LEAST_TOKENS, LEAST_TOKENS + 16), *range(513, 513 + 16))
+"""Tokens for which SGLang's kernel has every form that it may have for more: Triton compiles one
+more where a number of rows is a multiple of 16, and SGLang has another up to 512 rows."""
+
 
 def set_up_experts(model: Any, device: torch.device, config: PrefillOnlyConfig) -> ExpertUse:
     """Have the blocks of a model's experts chosen, where SGLang computes them with Triton.
 
-    Every entry that can be chosen runs once, so that none is compiled while serving.
+    Every entry that can be chosen runs in all forms, so that none is compiled while serving.
     """
     layers = experts_of(model)
     if not layers:
@@ -130,22 +134,28 @@ def _times(
         ]
     )
     file = file_of(cache_directory("experts"), about)
-    if times := read_times(file, about):
-        return tried_times(times, lambda entry: _run_once(entry, layer, len(call.w1), device))
-    times = measured_times(entries, len(call.w1), seconds_of)
-    logger.info("Experts: measured %s for %s", times, shape)
-    try:
-        write_times(file, about, times)
-    except OSError as error:
-        logger.info("Experts: times cannot be kept in %s: %s", file.parent, error)
-    return times
+    times = read_times(file, about)
+    if not times:
+        times = measured_times(entries, len(call.w1), seconds_of)
+        logger.info("Experts: measured %s for %s", times, shape)
+        try:
+            write_times(file, about, times)
+        except OSError as error:
+            logger.info("Experts: times cannot be kept in %s: %s", file.parent, error)
+    return tried_times(times, lambda entry: _compile(entry, layer, len(call.w1), device))
+
+
+def _compile(entry: Entry, layer: Any, experts: int, device: torch.device) -> None:
+    """Compile all that an entry may launch, or find it in Triton's cache."""
+    for tokens in _FORMS:
+        with EXPERTS.forcing(entry):
+            expert_work(layer, tokens, experts, device)()
 
 
 def _run_once(
     choice: Choice, layer: Any, experts: int, device: torch.device, value: float = 1.0
 ) -> Any:
-    """The output of a layer for equal hidden states. Compiles what the choice launches, or finds
-    it in Triton's cache."""
+    """The output of a layer for equal hidden states."""
     with EXPERTS.forcing(choice):
         return expert_work(layer, LEAST_TOKENS, experts, device, value)()
 

@@ -128,7 +128,7 @@ def _of_one_batch(scheduler: Any, prompts: list[Int32Array]) -> list[Int32Array]
     return prompts[:room]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # as SGLang's loop: what inference mode leaves in the pools could not be changed
 def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array]) -> Tensor:
     """Logits or vectors of a batch, ``[prompts, vocab_size]`` or ``[prompts, width]`` on the host,
     float32.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from sglang.srt.model_executor.cuda_graph_config import cuda_graph_fully_disabled
 from torch.distributed import ReduceOp
 
 from sglang_prefill_ext.border.model.alignment_setup import set_up_alignments
@@ -51,6 +54,7 @@ class RuntimeSetup(NamedTuple):
         widths: of the model's vectors, and of the states behind them (see `Model`).
         check: on the known prompts; None where they were not asked.
         tokens_per_s: see `Calibration`; 0 where nothing is packed.
+        after_update: to be called when weights may have been updated.
     """
 
     runtime: PackedRuntime
@@ -59,6 +63,7 @@ class RuntimeSetup(NamedTuple):
     widths: tuple[int, int] = (1, 0)
     check: AnswerCheck | None = None
     tokens_per_s: float = 0.0
+    after_update: Callable[[], None] = lambda: None
 
 
 def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
@@ -96,8 +101,10 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     ranks = torch.distributed.get_world_size(scheduler.tp_cpu_group)
     usable = partial(require_usable, device, ranks)
     runtime = PackedRuntime(executor, answer, policy, cache=cache, after_failure=usable)
-    speed = measured.tokens_per_s
-    return RuntimeSetup(runtime, executor.graph_use, experts, executor.widths, check, speed)
+    return RuntimeSetup(
+        *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
+        after_update=look_at_weights(runner.model, executor),
+    )
 
 
 def _set_up_executor(
@@ -171,9 +178,27 @@ def _tried(
     return executor, measured, check
 
 
+def look_at_weights(model: torch.nn.Module, executor: PackedExecutor) -> Callable[[], None]:
+    """What ends replays once a weight lies elsewhere than now: graphs go on reading where it lay.
+
+    SGLang writes new weights over the old ones, but makes some anew, as those that it quantises.
+    """
+
+    def places() -> list[int]:
+        return [each.data_ptr() for each in chain(model.parameters(), model.buffers())]
+
+    captured = places()
+
+    def look() -> None:
+        if places() != captured:
+            executor.stop_replays("an update has put weights elsewhere in memory")
+
+    return look
+
+
 def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:
     """Tokens of the largest forward that is to be a graph; 0 for none."""
     return config.graph_tokens(
-        on_cuda=model.device.type == "cuda" and not scheduler.server_args.disable_cuda_graph,
+        on_cuda=model.device.type == "cuda" and not cuda_graph_fully_disabled(),
         ranks=torch.distributed.get_world_size(scheduler.tp_cpu_group),
     )

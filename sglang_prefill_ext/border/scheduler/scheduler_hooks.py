@@ -106,14 +106,18 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     mapping = scheduler._request_dispatcher._mapping
     mapping.update(handlers)
     for kind in _AFTER_FORWARDS:
-        mapping[kind] = _after_forwards(work, mapping[kind])
+        mapping[kind] = _after_forwards(work, mapping[kind], setup.after_update)
     refuse_embeddings(scheduler)
 
 
-def _after_forwards(work: PackedWork, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _after_forwards(
+    work: PackedWork, handler: Callable[[Any], Any], after_update: Callable[[], None]
+) -> Callable[[Any], Any]:
     def handle(message: Any) -> Any:
         work.collect()
-        return handler(message)
+        answer = handler(message)
+        after_update()
+        return answer
 
     return handle
 

@@ -85,7 +85,7 @@ class PackedGraphs:
                 hidden = graph.run(plan)
             except Exception as failure:
                 reason = NO_GRAPHS
-                self._give_up(f"a replay failed: {_said(failure)}")
+                self.give_up(f"a replay failed: {_said(failure)}")
                 logger.debug("The replay that failed", exc_info=failure)
         self.use.forwards[reason] += 1
         return hidden
@@ -99,9 +99,9 @@ class PackedGraphs:
         self.asked = True
         start_s, device = time.monotonic(), self._model.device
         if self._way is AttentionWay.TORCH:
-            self._give_up("attention by torch plans its calls on the host")
+            self.give_up("attention by torch plans its calls on the host")
         elif not self._model.causal:
-            self._give_up("SGLang's encoders read the lengths of prompts on the host")
+            self.give_up("SGLang's encoders read the lengths of prompts on the host")
         else:
             with kept_bytes(device) as kept:
                 self._try_capture(buckets_up_to(largest), capture_for(device))
@@ -109,6 +109,13 @@ class PackedGraphs:
         self.use.seconds = time.monotonic() - start_s
         if not self.use.obstacle:
             logger.info("Prefill-only serving: captured %s", self.use)
+
+    def give_up(self, obstacle: str) -> None:
+        """Go on without graphs. Those that were replayed keep their memory, which was not counted
+        as free; what runs now may still use it."""
+        self.use.obstacle = obstacle
+        self.use.sizes = ()
+        logger.error("Packed forwards run eagerly, without CUDA graphs, because %s", obstacle)
 
     @torch.inference_mode()
     def _try_capture(self, buckets: Sequence[Bucket], capture: Capture) -> None:
@@ -123,7 +130,7 @@ class PackedGraphs:
         except Exception as failure:
             # Models, compilers and drivers fail in any way; each means that there are no graphs.
             self._graphs.clear()
-            self._give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
+            self.give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
             logger.debug("The capture that failed", exc_info=failure)
         self.use.sizes = tuple(graph.bucket.tokens for graph in self._graphs)
 
@@ -141,13 +148,6 @@ class PackedGraphs:
             return reason, None
         graph = next((one for one in self._graphs if one.bucket.holds(plan.layout)), None)
         return (REPLAYED, graph) if graph is not None else ("too_large", None)
-
-    def _give_up(self, obstacle: str) -> None:
-        """Go on without graphs. Those that were replayed keep their memory, which was not counted
-        as free; what runs now may still use it."""
-        self.use.obstacle = obstacle
-        self.use.sizes = ()
-        logger.error("Packed forwards run eagerly, without CUDA graphs, because %s", obstacle)
 
 
 def _said(failure: Exception) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.model_executor import cuda_graph_config
+from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig, PhaseConfig
 
 from sglang_prefill_ext.border.messages import PackedRowsReq
 from sglang_prefill_ext.border.scheduler import runtime_setup
@@ -124,3 +126,64 @@ def test_wrong_kernels_are_left_out_and_named(
     assert tries.set_up(attention="fused") == (tries, 2, RIGHT)
     assert tries.tried == [(AttentionWay.FUSED, False), (AttentionWay.TORCH, False)]
     assert "--prefill-only-attention fused is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "captured"),
+    [
+        ("full", "breakable", True),
+        ("full", "disabled", True),
+        ("disabled", "breakable", True),
+        ("disabled", "disabled", False),
+    ],
+)
+def test_graphs_are_captured_where_sglang_captures_any(
+    monkeypatch: pytest.MonkeyPatch, decode: str, prefill: str, captured: bool
+) -> None:
+    phases = CudaGraphConfig(PhaseConfig(decode), PhaseConfig(prefill))
+    graph = SimpleNamespace(cuda_graph_config=phases)
+    monkeypatch.setattr(cuda_graph_config, "get_exec", lambda: SimpleNamespace(graph=graph))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _group: 1)
+    model: Any = SimpleNamespace(device=torch.device("cuda"))
+    scheduler = SimpleNamespace(tp_cpu_group=None)
+    tokens = runtime_setup._graph_tokens(scheduler, PrefillOnlyConfig(), model)
+    assert (tokens > 0) == captured
+
+
+# Where the weights of captured graphs are
+
+
+class Replaying:
+    """An executor that replays until it is told why not to."""
+
+    def __init__(self) -> None:
+        self.whys: list[str] = []
+
+    def stop_replays(self, why: str) -> None:
+        self.whys.append(why)
+
+
+@torch.no_grad()
+def test_weights_that_are_overwritten_are_still_read_by_graphs() -> None:
+    executor, model = Replaying(), torch.nn.Linear(2, 3)
+    look = runtime_setup.look_at_weights(model, executor)  # type: ignore[arg-type]
+    model.weight.copy_(torch.ones(3, 2))
+    look()
+    assert executor.whys == []
+
+
+@pytest.mark.parametrize("anew", ["parameter", "data", "buffer"])
+def test_weights_that_are_made_anew_end_replays(anew: str) -> None:
+    executor, model = Replaying(), torch.nn.Linear(2, 3)
+    model.register_buffer("scale", torch.ones(1))
+    before = model.weight  # its memory stays taken
+    look = runtime_setup.look_at_weights(model, executor)  # type: ignore[arg-type]
+    if anew == "parameter":
+        model.weight = torch.nn.Parameter(before.clone())
+    elif anew == "data":
+        kept, model.bias.data = model.bias.data, model.bias.data.clone()
+        assert len(kept) == 3
+    else:
+        kept, model.scale = model.scale, torch.zeros(1)
+    look()
+    assert executor.whys == ["an update has put weights elsewhere in memory"]

@@ -66,7 +66,12 @@ class Scheduler:
         collect.setattr(scheduler_hooks, "_process_work", None)
         collect.setattr(scheduler_hooks, "config_of", lambda _args: CONFIG)
         collect.setattr(scheduler_hooks, "collector_of", lambda _role: StubCollector())
-        setup = RuntimeSetup(runtime, GraphUse(), ExpertUse(), (0, 0))
+        self.looked_at_weights_behind: list[int] = []
+
+        def look() -> None:
+            self.looked_at_weights_behind.append(len(self.answered_before))
+
+        setup = RuntimeSetup(runtime, GraphUse(), ExpertUse(), (0, 0), after_update=look)
         collect.setattr(scheduler_hooks, "set_up_runtime", lambda *_args: setup)
         scheduler_hooks.attach_runtime(None, self)
 
@@ -101,6 +106,12 @@ def scheduler(
 def test_a_forward_in_flight_is_collected_before(scheduler: Scheduler, message: Any) -> None:
     scheduler._request_dispatcher(message)
     assert scheduler.answered_before == [1]
+
+
+def test_weights_are_looked_at_behind_an_update(scheduler: Scheduler) -> None:
+    scheduler._request_dispatcher(io_struct.UpdateWeightFromDiskReqInput(model_path=""))
+    scheduler._request_dispatcher(io_struct.SlowDownReqInput(forward_sleep_time=None))
+    assert scheduler.looked_at_weights_behind == [1]
 
 
 def test_other_messages_do_not_wait_for_it(scheduler: Scheduler, runtime: PackedRuntime) -> None:

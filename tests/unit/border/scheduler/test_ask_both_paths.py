@@ -1,0 +1,46 @@
+"""How the known prompts are asked; what is answered needs a model, see `test_known_answers`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_prefill_ext.border.scheduler import ask_both_paths
+from sglang_prefill_ext.wire.arrays import int_array
+
+
+def test_what_stock_batches_leave_behind_can_be_changed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SGLang's allocator keeps tensors that it has made while the prompts were asked."""
+    logits = torch.zeros(1, 4)
+    left: list[torch.Tensor] = []
+
+    class Batch:
+        device, prefill_input_ids_cpu = "cpu", torch.zeros(2)
+
+        def prepare_for_extend(self) -> None:
+            assert not torch.is_grad_enabled()
+            left.append(torch.ones(3))
+
+    runner = SimpleNamespace(
+        forward=lambda _batch: SimpleNamespace(
+            logits_output=SimpleNamespace(next_token_logits=logits)
+        )
+    )
+    nobody: dict[str, Any] = dict.fromkeys(
+        ("req_to_token_pool", "token_to_kv_pool_allocator", "tree_cache", "model_config")
+    )
+    scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), **nobody)
+    model: Any = SimpleNamespace(stream=nullcontext, vector_width=0)
+    monkeypatch.setattr(ask_both_paths.ScheduleBatch, "init_new", lambda *_a, **_k: Batch())
+    monkeypatch.setattr(ask_both_paths.ForwardBatch, "init_new", lambda *_a, **_k: None)
+    monkeypatch.setattr(ask_both_paths, "release_kv_cache", lambda *_a, **_k: None)
+    found = ask_both_paths._stock_output(scheduler, model, [int_array([1, 2])])
+    assert found.shape == (1, 4)
+    left[0].add_(1)
+    assert not left[0].is_inference()
