@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.local_server import LocalServer, free_port
+from sglang_prefill_ext.local_server import free_port
 from tests.integration.client import Client, Json, random_ids, score_body
 from tests.integration.own_server import serving
 from tests.integration.parity import TOLERANCE, assert_same
@@ -33,8 +33,8 @@ def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
     path = os.pathsep.join([str(NO_TRANSFER), os.environ.get("PYTHONPATH", "")])
     port = ("--disaggregation-bootstrap-port", str(free_port()))  # which has a default
     flags = ("--enable-prefill-only", "--schedule-policy", "srpt", *FLAGS, *port)
-    env, kind = {"PYTHONPATH": path.rstrip(os.pathsep)}, LocalServer
-    with serving(model_dir("micro"), "prefill_server", *flags, env=env, kind=kind) as running:
+    env = {"PYTHONPATH": path.rstrip(os.pathsep)}
+    with serving(model_dir("micro"), "prefill_server", *flags, env=env) as running:
         yield running.client
 
 
