@@ -34,6 +34,9 @@ class _Launch(NamedTuple):
     grid: tuple[int]
     tensor_strides: tuple[tuple[int, ...], ...]
     """Of q, k, v and the cache: from token to token and from head to head."""
+    out_strides: tuple[int, ...]
+    lse_strides: tuple[int, ...]
+    """From part to part, from token to token and from head to head."""
     scale: float
     """The kernel's."""
     key_heads: int
@@ -142,9 +145,6 @@ def shared_prefix_attention(
     whole, whole_lse = out, lse
     if plan.parts > 1:
         out, lse = _empty_parts(q, plan.parts, prepared.out_shape)
-        out_strides, lse_strides = out.stride()[:3], lse.stride()
-    else:
-        out_strides, lse_strides = (0, *out.stride()[:2]), (0, *lse.stride())
     # Placeholders, never read, where there is no cache.
     k_cache, v_cache, table = (
         (k, v, plan.tiles) if cached is None else (cached.k, cached.v, cached.page_table)
@@ -154,7 +154,7 @@ def shared_prefix_attention(
         *(q, q_strides, k, k_strides, v, v_strides),
         *(k_cache, k_cache_strides, v_cache, v_cache_strides),
         *(table, plan.query_token, plan.segment_start, plan.tiles),
-        *(out, out_strides, lse, lse_strides, sinks),
+        *(out, prepared.out_strides, lse, prepared.lse_strides, sinks),
         *(prepared.scale, prepared.key_heads),
         **prepared.constants,
     )
@@ -170,6 +170,19 @@ def _empty_parts(q: Tensor, parts: int, shape: tuple[int, int, int]) -> tuple[Te
     padded = -(-queries // 16) * 16
     out = q.new_empty(parts, padded, heads, width)[:, :queries]
     return out, q.new_empty(parts, padded, heads, dtype=torch.float32)[:, :queries]
+
+
+def _output_strides(
+    q: Tensor, out: Tensor | None, lse: Tensor | None, parts: int, shape: tuple[int, int, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of where the kernel writes to: what it is given, or what will be allocated for it."""
+    like = q.new_empty(0, device="meta")
+    if parts > 1:
+        out, lse = _empty_parts(like, parts, shape)
+        return out.stride()[:3], lse.stride()
+    out = like.new_empty(shape) if out is None else out
+    lse = like.new_empty(shape[:2]) if lse is None else lse
+    return (0, *out.stride()[:2]), (0, *lse.stride())
 
 
 def _prepare(
@@ -205,12 +218,16 @@ def _prepare(
         tensors = (q, k, v, cached.k, cached.v)
     # tanh takes twice its argument; the last factor of a score takes it to base 2.
     scale *= 2 / soft_cap if soft_cap else math.log2(math.e)
+    out_shape = (q.shape[0], q.shape[1], value_dim)
+    out_strides, lse_strides = _output_strides(q, out, lse, plan.parts, out_shape)
     return _Launch(
         grid=(plan.tiles.shape[0] * k.shape[1],),
         tensor_strides=tuple(x.stride()[:2] for x in tensors),
+        out_strides=out_strides,
+        lse_strides=lse_strides,
         scale=scale,
         key_heads=k.shape[1],
-        out_shape=(q.shape[0], q.shape[1], value_dim),
+        out_shape=out_shape,
         constants={
             "CACHED": KeyParts.CACHED in parts,
             "FRESH": KeyParts.FRESH in parts,
