@@ -223,14 +223,14 @@ def _run(executor: Executor, plan: ForwardPlan) -> None:
 def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
     """A forward whose rows pass over the vocabulary; the prefix, where prompts can share one, is a
     quarter if there are rows. It is shorter, and there are more rows, where prompts cannot be so
-    long."""
+    long. Its tokens differ, since equal ones would all be routed to the same experts."""
     prefix = tokens // 4 if rows > 1 and executor.causal else 0
     if executor.longest_prompt is not None:
         prefix = min(prefix, executor.longest_prompt // 2)
         rows = max(rows, -(-(tokens - prefix) // (executor.longest_prompt - prefix)))
     lens = np.diff(np.linspace(0, tokens - prefix, rows + 1).astype(np.int32))
     packed = PackedRows(
-        np.zeros(tokens, np.int32),
+        np.arange(tokens, dtype=np.int32) % executor.vocab_size,
         prefix,
         int_array(lens.tolist()),
         Vectors(executor.vector_width) if executor.vector_width else Labels(int_array([0])),

@@ -90,6 +90,11 @@ class PackedExecutor:
         return self._model.longest_prompt
 
     @property
+    def vocab_size(self) -> int:
+        """See `Model`."""
+        return self._model.vocab_size
+
+    @property
     def vector_width(self) -> int:
         """See `Model`."""
         return self._model.vector_width

@@ -311,6 +311,14 @@ def test_a_launch_is_told_in_tokens(
     assert measured_pace(executor, MAX_TOKENS, MAX_TOKENS).launch_tokens == expected
 
 
+def test_the_pace_is_that_of_tokens_that_are_routed_to_different_experts() -> None:
+    plans: list[ForwardPlan] = []
+    measured_pace(IdleExecutor(plans.append), MAX_TOKENS, MAX_TOKENS)
+    for plan in plans:
+        assert len(np.unique(plan.token_ids)) == min(plan.num_tokens, IdleExecutor.vocab_size)
+        assert plan.token_ids.max() < IdleExecutor.vocab_size
+
+
 def test_where_tokens_cost_nothing_a_launch_is_worth_a_whole_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

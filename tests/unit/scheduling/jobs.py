@@ -70,6 +70,7 @@ class IdleExecutor:
     causal = True
     longest_prompt = None
     vector_width = 0
+    vocab_size = 8_000
 
     def __init__(self, on_launch: Callable[[ForwardPlan], None] = lambda plan: None) -> None:
         self._on_launch = on_launch
