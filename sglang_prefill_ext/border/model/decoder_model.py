@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.runtime_context import get_model
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import LayerInputs
@@ -19,6 +18,7 @@ from sglang_prefill_ext.border.model.capability import (
     attention_layers,
     head_shape,
 )
+from sglang_prefill_ext.border.model.expert_settings import expert_settings
 from sglang_prefill_ext.border.model.output_head import OutputHead
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
@@ -57,11 +57,7 @@ class SglangModel:
         backend = PackedAttentionBackend(runner.attn_backend, self.last_layer)
         self._adapters = Adapters(runner.lora_manager)
         self._context = ForwardContext(attn_backend=backend)
-        shared = runner.model.shared_experts_config
-        # Layers of experts look it up while they run; of most models it is what holds anyway.
-        self._experts: Callable[[], AbstractContextManager[object]] = nullcontext
-        if shared != get_model().shared_experts:
-            self._experts = partial(get_model().override, shared_experts=shared)
+        self._expert_settings = expert_settings(runner.model)
         self._forward_stream = forward_stream
         self.device = torch.device(runner.device)
         self.dtype: torch.dtype = runner.dtype
@@ -106,7 +102,7 @@ class SglangModel:
         def run() -> Tensor:
             batch.adapt(len(token_ids))
             with (
-                self._experts(),
+                self._expert_settings(),
                 forward_context(self._context, forward_batch=batch),
                 nullcontext() if overrides is None else self._overridden(overrides),
             ):
