@@ -61,8 +61,7 @@ def ask(
     cwd: str,
     new_session: bool = False,
 ) -> int:
-    """Have a fork server run a command; return the id of the process, a child of the caller, with
-    the cores of the calling thread.
+    """Have a fork server run a command; return the id of the process, a child of the caller.
 
     Args:
         channel: the caller's end of the socket; the fork server is a descendant of the caller.
@@ -73,8 +72,7 @@ def ask(
         OSError: the fork server has ended.
     """
     request = {"command": list(command), "files": list(files), "env": dict(env), "cwd": cwd}
-    inherited = {"cores": list(os.sched_getaffinity(0)), "new_session": new_session}
-    message = json.dumps(request | inherited).encode()
+    message = json.dumps(request | {"new_session": new_session}).encode()
     with _one_at_a_time, adopting():
         socket.send_fds(channel, [message], list(files.values()))
         answer = channel.recv(64)
@@ -149,7 +147,6 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    os.sched_setaffinity(0, request["cores"])
     _number(dict(zip(request["files"], files, strict=True)))
     _give_fork_server()
     options = request["command"][1:]

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_prefill_ext.local_server import CPU_ARGS
+from sglang_prefill_ext.local_server import CPU_ARGS, LocalServer
 from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import assert_same_answer, assert_tokens_agree
@@ -33,7 +33,8 @@ def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     cores = ("--prefill-only-scheduler-cores", "1")
     budget = ("--prefill-only-max-forward-tokens", "1024")
     flags = (*flags, *cores, *budget)
-    with serving(model_dir("micro"), "schedulers", *flags) as serving_now:
+    # Started as a user starts it: the binding to cores and the watch over schedulers are tested.
+    with serving(model_dir("micro"), "schedulers", *flags, kind=LocalServer) as serving_now:
         yield serving_now
 
 
