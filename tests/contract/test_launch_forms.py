@@ -15,9 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prefill_kernels.compilation import HOPPER
-from prefill_kernels.label_readout import kernel as label_readout
-from prefill_kernels.merge_state import kernel as merge_state
-from prefill_kernels.shared_prefix_attention import kernel as attention
 from torch import Tensor
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -33,17 +30,11 @@ from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
+from tests.unit.forward.kernels import KERNELS
 from tests.unit.forward.tiny_model import HIDDEN, LAYERS, TinyModel
 from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import job_of_rows, run_alone
 
-KERNELS = (
-    attention.attention_kernel,
-    merge_state.merge_states_kernel,
-    merge_state.merge_parts_kernel,
-    label_readout.label_logits_kernel,
-    label_readout.block_lse_kernel,
-)
 BUDGET = ForwardBudget(16_384)
 WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.MERGE_FA3]
 VARIANTS = (AttentionVariant(), AttentionVariant(soft_cap=50.0, window=100))

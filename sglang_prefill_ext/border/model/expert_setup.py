@@ -147,8 +147,8 @@ def _times(
 
 def _compile(entry: Entry, layer: Any, experts: int, device: torch.device) -> None:
     """Compile all that an entry may launch, or find it in Triton's cache."""
-    for tokens in _FORMS:
-        with EXPERTS.forcing(entry):
+    with EXPERTS.forcing(entry):
+        for tokens in _FORMS:
             expert_work(layer, tokens, experts, device)()
 
 

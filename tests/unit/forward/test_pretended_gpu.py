@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prefill_kernels.label_readout import kernel as label_readout
-from prefill_kernels.merge_state import kernel as merge_state
-from prefill_kernels.shared_prefix_attention import kernel as attention
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +33,7 @@ from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels, Vectors
+from tests.unit.forward.kernels import KERNELS
 from tests.unit.forward.tiny_model import HIDDEN, TinyModel
 
 # A kernel's arguments are looked at for where they begin; here all do at 0.
@@ -43,13 +41,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fa
 
 GPU = torch.device("cuda", 0)
 WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.TORCH]
-KERNELS = (
-    attention.attention_kernel,
-    merge_state.merge_states_kernel,
-    merge_state.merge_parts_kernel,
-    label_readout.label_logits_kernel,
-    label_readout.block_lse_kernel,
-)
 
 
 class OnOneDevice(TorchDispatchMode):
