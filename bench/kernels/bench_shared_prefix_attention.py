@@ -114,13 +114,13 @@ def our_ways(
 
 
 def _with_library(name: AttentionWay, problem: Problem, groups: tuple[GroupSpan, ...]) -> Way:
-    """Merged, with a library's kernel for the prefixes, one call a group."""
+    """Merged, with a library's kernel for the prefixes."""
     heads = HeadShape(HEADS, KEY_HEADS, HEAD_DIM, HEAD_DIM)
     inputs = LayerInputs(problem.q, problem.k, problem.v, problem.scale)
     device = problem.q.device
     attention = KernelAttention(ForwardLayout(groups), name, heads, DTYPE, device)
     attention.bind([torch.from_numpy(array).to(device) for array in attention.host_arrays()])
-    return lambda: (attention.forward(inputs, [None] * len(groups)),)
+    return lambda: (attention.forward(inputs, None),)
 
 
 def _plan(layout: ForwardLayout, block_tokens: int, device: torch.device) -> TilePlan:

@@ -13,12 +13,10 @@ from prefill_kernels.errors import KernelArgumentError, check_launchable
 from prefill_kernels.merge_state import merge_state
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs, gather_held
-from sglang_prefill_ext.attention.merge import merge_prefixes
-from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
+from sglang_prefill_ext.attention.inputs import HeldKV, LayerInputs
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, LibraryPrefixes
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.layout.dense_plan import prefix_spans
 from sglang_prefill_ext.layout.kernel_plan import (
     KernelPlan,
     most_tiles,
@@ -33,7 +31,7 @@ class KernelAttention:
 
     What the kernels read of the layout are a few small integer arrays. They are made on the host,
     uploaded by the caller together with everything else, and handed to `bind`. Held prefixes are
-    read where they lie, by the slots of a page table; only `LIBRARIES` want them copied.
+    read where they lie, by the slots of a page table; only libraries want them copied.
 
     Args:
         way: FUSED, MERGE or one of `LIBRARIES`.
@@ -61,7 +59,7 @@ class KernelAttention:
         programs = fused.PROGRAMS_OF_A_PROCESSOR * processors
         self._layout = layout
         self._merges = way is AttentionWay.MERGE
-        self._library = LIBRARIES.get(way)
+        self._library = LibraryPrefixes(layout, way) if way in LIBRARIES else None
         # Where another kernel computes the prefix, this one has the own keys only, which are few.
         few = 0 if self._merges or self._library else programs
 
@@ -79,14 +77,14 @@ class KernelAttention:
             self._plans.append(plan(own, programs, layout.last_layer_queries()))
         else:
             self._plans = [_of_fixed_size(plan, most_groups) for plan in self._plans]
-        self._spans = prefix_spans(layout) if self._library else ()
         self._device_plans: list[fused.TilePlan] = []
         self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
         """The arrays to upload."""
         plans = self._plans
-        return [each for p in plans for each in (p.query_token, p.segment_start, p.tiles)]
+        arrays = [each for p in plans for each in (p.query_token, p.segment_start, p.tiles)]
+        return [*arrays, *(self._library.host_arrays() if self._library else ())]
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
         """See `layers.Attention.bind`."""
@@ -94,6 +92,8 @@ class KernelAttention:
         self._device_plans = [
             _device_plan(plan, arrays[3 * i : 3 * i + 3]) for i, plan in enumerate(self._plans)
         ]
+        if self._library:
+            self._library.bind(arrays[3 * len(self._plans) :], page_table)
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of all tokens; see `PackedAttention.forward`."""
@@ -102,17 +102,14 @@ class KernelAttention:
             self._layout.require_causal_window()
         own = self._device_plans[0]
         if self._library and variant.is_plain:
-            out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
-            held = gather_held(self._layout, cached, self._page_table)
-            tensors, library = (out, lse, inputs, held), self._library
-            merge_prefixes(self._spans, *tensors, attend=library, merge=merge_state)
-            return out
-        paged = self._paged(cached)
-        if not self._merges:
-            return _fused(inputs, own, cached=paged)[0]
+            part = self._library.forward(inputs, cached)
+        elif self._merges:
+            paged, tiles = self._paged(cached), self._device_plans[1]
+            part = _fused(inputs, tiles, cached=paged, parts=fused.KeyParts.PREFIX)
+        else:
+            return _fused(inputs, own, cached=self._paged(cached))[0]
         out, lse = _fused(inputs, own, parts=fused.KeyParts.OWN)
-        part = _fused(inputs, self._device_plans[1], cached=paged, parts=fused.KeyParts.PREFIX)
-        return merge_state(out, lse, *part, out=out, lse=lse)[0]
+        return out if part is None else merge_state(out, lse, *part, out=out, lse=lse)[0]
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`.

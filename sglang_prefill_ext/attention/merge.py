@@ -1,8 +1,6 @@
 """Joining partial attention results by their log-sum-exp: parts, prefixes, sinks."""
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import TypeAlias
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -10,13 +8,6 @@ from torch import Tensor
 from sglang_prefill_ext.attention.inputs import Held, LayerInputs
 from sglang_prefill_ext.attention.partial import partial_attention
 from sglang_prefill_ext.layout.dense_plan import PrefixSpan
-
-Partial: TypeAlias = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-"""``(q [Q,H,D], k [P,KH,D], v [P,KH,Dv], scale) -> out [Q,H,Dv], lse [Q,H]``, natural log: every
-query sees every key, of which there is at least one."""
-
-Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`merge_states`, or what does the same."""
 
 
 def merge_states(
@@ -69,53 +60,28 @@ def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 def finish_dense(
     spans: Iterable[PrefixSpan], out: Tensor, lse: Tensor, inputs: LayerInputs, held: Held
 ) -> Tensor:
-    """Add prefixes in torch, and then the sinks, to the attention of queries, in place.
+    """Add prefixes, and then the sinks, to the attention of queries, in place.
 
     Args:
-        out, lse: see `merge_prefixes`.
+        out: `[Q, H, Dv]` attention of the queries over the keys of their own calls...
+        lse: `[Q, H]` float32, ...and its log-sum-exp; both become those of all keys.
 
     Returns:
         `out`.
     """
     variant = inputs.variant
-    capped = partial(_dense_partial, soft_cap=variant.soft_cap)
-    merge_prefixes(spans, out, lse, inputs, held, attend=capped)
-    if variant.sinks is not None:
-        join_sinks(out, lse, variant.sinks)
-    return out
-
-
-def merge_prefixes(
-    spans: Iterable[PrefixSpan],
-    out: Tensor,
-    lse: Tensor,
-    inputs: LayerInputs,
-    held: Held,
-    *,
-    attend: Partial,
-    merge: Merge = merge_states,
-) -> None:
-    """Add every span's prefix to the attention of its queries, in place.
-
-    Args:
-        out: `[Q, H, Dv]` attention of the queries over the keys of their own calls...
-        lse: `[Q, H]` float32, ...and its log-sum-exp; both become those of all keys.
-        attend: computes the attention of queries over a prefix.
-        merge: joins it with that over their own keys.
-    """
     for span in spans:
         keys, values = _prefix_of(span, inputs, held)
         queries = span.queries
-        part = attend(inputs.q[queries], keys, values, inputs.scale)
-        out[queries], lse[queries] = merge(out[queries], lse[queries], *part)
-
-
-def _dense_partial(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, soft_cap: float
-) -> tuple[Tensor, Tensor]:
-    """`Partial` in torch; `soft_cap` as in `partial_attention`."""
-    out, lse = partial_attention(q[None], k[None], v[None], scale, soft_cap=soft_cap)
-    return out[0], lse[0]
+        part_out, part_lse = partial_attention(
+            *(inputs.q[queries][None], keys[None], values[None], inputs.scale),
+            soft_cap=variant.soft_cap,
+        )
+        merged = merge_states(out[queries], lse[queries], part_out[0], part_lse[0])
+        out[queries], lse[queries] = merged
+    if variant.sinks is not None:
+        join_sinks(out, lse, variant.sinks)
+    return out
 
 
 def _prefix_of(span: PrefixSpan, inputs: LayerInputs, held: Held) -> tuple[Tensor, Tensor]:

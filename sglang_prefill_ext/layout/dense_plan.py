@@ -125,22 +125,6 @@ def plan_attention(layout: ForwardLayout) -> AttentionPlan:
     return AttentionPlan(batches, tuple(copied_groups), tuple(spans))
 
 
-def prefix_spans(layout: ForwardLayout) -> tuple[PrefixSpan, ...]:
-    """All tokens that see a prefix outside of their own segment: what `AttentionPlan.spans` are if
-    every tile is one segment and none copies its prefix."""
-    spans: list[PrefixSpan] = []
-    for index, (group, start) in enumerate(
-        zip(layout.groups, layout.group_starts.tolist(), strict=True)
-    ):
-        rows = start + group.fresh
-        if group.held and group.fresh:
-            spans.append(PrefixSpan(slice(start, rows), index, slice(start, start)))
-        if group.prefix_len and group.num_rows:
-            queries = slice(rows, start + group.num_tokens)
-            spans.append(PrefixSpan(queries, index, slice(start, rows)))
-    return tuple(spans)
-
-
 def _batches(placed: Iterable[_Placed], *, causal: bool) -> Iterator[TileBatch]:
     """Tiles with equally many keys in front, padded as far as that is cheaper than a call."""
     batch: list[_Placed] = []

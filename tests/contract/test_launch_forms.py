@@ -20,11 +20,12 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
-from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
+from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES, RaggedAttend, tokens_first
 from sglang_prefill_ext.attention.way import HeadShape
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.model import Attend, ProductHead
+from sglang_prefill_ext.layout.ragged_plan import RaggedPlan
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.startup.compile_ahead import compile_ahead
 from sglang_prefill_ext.wire.arrays import int_array
@@ -93,10 +94,13 @@ class Forms:
         return note
 
 
-def whole_prefix(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """A library's kernel, whose log-sum-exp is `[heads, tokens]`."""
-    del k, scale
-    return q.new_zeros(*q.shape[:2], v.shape[2]), torch.zeros(q.shape[1], len(q)).T
+def no_prefix(_plan: RaggedPlan, _queries: Tensor, _keys: Tensor) -> RaggedAttend:
+    """A library, whose log-sum-exp is a view of `[heads, tokens]`."""
+
+    def attend(q: Tensor, _k: Tensor, v: Tensor, _scale: float) -> tuple[Tensor, Tensor]:
+        return q.new_zeros(*q.shape[:2], v.shape[2]), tokens_first(torch.zeros(q.shape[1], len(q)))
+
+    return attend
 
 
 def run(executor: PackedExecutor, rows: PackedRows, budget: ForwardBudget) -> None:
@@ -118,7 +122,7 @@ def requests(draw: st.DrawFn) -> PackedRows:
 def compiled(request: pytest.FixtureRequest) -> Any:
     """A server's executor that has compiled ahead, and the forms that it launched."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, whole_prefix)
+        patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, no_prefix)
         patch.setattr("sglang_prefill_ext.forward.executor.multiprocessors", lambda _device: 132)
         forms = Forms(patch)
         executor = PackedExecutor(Projections(), readout_bytes=1 << 20, attention=request.param)

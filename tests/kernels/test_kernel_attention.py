@@ -13,7 +13,6 @@ import torch
 import triton
 from torch import Tensor
 
-from sglang_prefill_ext.attention import prefix_libraries
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import PLAIN, AttentionVariant, HeldKV, LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention, kernel_obstacle
@@ -261,9 +260,11 @@ def test_a_library_that_is_right_is_used_and_one_that_is_not_is_named(
     model.device = device
     assert resolve_attention(asked, model) is asked
     assert not caplog.records
-    # Bases and layouts mixed up: every prefix gets a wrong weight.
-    monkeypatch.setattr(prefix_libraries, "natural_of_base_2", lambda lse: lse)
-    monkeypatch.setattr(prefix_libraries, "tokens_first", lambda lse: lse.T + 1)
+    # Every prefix gets a wrong weight.
+    ragged = fake_libraries.ragged
+    monkeypatch.setattr(
+        fake_libraries, "ragged", lambda *args: (ragged(*args)[0], ragged(*args)[1] + 1)
+    )
     assert resolve_attention(asked, model) is AttentionWay.MERGE
     (record,) = caplog.records
     assert (

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from sglang_prefill_ext.attention.merge import merge_states
+from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.prefix_libraries import (
     LIBRARIES,
+    LibraryPrefixes,
     library_obstacle,
-    natural_of_base_2,
     tokens_first,
 )
 from sglang_prefill_ext.config import AttentionWay
+from sglang_prefill_ext.forward.upload import upload
+from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from tests.unit.attention import fake_libraries
 from tests.unit.attention.reference import attend
 
 HEADS, KEY_HEADS, DIM, VALUE_DIM = 4, 2, 8, 6
 SCALE = 0.3
 HALF = (torch.bfloat16, torch.float16)
-
-
-@given(st.lists(st.floats(-80, 80, width=32), min_size=1, max_size=9))
-def test_base_2_becomes_natural(scores: list[float]) -> None:
-    exact = torch.tensor(scores, dtype=torch.float64).logsumexp(0)
-    base_2 = torch.tensor(np.log2(np.exp(scores).sum()), dtype=torch.float32)
-    assert float(natural_of_base_2(base_2)) == pytest.approx(float(exact), abs=2e-5)
-
-
-def test_no_key_stays_no_key() -> None:
-    assert float(natural_of_base_2(torch.tensor(-math.inf))) == -math.inf
 
 
 @given(st.integers(0, 5), st.integers(1, 4))
@@ -47,29 +37,98 @@ def test_tokens_come_first_without_a_copy(tokens: int, heads: int) -> None:
         assert torch.equal(turned[token], lse[:, token])
 
 
-@pytest.mark.parametrize("way", LIBRARIES)
-@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 7), (5, 2)])
-def test_a_library_and_the_rest_merge_to_attention_over_all_keys(
-    way: AttentionWay, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_libraries.install(monkeypatch)
-    generator = torch.Generator().manual_seed(queries)
+def layout_of(*groups: tuple[int, int, list[int]]) -> ForwardLayout:
+    return ForwardLayout(
+        tuple(GroupSpan(held, fresh, np.array(lens, np.int32)) for held, fresh, lens in groups)
+    )
 
-    def draw(*shape: int) -> torch.Tensor:
+
+LAYOUTS = {
+    "fresh": layout_of((0, 3, [1, 2])),
+    "held": layout_of((4, 0, [2, 1])),
+    "both, and groups without a prefix": layout_of(
+        (0, 0, [2]), (3, 2, [1, 2]), (0, 4, [1]), (0, 0, [1, 1]), (2, 3, [])
+    ),
+}
+
+
+def attend_prefixes(
+    way: AttentionWay, layout: ForwardLayout, scale: float = SCALE
+) -> tuple[tuple[Tensor, Tensor] | None, list[tuple[Tensor, Tensor, Tensor]]]:
+    """What a library makes of a layout, and by definition each token's query, keys and values."""
+    generator = torch.Generator().manual_seed(layout.num_tokens)
+
+    def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    q, k = draw(queries, HEADS, DIM), draw(keys + 1, KEY_HEADS, DIM)
-    v = draw(keys + 1, KEY_HEADS, VALUE_DIM)
-    out, lse = LIBRARIES[way](q, k[:keys], v[:keys], SCALE)
-    assert out.shape == (queries, HEADS, VALUE_DIM)
-    assert (lse.shape, lse.dtype) == ((queries, HEADS), torch.float32)
-    rest = [attend(query, k[keys:], v[keys:], SCALE) for query in q]
-    rest_out, rest_lse = (torch.stack(x).float() for x in zip(*rest, strict=True))
-    merged, merged_lse = merge_states(out, lse, rest_out, rest_lse)
-    for token in range(queries):
-        exact, exact_lse = attend(q[token], k, v, SCALE)
-        torch.testing.assert_close(merged[token].double(), exact, atol=1e-5, rtol=0)
-        torch.testing.assert_close(merged_lse[token].double(), exact_lse, atol=1e-5, rtol=0)
+    tokens, num_held = layout.num_tokens, sum(group.held for group in layout.groups)
+    inputs = LayerInputs(
+        draw(tokens, HEADS, DIM),
+        draw(tokens, KEY_HEADS, DIM),
+        draw(tokens, KEY_HEADS, VALUE_DIM),
+        scale,
+    )
+    pool = draw(2 * num_held, KEY_HEADS, DIM), draw(2 * num_held, KEY_HEADS, VALUE_DIM)
+    slots = torch.randperm(2 * num_held, generator=generator)[:num_held].int()
+    prefixes = LibraryPrefixes(layout, way)
+    prefixes.bind(upload(prefixes.host_arrays(), torch.device("cpu")), slots if num_held else None)
+    part = prefixes.forward(inputs, pool if num_held else None)
+    wanted, first_held = [], 0
+    for group, start in zip(layout.groups, layout.group_starts.tolist(), strict=True):
+        held = slots[first_held : first_held + group.held]
+        first_held += group.held
+        for token in range(start, start + group.num_tokens):
+            fresh = slice(start, start + group.fresh * (token >= start + group.fresh))
+            k, v = (
+                torch.cat([x[held], y[fresh]])
+                for x, y in zip(pool, (inputs.k, inputs.v), strict=True)
+            )
+            wanted.append((inputs.q[token], k, v))
+    return part, wanted
+
+
+@pytest.mark.parametrize("way", LIBRARIES)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_one_call_attends_to_the_prefixes_of_all_groups(
+    way: AttentionWay, layout: ForwardLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_libraries.install(monkeypatch)
+    part, wanted = attend_prefixes(way, layout)
+    assert part is not None
+    out, lse = part
+    assert out.shape == (layout.num_tokens, HEADS, VALUE_DIM)
+    assert (lse.shape, lse.dtype) == ((layout.num_tokens, HEADS), torch.float32)
+    for token, (q, k, v) in enumerate(wanted):
+        if not len(k):
+            assert lse[token].isneginf().all()
+            continue
+        exact, exact_lse = attend(q, k, v, SCALE)
+        torch.testing.assert_close(out[token].double(), exact, atol=1e-5, rtol=0)
+        torch.testing.assert_close(lse[token].double(), exact_lse, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("way", LIBRARIES)
+def test_without_prefixes_no_library_is_called(
+    way: AttentionWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_libraries.install(monkeypatch)
+    part, _ = attend_prefixes(way, layout_of((0, 0, [3, 1])))
+    assert part is None
+
+
+def test_plans_of_forwards_in_flight_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_libraries.install(monkeypatch)
+    planned: list[object] = []
+    wrapper = fake_libraries.BatchPrefillWithRaggedKVCacheWrapper
+    plan = wrapper.plan
+    monkeypatch.setattr(
+        wrapper,
+        "plan",
+        lambda self, *args, **kwargs: planned.append(self) or plan(self, *args, **kwargs),
+    )
+    for _ in range(3):
+        attend_prefixes(AttentionWay.MERGE_FLASHINFER, LAYOUTS["fresh"])
+    assert len({id(each) for each in planned}) == 3
 
 
 # Where they may be used

@@ -13,7 +13,6 @@ from sglang_prefill_ext.layout.dense_plan import (
     AttentionPlan,
     TileBatch,
     plan_attention,
-    prefix_spans,
 )
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from tests.unit.attention.strategies import layout, layouts, whole_prompts
@@ -52,22 +51,6 @@ def _planned(forward: ForwardLayout, plan: AttentionPlan) -> list[Counter[Key]]:
         for query in range(span.queries.start, span.queries.stop):
             seen[query].update(keys)
     return seen
-
-
-@settings(deadline=None)
-@given(layouts())
-def test_prefixes_alone_are_what_is_not_in_a_tokens_own_segment(forward: ForwardLayout) -> None:
-    seen: list[Counter[Key]] = [
-        Counter((-1, key) for key in range(start, token + 1))
-        for token, start in enumerate(forward.segment_starts().tolist())
-    ]
-    for span in prefix_spans(forward):
-        prefix = [(span.group, token) for token in range(forward.groups[span.group].held)]
-        prefix += [(-1, token) for token in range(span.fresh.start, span.fresh.stop)]
-        assert prefix
-        for query in range(span.queries.start, span.queries.stop):
-            seen[query].update(prefix)
-    assert seen == _expected(forward)
 
 
 def _visible(batch: TileBatch) -> np.ndarray:

@@ -1,0 +1,62 @@
+"""Attention of a forward's tokens over their prefixes, as one ragged call. Pure numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.layout.tokens import ForwardLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedPlan:
+    """Sequences one behind the other; every query sees all keys of its sequence.
+
+    Keys are numbered `[tokens of the forward][held prefix of group 0][of group 1]...`.
+    """
+
+    query_bounds: NDArray[np.int32]
+    """`[S + 1]`: sequence s has the tokens `query_bounds[s]` to `query_bounds[s + 1]`. All tokens
+    are queries; those that see no prefix are of sequences without keys."""
+    key_bounds: NDArray[np.int32]
+    """`[S + 1]`: likewise the places in `key_index`."""
+    key_index: NDArray[np.int32]
+    """`[K]`."""
+
+    @property
+    def longest_queries(self) -> int:
+        return int(np.diff(self.query_bounds).max())
+
+    @property
+    def longest_keys(self) -> int:
+        return int(np.diff(self.key_bounds).max())
+
+    def without_keys(self) -> NDArray[np.int32]:
+        """`[T]`: 1 for tokens that see no prefix, else 0."""
+        empty = np.diff(self.key_bounds) == 0
+        return np.repeat(empty, np.diff(self.query_bounds)).astype(np.int32)
+
+
+def plan_prefixes(layout: ForwardLayout) -> RaggedPlan:
+    """Fresh prefix tokens see what their group holds, and rows the fresh prefix, too."""
+    queries: list[int] = []
+    keys: list[NDArray[np.int64]] = []
+    first_held = layout.num_tokens
+    for group, start in zip(layout.groups, layout.group_starts.tolist(), strict=True):
+        held = np.arange(first_held, first_held + group.held)
+        fresh = np.arange(start, start + group.fresh)
+        first_held += group.held
+        queries += [group.fresh, group.num_tokens - group.fresh]
+        keys += [held, np.concatenate([held, fresh])]
+    asked = [(count, seen) for count, seen in zip(queries, keys, strict=True) if count]
+    return RaggedPlan(
+        _bounds([count for count, _ in asked]),
+        _bounds([len(seen) for _, seen in asked]),
+        np.concatenate([seen for _, seen in asked]).astype(np.int32),
+    )
+
+
+def _bounds(lens: list[int]) -> NDArray[np.int32]:
+    return np.cumsum([0, *lens], dtype=np.int32)
