@@ -7,7 +7,7 @@ the requests of a forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import cycle
 from typing import Any, TypeAlias
 
@@ -85,18 +85,19 @@ def flash_attention_3(plan: RaggedPlan, query_bounds: Tensor, key_bounds: Tensor
     """FlashAttention-3 as sglang-kernel ships it, whose log-sum-exp is `[heads, tokens]`."""
     from sgl_kernel.flash_attn import flash_attn_varlen_func
 
-    call = partial(
-        flash_attn_varlen_func,
-        cu_seqlens_q=query_bounds,
-        cu_seqlens_k=key_bounds,
-        max_seqlen_q=plan.longest_queries,
-        max_seqlen_k=plan.longest_keys,
-        causal=False,
-        return_softmax_lse=True,
-    )
+    longest_queries, longest_keys = plan.longest_queries, plan.longest_keys
 
     def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse, *_ = call(q, k, v, softmax_scale=scale)
+        out, lse, *_ = flash_attn_varlen_func(
+            *(q, k, v),
+            cu_seqlens_q=query_bounds,
+            cu_seqlens_k=key_bounds,
+            max_seqlen_q=longest_queries,
+            max_seqlen_k=longest_keys,
+            softmax_scale=scale,
+            causal=False,
+            return_softmax_lse=True,
+        )
         return out, tokens_first(lse)
 
     return attend

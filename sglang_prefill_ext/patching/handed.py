@@ -125,6 +125,7 @@ READ_ELSEWHERE = frozenset(
 """Classes whose objects the border hands on, so that other code of ours reads or replaces them."""
 
 WHY: Mapping[str, str] = {
+    "BatchPrefillWithRaggedKVCacheWrapper": "prefixes by FlashInfer (merge-flashinfer)",
     "BasePrefixCache": "how many slots there is room for",
     "DPBudget": "whose place our balance takes",
     "FreezeGCReq": "a message that reaches every detokenizer",
@@ -147,7 +148,7 @@ WHY: Mapping[str, str] = {
     "UnifiedRadixCache": "the tree, if packed work can share it",
     "_ConfigBag": "what MoE layers read, set for one forward",
     "auth_level": "our administrative routes are protected like SGLang's",
-    "flash_attn_varlen_func": "attention over a prefix by FlashAttention-3 (merge-fa3)",
+    "flash_attn_varlen_func": "prefixes by FlashAttention-3 (merge-fa3)",
     "hook_custom_types": "lets msgpack decode our messages",
     "load_plugins": "child processes in which SGLang loads no plugins",
     "num_dp_ranks_of": "how many replicas answer a status request",
@@ -155,6 +156,5 @@ WHY: Mapping[str, str] = {
     "resolving_view": "arguments as far as SGLang has resolved them",
     "score_and_pool": "a head of classes at any token of a prompt",
     "serve_generate_request": "serves a request of `/generate` that was read already",
-    "single_prefill_with_kv_cache": "attention over a prefix by FlashInfer (merge-flashinfer)",
 }
 """Class or function -> what for, where its name does not say it."""

@@ -219,16 +219,19 @@ def _function(target: str, function: Any) -> Use:
 
 def _library_uses(modules: Modules, old: Path) -> Iterator[Use]:
     """Without bodies: their releases are SGLang's to choose, and not all run on every machine."""
-    names = {name for each in modules.values() for name in each.imports if is_of(name, LIBRARIES)}
-    for target in sorted(names):
-        try:
-            signature = _function(target, find(target)).signature
-        except Exception:
-            # Built for another device: what was found where it runs still holds.
-            (known,) = (use for use in load(old) if use.target == target)
-            yield known
-        else:
-            yield Use(target, UseKind.FUNCTION, signature=signature)
+    for names in modules.values():
+        read = _Read(names.made, names.touched, set(), set(), set())
+        for target in names.imports:
+            if is_of(target, LIBRARIES):
+                yield from (replace(use, body="") for use in _uses_of_library(target, read, old))
+
+
+def _uses_of_library(target: str, read: _Read, old: Path) -> list[Use]:
+    try:
+        return [*_uses_of(target, read)]
+    except Exception:
+        # Built for another device: what was found where it runs still holds.
+        return [use for use in load(old) if f"{use.target}.".startswith(f"{target}.")]
 
 
 def main() -> None:
