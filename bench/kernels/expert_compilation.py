@@ -31,9 +31,7 @@ INTRODUCTION = f"""
 
 SGLang's own kernel in every [block of rows](moe.md) that can be chosen for {QWEN3.name} at
 {TOKENS:,} tokens, printed by `python -m bench.kernels.expert_compilation`. Entries are those of
-SGLang's tables for an H100 (bf16) and an H200 (FP8, in blocks of 128 by 128). Entries with TMA, of
-which those for more tokens have one, are not among them.
-
+SGLang's tables for an H100 (bf16) and an H200 (FP8, in blocks of 128 by 128), without TMA.
 """
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import triton
@@ -41,15 +42,13 @@ INTRODUCTION = """\
 # Triton kernels
 
 Compiled for Hopper (sm_90) without a GPU by `python -m prefill_kernels.compilation`, which writes
-this page; `tests/contract/test_kernel_compilation.py` compares it and fails on a spill. Registers
-are per thread, spills and shared memory in bytes (a program can have 232,448 of shared memory);
-HGMMA says whether the machine code uses the warpgroup matrix instruction (QGMMA for FP8).
-
+this page. No variant spills. Registers are per thread; shared memory is in bytes, at most 232,448 a
+program. HGMMA is the warpgroup matrix instruction (QGMMA for FP8).
 """
 
-_HEAD = """\
-| kernel | variant | warps | stages | registers | spills | shared | HGMMA |
-|---|---|--:|--:|--:|--:|--:|---|
+_HEAD = """
+| `{}` | warps, stages | registers | shared | HGMMA |
+|---|---|--:|--:|---|
 """
 
 
@@ -141,19 +140,17 @@ def report() -> str:
 
 
 def table_of(compiled: Iterable[Compiled]) -> str:
-    """A line for each variant."""
-    return _HEAD + "".join(map(_row, compiled))
+    """A table for each kernel, a line for each variant."""
+    kernels = groupby(compiled, key=lambda each: each.kernel)
+    return "".join(_HEAD.format(kernel) + "".join(map(_row, rows)) for kernel, rows in kernels)
 
 
 def _row(compiled: Compiled) -> str:
     variant = compiled.variant
     cells = (
-        f"`{compiled.kernel}`",
         variant.name,
-        variant.num_warps,
-        variant.num_stages,
+        f"{variant.num_warps}, {variant.num_stages}",
         compiled.registers,
-        compiled.spill_bytes,
         f"{compiled.shared_bytes:,}",
         "yes" if compiled.has_wgmma else "no",
     )
