@@ -1,7 +1,7 @@
 """What every kernel compiles to on Hopper: ``python -m prefill_kernels.compilation``.
 
 Needs no GPU: Triton and the assembler it ships produce the machine code that a GPU would run.
-Prints docs/kernels.md.
+Prints docs/kernels.csv, whose columns docs/kernels.md explains.
 """
 
 import re
@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from typing import Any
 
 import triton
@@ -38,18 +37,7 @@ KERNELS: dict[str, Callable[[], Iterable[Variant]]] = {
     "block_choice": block_choice.variants,
 }
 
-INTRODUCTION = """\
-# Triton kernels
-
-Compiled for Hopper (sm_90) without a GPU by `python -m prefill_kernels.compilation`, which writes
-this page. No variant spills. Registers are per thread; shared memory is in bytes, at most 232,448 a
-program. HGMMA is the warpgroup matrix instruction (QGMMA for FP8).
-"""
-
-_HEAD = """
-| `{}` | warps, stages | registers | shared | HGMMA |
-|---|---|--:|--:|---|
-"""
+HEAD = "kernel,variant,warps,stages,registers,spills,shared,HGMMA\n"
 
 
 @dataclass(frozen=True)
@@ -135,26 +123,28 @@ def _disassemble(cubin: bytes) -> str:
 
 
 def report() -> str:
-    """docs/kernels.md."""
-    return INTRODUCTION + table_of(compile_all())
+    """docs/kernels.csv, without what is appended for SGLang's kernels."""
+    return HEAD + lines_of(compile_all())
 
 
-def table_of(compiled: Iterable[Compiled]) -> str:
-    """A table for each kernel, a line for each variant."""
-    kernels = groupby(compiled, key=lambda each: each.kernel)
-    return "".join(_HEAD.format(kernel) + "".join(map(_row, rows)) for kernel, rows in kernels)
+def lines_of(compiled: Iterable[Compiled]) -> str:
+    """A line for each variant, with the columns of `HEAD`."""
+    return "".join(map(_line, compiled))
 
 
-def _row(compiled: Compiled) -> str:
+def _line(compiled: Compiled) -> str:
     variant = compiled.variant
     cells = (
-        variant.name,
-        f"{variant.num_warps}, {variant.num_stages}",
+        compiled.kernel,
+        f'"{variant.name}"',
+        variant.num_warps,
+        variant.num_stages,
         compiled.registers,
-        f"{compiled.shared_bytes:,}",
+        compiled.spill_bytes,
+        compiled.shared_bytes,
         "yes" if compiled.has_wgmma else "no",
     )
-    return f"| {' | '.join(map(str, cells))} |\n"
+    return ",".join(map(str, cells)) + "\n"
 
 
 if __name__ == "__main__":
