@@ -1,6 +1,6 @@
 """What SGLang's fused kernel of experts compiles to on Hopper, in every block that can be chosen.
 
-``python -m bench.kernels.expert_compilation`` prints the second table of docs/kernels.md; no GPU is
+``python -m bench.kernels.expert_compilation`` prints the last lines of docs/kernels.csv; no GPU is
 needed. The shape is Qwen3-30B-A3B, at the tokens of a ranking request.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton.language as tl
-from prefill_kernels.compilation import Compiled, compile_variant, table_of
+from prefill_kernels.compilation import Compiled, compile_variant, lines_of
 from prefill_kernels.variant import TypeSpec, Variant
 
 from bench.moe.shapes import SHAPES
@@ -26,15 +26,6 @@ with warnings.catch_warnings():
     from sglang.srt.layers.moe.moe_runner import triton_utils
 
 QWEN3, TOKENS = SHAPES[0], 2304
-INTRODUCTION = f"""
-## SGLang's experts
-
-SGLang's own kernel in every [block of rows](moe.md) that can be chosen for {QWEN3.name} at
-{TOKENS:,} tokens, printed by `python -m bench.kernels.expert_compilation`. Entries are those of
-SGLang's tables for an H100 (bf16) and an H200 (FP8, in blocks of 128 by 128). Entries with TMA, of
-which those for more tokens have one, are not among them.
-
-"""
 
 
 class Weights(NamedTuple):
@@ -141,8 +132,8 @@ def _variant(weights: Weights, entry: dict[str, Any], down: bool) -> Variant:
 
 
 def report() -> str:
-    """The second part of docs/kernels.md."""
-    return INTRODUCTION + table_of(compile_experts())
+    """The last lines of docs/kernels.csv."""
+    return lines_of(compile_experts())
 
 
 def main() -> None:

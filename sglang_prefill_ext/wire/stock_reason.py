@@ -5,11 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-_CHOICE = (
-    "choosing the one generated token takes more than its logits, or a stop string may end there"
-)
-_MORE_OUTPUT = "a one-token generation that asks for more than token and log-probs"
-_TIED = "a one-token generation tied to a session, a separate cache, one replica or a decode server"
+_CHOICE = "one token, whose choice takes more than its logits, or which a stop string may end"
+_MORE_OUTPUT = "one token, and more output than it and its log-probs"
+_TIED = "one token, tied to a session, a separate cache, one replica or a decode server"
 _HANDED_ON = (
     "over gRPC only: vectors of a generation model, which SGLang refuses; Matryoshka dimensions,"
     " which the engine packs"
@@ -40,27 +38,24 @@ class StockReason(StrEnum):
     NO_ITEMS = "no_items", "`items` is empty, so there are no scores"
     UNUSUAL_INPUT = (
         "unusual_input",
-        "types, labels or a temperature for SGLang to judge; mostly errors",
+        "types, labels or a temperature for SGLang to judge",
     )
     PROMPT_TOO_LONG = (
         "prompt_too_long",
-        "a prompt over the context length; SGLang refuses or truncates it",
+        "a prompt over the context length, which SGLang refuses or truncates",
     )
     ROW_OVER_BUDGET = (
         "row_over_budget",
-        "one item longer than `--prefill-only-max-forward-tokens`, or than the memory of a forward"
-        " allows",
+        "an item longer than `--prefill-only-max-forward-tokens` or memory allow",
     )
     NOT_FINITE = "not_finite", "the forward gave NaN"
     NO_KV_ROOM = (
         "no_kv_room",
-        "a request of several forwards whose prefix finds no room in the KV pool, or is longer than"
-        " 15/16 of it",
+        "a request of several forwards whose prefix finds no room in 15/16 of the KV pool",
     )
     EMBED_OVERRIDES = (
         "embed_overrides",
-        "embeddings with a generation, for a whole prompt (`input_embeds`), or for an encoder;"
-        " those of `/v1/score` and `/v1/embeddings` are packed",
+        "embeddings with a generation, for a whole prompt (`input_embeds`), or for an encoder",
     )
     TOKEN_POSITIONS = (
         "token_positions",
@@ -95,8 +90,7 @@ class StockReason(StrEnum):
     HEALTH_CHECK = "health_check", "SGLang's own `/health_generate` on an embedding server"
     NOT_GENERATION = (
         "not_generation",
-        "in explanations and over gRPC only: `/v1/score` of a model that makes vectors, where"
-        " SGLang's call for vectors is packed",
+        "in explanations and over gRPC only: `/v1/score` of a model that makes vectors",
     )
     NO_VECTORS = "no_vectors", _HANDED_ON
     DIMENSIONS = "dimensions", _HANDED_ON
@@ -112,7 +106,7 @@ class StockReason(StrEnum):
     NO_ATTENTION_LAYERS = "no_attention_layers", _MODEL
     SEVERAL_ADAPTERS = (
         "several_adapters",
-        "one call for vectors that names different LoRA adapters for its prompts",
+        "a call for vectors with different LoRA adapters for its prompts",
     )
     LORA_OVERLAP_LOADING = (
         "lora_overlap_loading",

@@ -87,16 +87,16 @@ def queued(**load: int) -> Callable[[], Awaitable[None]]:
 
 REFUSING = {
     "items of a scoring request": items,
-    "prompts of one call for vectors, over HTTP or gRPC": prompts,
+    "prompts of a call for vectors": prompts,
     "documents of a rerank request": documents,
     "embeddings that come for items": embeddings,
-    "memory of one call: 4 bytes a token, 32 a number of its answer": memory_of_a_call,
-    "tokens of prompts that are too long, each with the query": too_long,
-    "characters of a text that is repeated for every item": repeated_text,
-    "calls that wait for a thread that encodes or packs": waiting,
+    "memory of a call: 4 bytes a token, 32 a number of its answer": memory_of_a_call,
+    "tokens of too long prompts, each with the query": too_long,
+    "characters of a text repeated for every item": repeated_text,
+    "calls that wait to be encoded or packed": waiting,
     "tokens that wait in a scheduler": queued(tokens=10),
-    "rows that wait in a scheduler": queued(rows=10),
-    "memory of what waits in a scheduler": queued(bytes=10),
+    "rows that wait there": queued(rows=10),
+    "memory of what waits there": queued(bytes=10),
 }
 """What goes beyond a bound and is refused."""
 

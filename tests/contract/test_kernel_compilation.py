@@ -17,7 +17,7 @@ from prefill_kernels.compilation import (
 
 from bench.kernels import expert_compilation
 
-DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+DOCS = Path(__file__).parents[2] / "docs" / "kernels.csv"
 
 
 def test_every_kernel_is_compiled() -> None:
@@ -57,10 +57,10 @@ def test_every_argument_is_described() -> None:
         assert described == set(variant.function.arg_names), variant.name
 
 
-def test_the_documentation_is_generated() -> None:
+def test_the_table_is_generated() -> None:
     assert DOCS.read_text(encoding="utf-8") == report() + expert_compilation.report(), (
-        "run `python -m prefill_kernels.compilation > docs/kernels.md`, and then "
-        "`python -m bench.kernels.expert_compilation >> docs/kernels.md`"
+        "run `python -m prefill_kernels.compilation > docs/kernels.csv`, and then "
+        "`python -m bench.kernels.expert_compilation >> docs/kernels.csv`"
     )
 
 

@@ -1,7 +1,7 @@
 """What every kernel compiles to on Hopper: ``python -m prefill_kernels.compilation``.
 
 Needs no GPU: Triton and the assembler it ships produce the machine code that a GPU would run.
-Prints docs/kernels.md.
+Prints docs/kernels.csv, whose columns docs/kernels.md explains.
 """
 
 import re
@@ -37,20 +37,7 @@ KERNELS: dict[str, Callable[[], Iterable[Variant]]] = {
     "block_choice": block_choice.variants,
 }
 
-INTRODUCTION = """\
-# Triton kernels
-
-Compiled for Hopper (sm_90) without a GPU by `python -m prefill_kernels.compilation`, which writes
-this page; `tests/contract/test_kernel_compilation.py` compares it and fails on a spill. Registers
-are per thread, spills and shared memory in bytes (a program can have 232,448 of shared memory);
-HGMMA says whether the machine code uses the warpgroup matrix instruction (QGMMA for FP8).
-
-"""
-
-_HEAD = """\
-| kernel | variant | warps | stages | registers | spills | shared | HGMMA |
-|---|---|--:|--:|--:|--:|--:|---|
-"""
+HEAD = "kernel,variant,warps,stages,registers,spills,shared,HGMMA\n"
 
 
 @dataclass(frozen=True)
@@ -136,28 +123,28 @@ def _disassemble(cubin: bytes) -> str:
 
 
 def report() -> str:
-    """docs/kernels.md."""
-    return INTRODUCTION + table_of(compile_all())
+    """docs/kernels.csv, without what is appended for SGLang's kernels."""
+    return HEAD + lines_of(compile_all())
 
 
-def table_of(compiled: Iterable[Compiled]) -> str:
-    """A line for each variant."""
-    return _HEAD + "".join(map(_row, compiled))
+def lines_of(compiled: Iterable[Compiled]) -> str:
+    """A line for each variant, with the columns of `HEAD`."""
+    return "".join(map(_line, compiled))
 
 
-def _row(compiled: Compiled) -> str:
+def _line(compiled: Compiled) -> str:
     variant = compiled.variant
     cells = (
-        f"`{compiled.kernel}`",
-        variant.name,
+        compiled.kernel,
+        f'"{variant.name}"',
         variant.num_warps,
         variant.num_stages,
         compiled.registers,
         compiled.spill_bytes,
-        f"{compiled.shared_bytes:,}",
+        compiled.shared_bytes,
         "yes" if compiled.has_wgmma else "no",
     )
-    return f"| {' | '.join(map(str, cells))} |\n"
+    return ",".join(map(str, cells)) + "\n"
 
 
 if __name__ == "__main__":
