@@ -11,8 +11,9 @@ from textwrap import wrap
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching.imitations import IMITATIONS
-from sglang_prefill_ext.patching.spec import NOT_SENT, Group, Patch, Use
+from sglang_prefill_ext.patching.spec import Group, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
+from sglang_prefill_ext.patching.upstream import DIRECTORY, Diff, read_series
 from sglang_prefill_ext.patching.uses import USES
 
 _SGLANG = "sglang.srt."
@@ -28,8 +29,8 @@ Supported releases: `{SUPPORTED_SGLANG}`. `sglang-prefill doctor` checks what is
 is logged, and the server starts.
 
 A patch can go when SGLang has the names in its last column, which its
-[diffs](../patches/README.md) add. They were not sent upstream yet, unless it is said. Names of
-SGLang are below `{_SGLANG.rstrip(".")}`, hooks below `{_BORDER.rstrip(".")}`.
+[diffs](../patches/README.md) add. They were not sent upstream yet. Names of SGLang are below
+`{_SGLANG.rstrip(".")}`, hooks below `{_BORDER.rstrip(".")}`.
 `patching/*_patches.py` has the rest: signatures, the names that a hook relies on, verified bodies.
 """
 
@@ -68,32 +69,32 @@ with SGLang's own.
 |---|---|---|"""
 
 
-def markdown(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> str:
+def markdown(
+    diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES
+) -> str:
     """The whole document, ending in a newline."""
+    adds = {diff.name: diff.adds for diff in diffs}
     groups = {group: [patch for patch in patches if patch.group is group] for group in Group}
-    changed = [_group(group, members) for group, members in groups.items() if members]
+    changed = [_group(group, members, adds) for group, members in groups.items() if members]
     used = [f"| `{use.target.removeprefix(_SGLANG)}` | {use.why} |" for use in uses if use.why]
     return "\n".join([_INTRODUCTION, *changed, _USED, *used, _IMITATED, *_imitation_rows(), ""])
 
 
-def _group(group: Group, patches: Sequence[Patch]) -> str:
+def _group(group: Group, patches: Sequence[Patch], adds: Mapping[str, list[str]]) -> str:
     heading = [f"## Group `{group}`", "", *wrap(_APPLIED[group], 100), ""]
-    return "\n".join([*heading, _COLUMNS, *map(_row, patches), ""])
+    return "\n".join([*heading, _COLUMNS, *(_row(patch, adds) for patch in patches), ""])
 
 
-def _row(patch: Patch) -> str:
-    notes = [patch.why]
-    if patch.only_if_imported:
-        notes.append("Only where its module is loaded already.")
-    if patch.upstream != NOT_SENT:
-        notes.append(f"Sent: {patch.upstream}")
+def _row(patch: Patch, adds: Mapping[str, list[str]]) -> str:
+    loaded = " Only where its module is loaded already." if patch.only_if_imported else ""
+    added = [name for diff in patch.diffs for name in adds[diff]]
     cells = [
         patch.id,
         f"{patch.kind} `{patch.target.removeprefix(_SGLANG)}`",
         f"`{patch.hook.removeprefix(_BORDER)}`",
-        " ".join(notes),
+        patch.why + loaded,
         ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs),
-        ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in patch.remove_when),
+        ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in added),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -104,4 +105,4 @@ def _imitation_rows() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    sys.stdout.write(markdown(read_series(DIRECTORY)))

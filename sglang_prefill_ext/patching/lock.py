@@ -11,10 +11,12 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from sglang_prefill_ext.patching import scan
 from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE, WHY
@@ -59,15 +61,8 @@ def _entry(use: Use) -> dict[str, Any]:
 
 
 def _use(target: str, entry: Mapping[str, Any]) -> Use:
-    return Use(
-        target=target,
-        kind=UseKind(entry["kind"]),
-        groups=tuple(map(Group, entry.get("groups", ()))),
-        why=WHY.get(target.rpartition(".")[2], ""),
-        signature=entry.get("signature", ""),
-        body=entry.get("body", ""),
-        members=tuple(entry.get("members", ())),
-    )
+    why = WHY.get(target.rpartition(".")[2], "")
+    return msgspec.convert({"target": target, "why": why, **entry}, Use)
 
 
 def build(
@@ -87,45 +82,43 @@ def build(
         Exception: something that is used cannot be imported, or does not exist.
     """
     of_modules = _groups_of_modules(modules, patches)
-    read = _Read.of(modules, of_modules.keys())
+    read, read_elsewhere = _what_is_read(modules, of_modules)
     patched = {patch.target for patch in patches}
     targets = _groups_of_targets(modules, of_modules, patches, handed)
     uses = {
         use.target: replace(use, groups=tuple(group for group in Group if group in groups))
         for target, groups in targets.items()
-        for use in _uses_of(target, read)
+        for use in _uses_of(target, read_elsewhere if target in READ_ELSEWHERE else read)
         if not patched & _names_of(use.target)
     }
     return [*uses.values(), *_library_uses(modules, old)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Names that our modules read of objects, and classes that they make or derive from.
+class _Read(NamedTuple):
+    """Classes that the border makes or derives from, and names that are read of objects.
 
-    Attributes:
-        methods, members: in the border. A keyword or a string never names a method.
-        methods_elsewhere, members_elsewhere: in any module of ours that runs in a server.
+    A keyword or a string may name a member, and never a method.
     """
 
     made: set[str]
     methods: set[str]
     members: set[str]
-    methods_elsewhere: set[str]
-    members_elsewhere: set[str]
 
-    @classmethod
-    def of(cls, modules: Modules, running: Iterable[str]) -> _Read:
-        border = [names for module, names in modules.items() if scan.is_border(module)]
-        everywhere = [modules[module] for module in running]
-        touched = set().union(*(names.touched for names in border)) - {"__init__"}
-        return cls(
-            made=set().union(*(names.made for names in border)),
-            methods=touched,
-            members=touched.union(*(names.named for names in border)),
-            methods_elsewhere=touched.union(*(n.touched | n.defined for n in everywhere)),
-            members_elsewhere=touched.union(*(n.all for n in everywhere)),
-        )
+
+def _what_is_read(modules: Modules, running: Iterable[str]) -> tuple[_Read, _Read]:
+    """In the border, and in any module of ours that runs in a server."""
+    border = [names for module, names in modules.items() if scan.is_border(module)]
+    everywhere = [modules[module] for module in running]
+    made = set().union(*(names.made for names in border))
+    touched = set().union(*(names.touched for names in border)) - {"__init__"}
+    return (
+        _Read(made, touched, touched.union(*(names.named for names in border))),
+        _Read(
+            made,
+            touched.union(*(names.touched | names.defined for names in everywhere)),
+            touched.union(*(names.all for names in everywhere)),
+        ),
+    )
 
 
 def _groups_of_modules(modules: Modules, patches: Iterable[Patch]) -> dict[str, set[Group]]:
@@ -168,14 +161,11 @@ def _imported(names: scan.Names) -> Iterator[str]:
             continue
         found = find(target)
         if isinstance(found, ModuleType):
-            own = {name for name, value in vars(found).items() if _made_in(value, found.__name__)}
-            yield from (f"{target}.{name}" for name in own & names.all)
+            for name, value in vars(found).items():
+                if name in names.all and getattr(value, "__module__", "") == found.__name__:
+                    yield f"{target}.{name}"
         else:
             yield target
-
-
-def _made_in(value: object, module: str) -> bool:
-    return getattr(value, "__module__", "") == module
 
 
 def _names_of(target: str) -> set[str]:
@@ -198,12 +188,8 @@ def _uses_of(target: str, read: _Read) -> Iterator[Use]:
 
 
 def _uses_of_class(target: str, owner: type, read: _Read) -> Iterator[Use]:
-    elsewhere = target in READ_ELSEWHERE
-    methods = read.methods_elsewhere if elsewhere else read.methods
-    members = read.members_elsewhere if elsewhere else read.members
-    if target in read.made:
-        methods = methods | {"__init__"}
-    names = sorted(members_of(owner) & (methods | members))
+    methods = read.methods | ({"__init__"} if target in read.made else set())
+    names = sorted(members_of(owner) & (methods | read.members))
     values = {name: underlying(inspect.getattr_static(owner, name, None)) for name in names}
     functions = {name: value for name, value in values.items() if inspect.isfunction(value)}
     yield Use(target, UseKind.CLASS, members=tuple(n for n in names if n not in functions))
