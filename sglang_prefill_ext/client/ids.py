@@ -1,4 +1,4 @@
-"""Token ids of a user, checked, and their forms in a body."""
+"""Token ids of a user, checked, and the forms of arrays in a body."""
 
 from __future__ import annotations
 
@@ -52,5 +52,12 @@ def as_forms(body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _base64(ids: Ids) -> str:
-    return base64.b64encode(ids.tobytes()).decode()
+def as_json(array: NDArray[Any]) -> Any:
+    """Return token ids as lists, and embeddings in base64 with their shape."""
+    if array.dtype.kind != "f":
+        return array.tolist()
+    return {"dtype": array.dtype.name, "shape": array.shape, "data": _base64(array)}
+
+
+def _base64(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.tobytes()).decode()

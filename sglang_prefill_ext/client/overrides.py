@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,14 +32,14 @@ class EmbedOverrides:
     items: Sequence[Matrix | None] | Matrix | None = None
 
     def fields(self, part: slice, num_items: int) -> dict[str, Any]:
-        """Fields of a request that holds a part of all items.
+        """Fields of a request that holds a part of all items; embeddings are little-endian arrays.
 
         Raises:
             RequestError: an array is of the wrong shape or kind.
         """
         found: dict[str, Any] = {"embed_override_token_id": int(self.token_id)}
         if self.query is not None:
-            found["query_embed_overrides"] = _form("query_embed_overrides", self.query, 2)
+            found["query_embed_overrides"] = _checked("query_embed_overrides", self.query, 2)
         if self.items is None:
             return found
         field = "item_embed_overrides"
@@ -49,15 +48,15 @@ class EmbedOverrides:
                 f"{field}: {len(self.items)} for {num_items} items. Give one for each item."
             )
         if isinstance(self.items, np.ndarray):
-            return found | {field: _form(field, self.items[part], 3)}
-        forms = [
-            None if each is None else _form(f"{field}[{number}]", each, 2)
+            return found | {field: _checked(field, self.items[part], 3)}
+        checked = [
+            None if each is None else _checked(f"{field}[{number}]", each, 2)
             for number, each in enumerate(self.items)
         ]
-        return found | {field: forms[part]}
+        return found | {field: checked[part]}
 
 
-def _form(field: str, value: Any, dimensions: int) -> dict[str, Any]:
+def _checked(field: str, value: Any, dimensions: int) -> Matrix:
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -67,7 +66,4 @@ def _form(field: str, value: Any, dimensions: int) -> dict[str, Any]:
             f"{field}: {array.dtype} numbers of shape {list(array.shape)}. "
             f"Give an array of floats in {dimensions} dimensions."
         )
-    dtype = "float16" if array.dtype == np.float16 else "float32"
-    data = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<")).tobytes()
-    shape = list(array.shape)
-    return {"dtype": dtype, "shape": shape, "data": base64.b64encode(data).decode()}
+    return array.astype("<f2" if array.dtype == np.float16 else "<f4", copy=False)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.client.ids import as_json
 from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
@@ -17,7 +18,7 @@ ROWS = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
 def read_back(fields: dict[str, Any], items: int = 2) -> dict[str, Any]:
     """What the server reads of the fields."""
     read = stock_score_body(
-        json.dumps({"items": [[1]] * items} | fields).encode(),
+        json.dumps({"items": [[1]] * items} | fields, default=as_json).encode(),
         PrefillOnlyConfig(),
     )
     assert read is not None
