@@ -127,7 +127,7 @@ class Collector:
         collected = 0
         if action is GcAction.SETTLE:
             # What an operator has unfrozen stays so.
-            if busy or not gc.get_freeze_count() or not has_grown(len(gc.get_objects())):
+            if busy or not gc.get_freeze_count() or len(gc.get_objects()) < GROWN_OBJECTS:
                 return 0
             action = GcAction.FREEZE
         if action in (GcAction.COLLECT, GcAction.FREEZE):
@@ -156,11 +156,6 @@ class Collector:
             thresholds=list(gc.get_threshold()),
             pauses=self.pauses.summary(),
         )
-
-
-def has_grown(tracked: int) -> bool:
-    """Whether so many objects since the last freeze are worth another one."""
-    return tracked >= GROWN_OBJECTS
 
 
 def collections_of_generations() -> list[int]:

@@ -13,7 +13,6 @@ from sglang_prefill_ext.process.collector import (
     Collector,
     GcAction,
     action_of,
-    has_grown,
 )
 
 
@@ -101,14 +100,6 @@ def test_a_process_settles_if_idle_grown_and_frozen_before(
     after = collector.perform(GcAction.SETTLE, "2", busy=busy)
     assert (after.frozen >= before.frozen + len(added)) == freezes
     assert (after.collections != before.collections) == freezes
-
-
-def test_growth_is_counted_in_objects() -> None:
-    assert [has_grown(each) for each in (0, GROWN_OBJECTS - 1, GROWN_OBJECTS)] == [
-        False,
-        False,
-        True,
-    ]
 
 
 @pytest.mark.parametrize("action", OFFERED)
