@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
 from sglang_prefill_ext.attach.messages import (
@@ -21,9 +22,11 @@ from sglang_prefill_ext.attach.messages import (
     StockVectors,
 )
 from sglang_prefill_ext.errors import EngineUnavailableError, PrefillExtError
+from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.huggingface import faithful_copy
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
@@ -106,6 +109,16 @@ class Session:
         """End a call whose answer is of no use; one that is not known is fine."""
         self.deliver(RowsAnswer(rid, PackedResult(Status.FAILED, why)))
         self.deliver(StockError(rid, 500, why))
+
+    @cached_property
+    def scoring(self) -> ScoreFrontend:
+        """What serves calls for scores."""
+        return ScoreFrontend(self.path)
+
+    @cached_property
+    def embedding(self) -> EmbedFrontend:
+        """What serves calls for vectors."""
+        return EmbedFrontend(self.path)
 
     # The `SchedulerLink`.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from sglang_prefill_ext.attach.messages import StockAnswer
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.score.scores import flat_scores
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
@@ -19,46 +19,38 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 _DOUBLES = np.dtype("<f8")
 
 
-class Scoring:
-    """Scores for one session with the engine."""
+async def score(
+    session: Session, question: ScoreQuestion, options: CallOptions
+) -> pb.ScoreResponse:
+    """Serve a request.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._frontend = ScoreFrontend(session.path)
+    Raises:
+        PrefillExtError: it is wrong, or ended badly.
+    """
+    call = question.call
+    try:
+        with counted(session.path.metrics):
+            session.scoring.check_limits(call)
+            call = question.whole()
+            if options.stock:
+                raise StockPathTaken(StockReason.OPTED_OUT)
+            if not session.facts.is_generation:
+                raise StockPathTaken(StockReason.NOT_GENERATION)
+            return _response(call, *await session.scoring.ask(call, options.scheduling))
+    except StockPathTaken as stock:
+        arguments = stock_arguments(stock.call or call)
+        answer = await session.stock_scores(arguments, options.headers())
+        return _stock_response(answer, stock.reason)
 
-    async def score(self, question: ScoreQuestion, options: CallOptions) -> pb.ScoreResponse:
-        """Serve a request.
 
-        Raises:
-            PrefillExtError: it is wrong, or ended badly.
-        """
-        call = question.call
-        try:
-            with counted(self._session.path.metrics):
-                self._frontend.check_limits(call)
-                call = question.whole()
-                return await self._packed(call, options)
-        except StockPathTaken as stock:
-            return await self._by_engine(stock.call or call, options, stock.reason)
-
-    async def _packed(self, call: ScoreCall, options: CallOptions) -> pb.ScoreResponse:
-        if options.stock:
-            raise StockPathTaken(StockReason.OPTED_OUT)
-        if not self._session.facts.is_generation:
-            raise StockPathTaken(StockReason.NOT_GENERATION)
-        return _response(call, *await self._frontend.ask(call, options.scheduling))
-
-    async def _by_engine(
-        self, call: ScoreCall, options: CallOptions, reason: StockReason
-    ) -> pb.ScoreResponse:
-        answer = await self._session.stock_scores(stock_arguments(call), options.headers())
-        logprobs = answer.token_logprobs
-        return pb.ScoreResponse(
-            scores=np.array([x for row in answer.rows for x in row], _DOUBLES).tobytes(),
-            counts=int_array([len(row) for row in answer.rows]).tobytes(),
-            token_logprobs=np.array([x for row in logprobs or () for x in row], "<f4").tobytes(),
-            usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
-        )
+def _stock_response(answer: StockAnswer, reason: StockReason) -> pb.ScoreResponse:
+    logprobs = answer.token_logprobs
+    return pb.ScoreResponse(
+        scores=np.array([x for row in answer.rows for x in row], _DOUBLES).tobytes(),
+        counts=int_array([len(row) for row in answer.rows]).tobytes(),
+        token_logprobs=np.array([x for row in logprobs or () for x in row], "<f4").tobytes(),
+        usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
+    )
 
 
 def _response(call: ScoreCall, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:

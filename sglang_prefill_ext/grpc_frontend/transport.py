@@ -11,7 +11,7 @@ import grpc
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Listening
 
-_ALGORITHMS = {
+ALGORITHMS = {
     Compression.NONE: grpc.Compression.NoCompression,
     Compression.DEFLATE: grpc.Compression.Deflate,
     Compression.GZIP: grpc.Compression.Gzip,
@@ -46,10 +46,6 @@ def address_of(settings: Listening) -> str:
     """Return where to listen; addresses with colons are put into brackets."""
     host = settings.host
     return f"{f'[{host}]' if ':' in host else host}:{settings.port}"
-
-
-def compression(settings: Listening) -> grpc.Compression:
-    return _ALGORITHMS[settings.compression]
 
 
 def credentials(settings: Listening) -> grpc.ServerCredentials | None:
