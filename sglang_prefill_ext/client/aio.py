@@ -16,9 +16,8 @@ from sglang_prefill_ext.client import exchange
 from sglang_prefill_ext.client.answers import Scores
 from sglang_prefill_ext.client.carriers import Steps
 from sglang_prefill_ext.client.methods import Methods
-from sglang_prefill_ext.client.options import Deadline, Options
+from sglang_prefill_ext.client.options import DEFAULT_RETRIES, Deadline, Options, Retries
 from sglang_prefill_ext.client.requests import AnswerT, Plan, Request
-from sglang_prefill_ext.client.retry import DEFAULT_RETRIES, Retries
 
 
 class AsyncPrefillClient(

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.options import Options
-from sglang_prefill_ext.client.pipeline import answer_file
-from sglang_prefill_ext.client.records import Fields, field, label_ids
+from sglang_prefill_ext.client.records import Fields, answer_file, field, label_ids
 from sglang_prefill_ext.client.sync import PrefillClient
 from sglang_prefill_ext.errors import ConfigError
 

@@ -14,7 +14,7 @@ from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.client.answers import GIVE_TIME, TRY_LATER, Scores, with_remedy
-from sglang_prefill_ext.client.ids import Ids
+from sglang_prefill_ext.client.arrays import Ids
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.requests import Request
 from sglang_prefill_ext.errors import (

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import grpc
 
 from sglang_prefill_ext.client import exchange
+from sglang_prefill_ext.client.arrays import EmbedOverrides
 from sglang_prefill_ext.client.carriers import GrpcCarrier, HttpCarrier
-from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, Options
-from sglang_prefill_ext.client.overrides import EmbedOverrides
+from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, DEFAULT_RETRIES, Options, Retries
 from sglang_prefill_ext.client.requests import (
     Labels,
     Plan,
@@ -21,7 +21,6 @@ from sglang_prefill_ext.client.requests import (
     plan_embed,
     plan_score,
 )
-from sglang_prefill_ext.client.retry import DEFAULT_RETRIES, Retries
 
 ScoresT = TypeVar("ScoresT")
 VectorsT = TypeVar("VectorsT")

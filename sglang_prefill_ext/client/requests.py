@@ -17,8 +17,7 @@ from sglang_prefill_ext.client.answers import (
     read_embeddings,
     read_scores,
 )
-from sglang_prefill_ext.client.ids import Ids, as_forms, as_json, token_ids
-from sglang_prefill_ext.client.overrides import EmbedOverrides
+from sglang_prefill_ext.client.arrays import EmbedOverrides, Ids, as_forms, as_json, token_ids
 from sglang_prefill_ext.errors import RequestError
 
 Prompt = str | Sequence[int] | NDArray[np.integer]

@@ -15,7 +15,7 @@ from sglang_prefill_ext.demo.report import plot, show_costs, show_rankings, show
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.modelmaker import catalogue, make_model
-from sglang_prefill_ext.modelmaker.quality import ndcg
+from sglang_prefill_ext.modelmaker.catalogue import ndcg
 
 # Without the radix cache, a repeated prompt costs the same each time on the stock path.
 _SERVER_FLAGS = (

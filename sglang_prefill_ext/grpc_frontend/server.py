@@ -12,9 +12,9 @@ from grpc_reflection.v1alpha import reflection
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2, prefill_pb2_grpc, transport
-from sglang_prefill_ext.grpc_frontend.auth import BearerAuth
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
+from sglang_prefill_ext.grpc_frontend.transport import BearerAuth
 
 _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 

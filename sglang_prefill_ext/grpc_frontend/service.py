@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -16,8 +17,8 @@ from sglang_prefill_ext.errors import (
     PrefillExtError,
 )
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend.calls import score, vectors
 from sglang_prefill_ext.grpc_frontend.outcomes import status_of
-from sglang_prefill_ext.grpc_frontend.pipeline import in_order
 from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
     next_items,
@@ -26,8 +27,6 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     vector_question,
     without_items,
 )
-from sglang_prefill_ext.grpc_frontend.scoring import score
-from sglang_prefill_ext.grpc_frontend.vectors import vectors
 
 logger = logging.getLogger(__name__)
 
@@ -135,3 +134,42 @@ async def _answer(context: Any, work: Awaitable[T]) -> T:
     details = rpc_status.to_status(status).trailing_metadata
     await context.abort(code, status.message, details)
     raise wrong  # `abort` has raised
+
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+
+
+async def in_order(
+    requests: AsyncIterator[RequestT],
+    serve: Callable[[RequestT], Coroutine[Any, Any, AnswerT]],
+    *,
+    at_a_time: int,
+) -> AsyncGenerator[AnswerT, None]:
+    """Serve requests as they come, at most so many at a time, and yield the answers in order.
+
+    An answer does not wait for the next request. The first error ends everything.
+    """
+    tasks: asyncio.Queue[asyncio.Task[AnswerT] | None] = asyncio.Queue()
+    started: set[asyncio.Task[AnswerT]] = set()
+    places = asyncio.Semaphore(at_a_time)
+
+    async def read() -> None:
+        async for request in requests:
+            await places.acquire()
+            task = asyncio.ensure_future(serve(request))
+            started.add(task)
+            tasks.put_nowait(task)
+
+    reader = asyncio.ensure_future(read())
+    reader.add_done_callback(lambda _: tasks.put_nowait(None))
+    try:
+        while (task := await tasks.get()) is not None:
+            yield await task
+            started.discard(task)
+            places.release()
+        await reader
+    finally:
+        for each in (reader, *started):
+            each.cancel()
+        await asyncio.gather(reader, *started, return_exceptions=True)

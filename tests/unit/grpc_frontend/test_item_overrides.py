@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
+from sglang_prefill_ext.client.arrays import EmbedOverrides
 from sglang_prefill_ext.client.grpc_calls import overrides_message
-from sglang_prefill_ext.client.overrides import EmbedOverrides
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.item_overrides import item_overrides

@@ -6,9 +6,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sglang_prefill_ext.modelmaker import catalogue, ranker
-from sglang_prefill_ext.modelmaker.catalogue import Item, Query, item_part, query_part, relevance
+from sglang_prefill_ext.modelmaker.catalogue import (
+    Item,
+    Query,
+    item_part,
+    ndcg,
+    query_part,
+    relevance,
+)
 from sglang_prefill_ext.modelmaker.presets import CONTEXT_LENGTH, PRESETS, VOCABULARY
-from sglang_prefill_ext.modelmaker.quality import ndcg
 from sglang_prefill_ext.modelmaker.tokenizer import label_ids, train_tokenizer
 from sglang_prefill_ext.modelmaker.weights import build_model
 

@@ -1,21 +1,84 @@
-"""Calls for vectors: packed here, or handed to the engine as calls."""
+"""Calls for scores and for vectors: packed here, or handed to the engine."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.attach.messages import StockAnswer
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.scores import flat_scores
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
-from sglang_prefill_ext.grpc_frontend.questions import CallOptions, VectorQuestion
-from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.grpc_frontend.questions import (
+    CallOptions,
+    ScoreQuestion,
+    VectorQuestion,
+    stock_arguments,
+)
+from sglang_prefill_ext.wire.arrays import Int32Array, int_array, values_to_bytes
 from sglang_prefill_ext.wire.checks import check_prompt
 from sglang_prefill_ext.wire.flat import FlatRows, check_ids
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
+
+_DOUBLES = np.dtype("<f8")
+
+
+async def score(
+    session: Session, question: ScoreQuestion, options: CallOptions
+) -> pb.ScoreResponse:
+    """Serve a request.
+
+    Raises:
+        PrefillExtError: it is wrong, or ended badly.
+    """
+    call = question.call
+    try:
+        with counted(session.path.metrics):
+            session.scoring.check_limits(call)
+            call = question.whole()
+            if options.stock:
+                raise StockPathTaken(StockReason.OPTED_OUT)
+            if not session.facts.is_generation:
+                raise StockPathTaken(StockReason.NOT_GENERATION)
+            return _response(call, *await session.scoring.ask(call, options.scheduling))
+    except StockPathTaken as stock:
+        arguments = stock_arguments(stock.call or call)
+        answer = await session.stock_scores(arguments, options.headers())
+        return _stock_response(answer, stock.reason)
+
+
+def _stock_response(answer: StockAnswer, reason: StockReason) -> pb.ScoreResponse:
+    logprobs = answer.token_logprobs
+    return pb.ScoreResponse(
+        scores=np.array([x for row in answer.rows for x in row], _DOUBLES).tobytes(),
+        counts=int_array([len(row) for row in answer.rows]).tobytes(),
+        token_logprobs=np.array([x for row in logprobs or () for x in row], "<f4").tobytes(),
+        usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
+    )
+
+
+def _response(call: ScoreCall, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:
+    values = answer.row_values()
+    scores = flat_scores(
+        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
+    )
+    return pb.ScoreResponse(
+        scores=scores.astype(_DOUBLES).tobytes(),
+        counts=rows.read.lens_of(0, rows.num_reads).tobytes(),
+        token_logprobs=values_to_bytes(values) if call.return_token_logprobs else b"",
+        usage=pb.Usage(
+            prompt_tokens=rows.num_prompt_tokens,
+            computed_tokens=answer.tokens_computed,
+            cached_tokens=min(answer.tokens_cached, rows.prefix_len),
+            path=pb.PATH_PACKED,
+        ),
+    )
 
 
 async def vectors(
