@@ -11,11 +11,4 @@ from sglang_prefill_ext.client.arrays import EmbedOverrides
 from sglang_prefill_ext.client.options import Options, Retries
 from sglang_prefill_ext.client.sync import PrefillClient
 
-__all__ = [
-    "AsyncPrefillClient",
-    "EmbedOverrides",
-    "Options",
-    "PrefillClient",
-    "Retries",
-    "Scores",
-]
+__all__ = ["AsyncPrefillClient", "EmbedOverrides", "Options", "PrefillClient", "Retries", "Scores"]

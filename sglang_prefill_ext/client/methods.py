@@ -113,11 +113,7 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
         return vectors
 
     def classify(
-        self,
-        prompts: Prompts,
-        *,
-        adapter: str | None = None,
-        options: Options = DEFAULT_OPTIONS,
+        self, prompts: Prompts, *, adapter: str | None = None, options: Options = DEFAULT_OPTIONS
     ) -> VectorsT:
         """Return the class logits (or the rewards) of prompts, float32 ``[prompts, classes]``.
 

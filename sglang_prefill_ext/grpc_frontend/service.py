@@ -11,11 +11,7 @@ from typing import Any, Protocol, TypeVar
 from grpc_status import rpc_status
 
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.errors import (
-    EngineUnavailableError,
-    PackedForwardError,
-    PrefillExtError,
-)
+from sglang_prefill_ext.errors import EngineUnavailableError, PackedForwardError, PrefillExtError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.calls import score, vectors
 from sglang_prefill_ext.grpc_frontend.outcomes import status_of

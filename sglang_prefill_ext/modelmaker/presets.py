@@ -71,10 +71,7 @@ def _shape(
 
 
 _BERT = _shape(
-    kv_heads=4,
-    max_position_embeddings=512,
-    position_embedding_type="absolute",
-    type_vocab_size=2,
+    kv_heads=4, max_position_embeddings=512, position_embedding_type="absolute", type_vocab_size=2
 )
 _XLM_ROBERTA = {**_BERT, "max_position_embeddings": 514, "type_vocab_size": 1}
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching.imitations import IMITATIONS
 from sglang_prefill_ext.patching.spec import Group, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.upstream import DIRECTORY, Diff, read_series
@@ -69,6 +68,47 @@ with SGLang's own.
 |---|---|---|"""
 
 
+IMITATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "border.tokenizer_manager.token_output": (
+        "`BatchStrOutput`, the message of the detokenizer, with the fields of finished requests",
+        ("test_tokens", "test_token_hooks"),
+    ),
+    "border.tokenizer_manager.direct_generate": (
+        "the answer of `POST /generate`, which `TokenizerManager._handle_batch_output` makes",
+        ("test_tokens", "test_fuzz"),
+    ),
+    "border.tokenizer_manager.embed_hooks": (
+        "the answers of `TokenizerManager.generate_request` to embedding requests",
+        ("test_embeddings", "test_fuzz"),
+    ),
+    "border.tokenizer_manager.call_records": (
+        "`ReqState`, the record of a request, and what is logged, exported and dumped of it",
+        ("test_production", "test_lifecycle"),
+    ),
+    "border.tokenizer_manager.stock_counters": (
+        "what `TokenizerMetricsCollector` observes of a request that has ended",
+        ("test_stock_metrics",),
+    ),
+    "border.model.sampler": (
+        "`SamplingBatchInfo` of a prefill batch, with the tensors that the sampler reads",
+        ("test_sampler", "test_tokens"),
+    ),
+    "border.model.packed_batch": (
+        "`ForwardBatch` of an extend batch as models read it, and of one sequence for LoRA",
+        ("test_families", "test_packed_batch"),
+    ),
+    "border.scheduler.ask_both_paths": (
+        "a prefill batch of the scheduler, by which the known prompts are asked on SGLang's path",
+        ("test_known_answers",),
+    ),
+    "border.scheduler.srpt_policy": (
+        "`SchedulePolicy`, whose order of the waiting queue it replaces",
+        ("test_stock_order",),
+    ),
+}
+"""Our module -> what SGLang would have made, and names of test modules that compare both."""
+
+
 def markdown(
     diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES
 ) -> str:
@@ -100,7 +140,7 @@ def _row(patch: Patch, adds: Mapping[str, list[str]]) -> str:
 
 
 def _imitation_rows() -> Iterator[str]:
-    for made_by, stands_for, tests in IMITATIONS:
+    for made_by, (stands_for, tests) in IMITATIONS.items():
         yield f"| `{made_by}` | {stands_for} | {', '.join(f'`{test}`' for test in tests)} |"
 
 

@@ -15,18 +15,7 @@ _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _WATCHED = ("0022-watch-data-parallel-replicas.patch",)
-_EMBEDDING = ("0016-embedding-fast-path.patch",)
-_SCORE = ("0005-score-fast-path.patch",)
 _TOKENS = ("0018-offer-tokenized-requests.patch",)
-_ERRORS = ("0013-keep-headers-of-http-errors.patch",)
-_RERANKING = ("0017-rerank-compile-template-once.patch",)
-_PROMPTS = (
-    "0007-reject-empty-prompts.patch",
-    "0008-reject-out-of-vocabulary-ids.patch",
-    "0028-refuse-numbers-that-end-the-scheduler.patch",
-    "0029-refuse-readout-positions-that-end-the-scheduler.patch",
-    "0031-refuse-input-embeds-that-end-the-scheduler.patch",
-)
 
 FRONTEND_PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -55,7 +44,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         "return_token_logprobs=False, image_data=None)",
         relies_on="ScoreResult",
         fingerprints={"0.5.23": "5c0df92bd53442bab5c91319dfbc9d08ef834625f4c412d0f3083433a1d5d25e"},
-        diffs=_SCORE,
+        diffs=("0005-score-fast-path.patch",),
     ),
     Patch(
         id="P22",
@@ -68,7 +57,13 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         signature="(self, obj, input_ids)",
         relies_on="obj.input_embeds input_ids",
         fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},
-        diffs=_PROMPTS,
+        diffs=(
+            "0007-reject-empty-prompts.patch",
+            "0008-reject-out-of-vocabulary-ids.patch",
+            "0028-refuse-numbers-that-end-the-scheduler.patch",
+            "0029-refuse-readout-positions-that-end-the-scheduler.patch",
+            "0031-refuse-input-embeds-that-end-the-scheduler.patch",
+        ),
     ),
     Patch(
         id="P23",
@@ -80,7 +75,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         signature="(self, request, raw_request)",
         relies_on="HTTPException self.create_error_response",
         fingerprints={"0.5.23": "fe9651c76ec2aff4c998b988a20a33e9b8204515a46553a1e712c7ca2c3597c3"},
-        diffs=_ERRORS,
+        diffs=("0013-keep-headers-of-http-errors.patch",),
     ),
     Patch(
         id="P24",
@@ -92,7 +87,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         signature="(self, obj, request=None)",
         relies_on="EmbeddingReqInput obj.normalize_batch_and_arguments",
         fingerprints={"0.5.23": "f10a15468e06516a000262477fdb9e7e63d6d38bb457da26fa6e2c9ee5ba0eb7"},
-        diffs=_EMBEDDING,
+        diffs=("0016-embedding-fast-path.patch",),
     ),
     Patch(
         id="P25",
@@ -105,7 +100,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         relies_on="_render_jinja_chat_template self.tokenizer_manager.score_prompts "
         "_qwen3_rerank_score self._build_rerank_response",
         fingerprints={"0.5.23": "a0d59cf2204faa801f89fedc0479d9a0ace5458411b4bc258aba2b76fb6166e3"},
-        diffs=_RERANKING,
+        diffs=("0017-rerank-compile-template-once.patch",),
     ),
     Patch(
         id="P26",

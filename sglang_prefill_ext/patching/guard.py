@@ -18,15 +18,7 @@ from types import ModuleType
 from packaging.specifiers import SpecifierSet
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching.source import (
-    find,
-    fingerprint,
-    missing_members,
-    names_in,
-    signature_text,
-    source_of,
-    underlying,
-)
+from sglang_prefill_ext.patching import source
 from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Patch, Use, UseKind
 
 OTHER_RELEASE = (
@@ -76,16 +68,16 @@ def check_use(use: Use) -> list[Mismatch]:
         At most one difference; it is blocking.
     """
     try:
-        found = find(use.target)
+        found = source.find(use.target)
     except Exception as error:
         return [_differs(use, Aspect.TARGET, f"{use.target} can be imported", _told(error))]
     if use.kind is UseKind.CLASS and isinstance(found, type):
-        if missing := missing_members(found, use.members):
+        if missing := source.missing_members(found, use.members):
             lacks = "lacks " + ", ".join(missing)
             differs = _differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
             return [replace(differs, names=tuple(missing))]
     elif use.kind is UseKind.FUNCTION and inspect.isfunction(found):
-        if (signature := signature_text(found)) != use.signature:
+        if (signature := source.signature_text(found)) != use.signature:
             return [_differs(use, Aspect.SIGNATURE, use.signature, signature)]
     elif use.kind is not UseKind.VALUE:
         return [_differs(use, Aspect.TARGET, f"a {use.kind}", type(found).__name__)]
@@ -98,7 +90,7 @@ def check_body(use: Use) -> list[Mismatch]:
     Returns:
         At most one difference, not blocking.
     """
-    found = fingerprint(source_of(find(use.target))) if use.body else ""
+    found = source.fingerprint(source.source_of(source.find(use.target))) if use.body else ""
     if found.startswith(use.body):
         return []
     return [_drifted(use, f"{use.body[:12]} (locked)", found, _LOOK_AND_LOCK)]
@@ -146,20 +138,20 @@ def _check_target(patch: Patch) -> Iterator[Mismatch]:
         found = "inherited from another class" if inherited else "no such attribute"
         yield _differs(patch, Aspect.TARGET, "defined by the class itself", found)
         return
-    target = underlying(vars(owner)[patch.attribute])
+    target = source.underlying(vars(owner)[patch.attribute])
     if patch.kind is not Kind.ATTRIBUTE:
         if not inspect.isfunction(target):
             yield _differs(patch, Aspect.TARGET, "a function", type(target).__name__)
             return
-        signature = signature_text(target)
+        signature = source.signature_text(target)
         if signature != patch.signature:
             yield _differs(patch, Aspect.SIGNATURE, patch.signature, signature)
     reader = owner if patch.kind is Kind.ATTRIBUTE else target
     names = patch.relies_on.split()
-    if missing := sorted(set(names) - names_in(source_of(reader))):
+    if missing := sorted(set(names) - source.names_in(source.source_of(reader))):
         found = "not in the source: " + ", ".join(missing)
         yield _differs(patch, Aspect.NAMES, ", ".join(names), found)
-    body, known = fingerprint(source_of(target)), patch.fingerprints
+    body, known = source.fingerprint(source.source_of(target)), patch.fingerprints
     if known and body not in known.values():
         expected = ", ".join(f"{digest[:12]} ({seen})" for seen, digest in known.items())
         yield _drifted(patch, expected, body, _LOOK)

@@ -18,18 +18,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sglang_prefill_ext.patching import scan
+from sglang_prefill_ext.patching import scan, source
 from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE, WHY
 from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
-from sglang_prefill_ext.patching.source import (
-    find,
-    fingerprint,
-    members_of,
-    own_bases,
-    signature_text,
-    source_of,
-    underlying,
-)
 from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
 from sglang_prefill_ext.patching.table import PATCHES
 
@@ -66,10 +57,7 @@ def _use(target: str, entry: Mapping[str, Any]) -> Use:
 
 
 def build(
-    modules: Modules,
-    patches: Sequence[Patch] = PATCHES,
-    handed: Handed = HANDED,
-    old: Path = PATH,
+    modules: Modules, patches: Sequence[Patch] = PATCHES, handed: Handed = HANDED, old: Path = PATH
 ) -> list[Use]:
     """What our modules use of the installed SGLang and of libraries; imports all of it.
 
@@ -131,10 +119,7 @@ def _groups_of_modules(modules: Modules, patches: Iterable[Patch]) -> dict[str, 
 
 
 def _groups_of_targets(
-    modules: Modules,
-    of_modules: Mapping[str, set[Group]],
-    patches: Iterable[Patch],
-    handed: Handed,
+    modules: Modules, of_modules: Mapping[str, set[Group]], patches: Iterable[Patch], handed: Handed
 ) -> dict[str, set[Group]]:
     """What the border imports and is handed, and the groups whose hooks need it.
 
@@ -159,7 +144,7 @@ def _imported(names: scan.Names) -> Iterator[str]:
     for target in names.imports:
         if not is_of(target, GUARDED):
             continue
-        found = find(target)
+        found = source.find(target)
         if isinstance(found, ModuleType):
             for name, value in vars(found).items():
                 if name in names.all and getattr(value, "__module__", "") == found.__name__:
@@ -171,14 +156,16 @@ def _imported(names: scan.Names) -> Iterator[str]:
 def _names_of(target: str) -> set[str]:
     """The target by its own name and, if it is a method, by those of the bases that have it."""
     owner, _, name = target.rpartition(".")
-    found = find(owner) if "." in owner else None
+    found = source.find(owner) if "." in owner else None
     if not isinstance(found, type):
         return {target}
-    return {target} | {f"{base.__module__}.{base.__qualname__}.{name}" for base in own_bases(found)}
+    return {target} | {
+        f"{base.__module__}.{base.__qualname__}.{name}" for base in source.own_bases(found)
+    }
 
 
 def _uses_of(target: str, read: _Read) -> Iterator[Use]:
-    found = find(target)
+    found = source.find(target)
     if inspect.isfunction(found):
         yield _function(target, found)
     elif isinstance(found, type):
@@ -189,18 +176,18 @@ def _uses_of(target: str, read: _Read) -> Iterator[Use]:
 
 def _uses_of_class(target: str, owner: type, read: _Read) -> Iterator[Use]:
     methods = read.methods | ({"__init__"} if target in read.made else set())
-    names = sorted(members_of(owner) & (methods | read.members))
-    values = {name: underlying(inspect.getattr_static(owner, name, None)) for name in names}
+    names = sorted(source.members_of(owner) & (methods | read.members))
+    values = {name: source.underlying(inspect.getattr_static(owner, name, None)) for name in names}
     functions = {name: value for name, value in values.items() if inspect.isfunction(value)}
     yield Use(target, UseKind.CLASS, members=tuple(n for n in names if n not in functions))
     for name, function in functions.items():
-        if name in methods and source_of(function):  # a generated constructor has none
+        if name in methods and source.source_of(function):  # a generated constructor has none
             yield _function(f"{target}.{name}", function)
 
 
 def _function(target: str, function: Any) -> Use:
-    body = fingerprint(source_of(function))
-    return Use(target, UseKind.FUNCTION, signature=signature_text(function), body=body[:16])
+    body = source.fingerprint(source.source_of(function))
+    return Use(target, UseKind.FUNCTION, signature=source.signature_text(function), body=body[:16])
 
 
 def _library_uses(modules: Modules, old: Path) -> Iterator[Use]:
@@ -208,7 +195,7 @@ def _library_uses(modules: Modules, old: Path) -> Iterator[Use]:
     names = {name for each in modules.values() for name in each.imports if is_of(name, LIBRARIES)}
     for target in sorted(names):
         try:
-            signature = _function(target, find(target)).signature
+            signature = _function(target, source.find(target)).signature
         except Exception:
             # Built for another device: what was found where it runs still holds.
             (known,) = (use for use in load(old) if use.target == target)

@@ -12,8 +12,6 @@ _SCHEDULER = f"{_MANAGERS}.scheduler.Scheduler"
 _EMBEDS = ("0030-refuse-embeddings-that-end-the-scheduler.patch",)
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _OUT_OF_BAND = ("0004-out-of-band-work.patch",)
-_PULLED = ("0014-hooks-on-pulled-requests.patch",)
-_POLICY = ("0015-srpt-schedule-policy.patch",)
 
 SCHEDULER_PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -94,7 +92,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         signature="(self)",
         relies_on="self.recv_from_tokenizer recv_reqs",
         fingerprints={"0.5.23": "bd3c1529f9b5d17f71e10961b0266d47b8120029b07aca46ea3281cb78e2849b"},
-        diffs=_PULLED,
+        diffs=("0014-hooks-on-pulled-requests.patch",),
     ),
     Patch(
         id="P16",
@@ -107,7 +105,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         relies_on="self.policy SchedulePolicy self.schedule_policy self.tree_cache "
         "self.enable_hierarchical_cache",
         fingerprints={"0.5.23": "a8c8a80ef15ed77cd0bc50abaab9caff3b24ab26d7cde708fb41eb0a9cc5a9e6"},
-        diffs=_POLICY,
+        diffs=("0015-srpt-schedule-policy.patch",),
     ),
     Patch(
         id="P17",

@@ -164,12 +164,7 @@ def _requests_per_s(
 
 
 def _latency_s(
-    serving: Serving,
-    parallelism: Parallelism,
-    shape: Shape,
-    load: Load,
-    idle_s: float,
-    most: float,
+    serving: Serving, parallelism: Parallelism, shape: Shape, load: Load, idle_s: float, most: float
 ) -> float:
     """Under a load.
 
