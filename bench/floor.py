@@ -17,12 +17,11 @@ from typing import Annotated
 
 import typer
 
+from bench import host_cost
 from bench.workloads import LABEL_IDS
 from sglang_prefill_ext.config import GRAPH_TOKENS
-from sglang_prefill_ext.sizing import host_cost
 from sglang_prefill_ext.sizing.floor import (
     kv_numbers,
-    least_ms,
     packed_bytes,
     packed_operations,
 )
@@ -51,6 +50,11 @@ def stock_bytes(model: ModelShape, shape: Shape, number_bytes: int) -> int:
     tokens = shape.items * shape.row_tokens
     numbers = model.read_weights(tokens) + kv_numbers(model, tokens)
     return number_bytes * (numbers + model.vocabulary * model.hidden)
+
+
+def least_ms(operations: int, num_bytes: int, tflops: float, gb_per_s: float) -> float:
+    """Milliseconds that a device of these peaks needs at least: arithmetic and traffic overlap."""
+    return max(operations / (tflops * 1e9), num_bytes / (gb_per_s * 1e6))
 
 
 def main(

@@ -21,11 +21,7 @@ from sglang_prefill_ext.grpc_frontend.command import serve_grpc
 from sglang_prefill_ext.modelmaker.presets import PRESETS
 from sglang_prefill_ext.sizing.command import plan
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for client_command in COMMANDS:
     app.command()(client_command)
 app.command("serve-grpc")(serve_grpc)

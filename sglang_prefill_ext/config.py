@@ -83,6 +83,11 @@ class PrefixSplice(StrEnum):
     OFF = "off"
 
 
+def _knob(default: Any, text: str, *, least: int = 1) -> Any:
+    """A field with the help of its flag, and the least value of a number."""
+    return field(default=default, metadata={"help": text, "least": least})
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillOnlyConfig:
     """Knobs of the packed path; every field is a flag ``--prefill-only-<name>``.
@@ -91,192 +96,136 @@ class PrefillOnlyConfig:
         ConfigError: a value is out of its range.
     """
 
-    max_forward_tokens: int = field(
-        default=16384,
-        metadata={
-            "help": "Most tokens of one packed forward; a larger request takes several forwards "
-            "that share the K/V of its prefix."
-        },
+    max_forward_tokens: int = _knob(
+        16384,
+        "Most tokens of one packed forward; a larger request takes several forwards that share "
+        "the K/V of its prefix.",
     )
-    max_items: int = field(
-        default=10000,
-        metadata={
-            "help": "Most items of one scoring request, or prompts of one call for vectors; a "
-            "larger one gets HTTP 400."
-        },
+    max_items: int = _knob(
+        10000,
+        "Most items of one scoring request, or prompts of one call for vectors; a larger one gets "
+        "HTTP 400.",
     )
-    readout_chunk_mib: int = field(
-        default=0,
-        metadata={
-            "least": 0,
-            "help": "Memory (MiB) for full-vocabulary logits during the read-out; rows are read in "
-            "chunks that fit. 0 takes what the device can spare, up to 512 on CUDA, else 64.",
-        },
+    readout_chunk_mib: int = _knob(
+        0,
+        "Memory (MiB) for full-vocabulary logits during the read-out; rows are read in chunks "
+        "that fit. 0 takes what the device can spare, up to 512 on CUDA, else 64.",
+        least=0,
     )
-    order: Order = field(
-        default=Order.SRPT,
-        metadata={
-            "help": "In which order requests are served: srpt (fewest tokens left first, with "
-            "ageing), fcfs (first come first), priority, or deadline."
-        },
+    order: Order = _knob(
+        Order.SRPT,
+        "In which order requests are served: srpt (fewest tokens left first, with ageing), fcfs "
+        "(first come first), priority, or deadline.",
     )
-    ageing: int = field(
-        default=2,
-        metadata={
-            "help": "How far small requests may overtake, in tokens processed per token of the "
-            "larger request. More favours small ones, less bounds the wait of large ones."
-        },
+    ageing: int = _knob(
+        2,
+        "How far small requests may overtake, in tokens processed per token of the larger "
+        "request. More favours small ones, less bounds the wait of large ones.",
     )
-    launch_tokens: int = field(
-        default=0,
-        metadata={
-            "least": 0,
-            "help": "What launching a forward costs, in tokens computed in the same time; 0 "
-            "measures it at start. With more, waiting requests share larger forwards.",
-        },
+    launch_tokens: int = _knob(
+        0,
+        "What launching a forward costs, in tokens computed in the same time; 0 measures it at "
+        "start. With more, waiting requests share larger forwards.",
+        least=0,
     )
-    gather_rows: int = field(
-        default=64,
-        metadata={
-            "help": "Prompts of small concurrent requests that travel to the scheduler together, "
-            "at most; 1 sends every request on its own."
-        },
+    gather_rows: int = _knob(
+        64,
+        "Prompts of small concurrent requests that travel to the scheduler together, at most; 1 "
+        "sends every request on its own.",
     )
-    gather_ms: int = field(
-        default=10,
-        metadata={
-            "least": 0,
-            "help": "For how long (ms) a small request waits for others at most, while those "
-            "before it are being served. Where none is, it never waits.",
-        },
+    gather_ms: int = _knob(
+        10,
+        "For how long (ms) a small request waits for others at most, while those before it are "
+        "being served. Where none is, it never waits.",
+        least=0,
     )
-    prefix_caching: PrefixCaching = field(
-        default=PrefixCaching.REPEATED,
-        metadata={
-            "help": "Which prefixes are left in the prefix cache: repeated (those seen before), "
-            "always, or never. What the cache holds is used in any case."
-        },
+    prefix_caching: PrefixCaching = _knob(
+        PrefixCaching.REPEATED,
+        "Which prefixes are left in the prefix cache: repeated (those seen before), always, or "
+        "never. What the cache holds is used in any case.",
     )
-    attention: AttentionWay = field(
-        default=AttentionWay.AUTO,
-        metadata={
-            "help": "How attention is computed: auto (by device and shape), fused (one Triton "
-            "kernel), merge (two, joined by log-sum-exp), merge-fa3 or merge-flashinfer (with that "
-            "library for the prefix), or torch."
-        },
+    attention: AttentionWay = _knob(
+        AttentionWay.AUTO,
+        "How attention is computed: auto (by device and shape), fused (one Triton kernel), merge "
+        "(two, joined by log-sum-exp), merge-fa3 or merge-flashinfer (with that library for the "
+        "prefix), or torch.",
     )
-    cuda_graphs: int | None = field(
-        default=None,
-        metadata={
-            "kind": int,
-            "least": 0,
-            "help": "Packed forwards of up to so many tokens are replayed as CUDA graphs that are "
-            f"captured at start; 0 captures none. auto is {GRAPH_TOKENS} on CUDA with --tp-size 1 "
-            "and without --disable-cuda-graph, else 0.",
-        },
+    cuda_graphs: int | None = _knob(
+        None,
+        "Packed forwards of up to so many tokens are replayed as CUDA graphs that are captured at "
+        f"start; 0 captures none. auto is {GRAPH_TOKENS} on CUDA with --tp-size 1 and without "
+        "--disable-cuda-graph, else 0.",
+        least=0,
     )
-    moe: MoePolicy = field(
-        default=MoePolicy.AUTO,
-        metadata={
-            "help": "How the block of rows is chosen in which SGLang's Triton kernel computes the "
-            "experts of a mixture: auto (least-time where times were measured at start, else "
-            "padding-ratio), least-time, padding-ratio, or stock (by tokens alone)."
-        },
+    moe: MoePolicy = _knob(
+        MoePolicy.AUTO,
+        "How the block of rows is chosen in which SGLang's Triton kernel computes the experts of "
+        "a mixture: auto (least-time where times were measured at start, else padding-ratio), "
+        "least-time, padding-ratio, or stock (by tokens alone).",
     )
-    moe_source: MoeSource = field(
-        default=MoeSource.HISTORY,
-        metadata={
-            "help": "From which routing that block is chosen: history (of earlier forwards), or "
-            "device (of the forward itself; two blocks are launched, and one computes)."
-        },
+    moe_source: MoeSource = _knob(
+        MoeSource.HISTORY,
+        "From which routing that block is chosen: history (of earlier forwards), or device (of "
+        "the forward itself; two blocks are launched, and one computes).",
     )
-    known_answers: KnownAnswers = field(
-        default=KnownAnswers.ON,
-        metadata={
-            "help": "Whether packed forwards are compared with SGLang's own on a few known prompts "
-            "at start, and not used if they differ: on or off."
-        },
+    known_answers: KnownAnswers = _knob(
+        KnownAnswers.ON,
+        "Whether packed forwards are compared with SGLang's own on a few known prompts at start, "
+        "and not used if they differ: on or off.",
     )
-    tokenizer: TokenizerChoice = field(
-        default=TokenizerChoice.AUTO,
-        metadata={
-            "help": "Which library encodes texts, once its ids have equalled Hugging Face's on "
-            "100,000 texts: auto (fastokens if installed and faster), huggingface, fastokens, or "
-            "gigatoken (its memory grows with every new word)."
-        },
+    tokenizer: TokenizerChoice = _knob(
+        TokenizerChoice.AUTO,
+        "Which library encodes texts, once its ids have equalled Hugging Face's on 100,000 texts: "
+        "auto (fastokens if installed and faster), huggingface, fastokens, or gigatoken (its "
+        "memory grows with every new word).",
     )
-    prefix_splice: PrefixSplice = field(
-        default=PrefixSplice.ON,
-        metadata={
-            "help": "Whether the text that the prompts of a request share is encoded once, where "
-            "the ids are proven to be the same: on or off."
-        },
+    prefix_splice: PrefixSplice = _knob(
+        PrefixSplice.ON,
+        "Whether the text that the prompts of a request share is encoded once, where the ids are "
+        "proven to be the same: on or off.",
     )
-    max_queued_tokens: int = field(
-        default=1 << 22,
-        metadata={
-            "help": "Most tokens that may wait to be computed; beyond, requests are rejected."
-        },
+    max_queued_tokens: int = _knob(
+        1 << 22, "Most tokens that may wait to be computed; beyond, requests are rejected."
     )
-    max_queued_rows: int = field(
-        default=1 << 20,
-        metadata={"help": "Most rows that may wait; beyond, requests are rejected."},
+    max_queued_rows: int = _knob(1 << 20, "Most rows that may wait; beyond, requests are rejected.")
+    max_queued_mib: int = _knob(
+        1024,
+        "Most memory (MiB) of waiting requests; beyond, requests are rejected. One that alone "
+        "takes more gets HTTP 400.",
     )
-    max_queued_mib: int = field(
-        default=1024,
-        metadata={
-            "help": "Most memory (MiB) of waiting requests; beyond, requests are rejected. One "
-            "that alone takes more gets HTTP 400."
-        },
+    decode_step_tokens: int = _knob(
+        0,
+        "What a decode step costs, in tokens that a packed forward computes in the same time; 0 "
+        "estimates it from what launching a forward costs.",
+        least=0,
     )
-    decode_step_tokens: int = field(
-        default=0,
-        metadata={
-            "least": 0,
-            "help": "What a decode step costs, in tokens that a packed forward computes in the "
-            "same time; 0 estimates it from what launching a forward costs.",
-        },
+    decode_slowdown: int = _knob(
+        4,
+        "While packed requests wait, running generations take at most so many times as long per "
+        "token, up to one packed forward. With 1, packed requests only get what the longest wait "
+        "grants them.",
     )
-    decode_slowdown: int = field(
-        default=4,
-        metadata={
-            "help": "While packed requests wait, running generations take at most so many times as "
-            "long per token, up to one packed forward. With 1, packed requests only get what "
-            "the longest wait grants them."
-        },
+    max_wait_steps: int = _knob(
+        8, "Decode steps after which waiting packed requests run in any case."
     )
-    max_wait_steps: int = field(
-        default=8,
-        metadata={"help": "Decode steps after which waiting packed requests run in any case."},
+    schedulers: int = _knob(
+        1,
+        "Scheduler processes on one device, behind one front end: more than one where the device "
+        "waits for the scheduler's Python. They divide the device's memory.",
     )
-    schedulers: int = field(
-        default=1,
-        metadata={
-            "help": "Scheduler processes on one device, behind one front end: more than one where "
-            "the device waits for the scheduler's Python. They divide the device's memory."
-        },
+    scheduler_cores: int = _knob(
+        0, "Cores that each of several schedulers has for itself; 0 binds none.", least=0
     )
-    scheduler_cores: int = field(
-        default=0,
-        metadata={
-            "least": 0,
-            "help": "Cores that each of several schedulers has for itself; 0 binds none.",
-        },
+    gc_idle_s: int = _knob(
+        10,
+        "For how long (s) the server must have been idle before its processes freeze what has "
+        "been added to garbage collection since; 0 never does.",
+        least=0,
     )
-    gc_idle_s: int = field(
-        default=10,
-        metadata={
-            "least": 0,
-            "help": "For how long (s) the server must have been idle before its processes freeze "
-            "what has been added to garbage collection since; 0 never does.",
-        },
-    )
-    attach: str = field(
-        default="",
-        metadata={
-            "help": "Socket file at which front ends in other processes, as those of "
-            "sglang-prefill serve-grpc, are attached; none without it."
-        },
+    attach: str = _knob(
+        "",
+        "Socket file at which front ends in other processes, as those of sglang-prefill "
+        "serve-grpc, are attached; none without it.",
     )
 
     def __post_init__(self) -> None:
@@ -296,9 +245,8 @@ class PrefillOnlyConfig:
 
 
 def kind_of(knob: Field[Any]) -> type:
-    """The type of a knob's values; one without a default of its own names it."""
-    kind: type = knob.metadata.get("kind") or type(knob.default)
-    return kind
+    """The type of a knob's values; one without a default of its own is a number."""
+    return int if knob.default is None else type(knob.default)
 
 
 def _checked(knob: Field[Any], value: Any) -> Any:
@@ -314,7 +262,7 @@ def _checked(knob: Field[Any], value: Any) -> Any:
             return value
         range_text = "a path"
     else:
-        least = knob.metadata.get("least", 1)
+        least = knob.metadata["least"]
         if isinstance(value, int) and not isinstance(value, bool) and value >= least:
             return value
         range_text = f"a whole number of at least {least}"

@@ -1,29 +1,4 @@
-"""Every error that this package raises on purpose.
-
-::
-
-    PrefillExtError
-    ├── ConfigError              a flag or a combination of flags that cannot work
-    ├── UnsupportedSGLangError   the installed SGLang differs from what the patch table expects
-    ├── PackingError             rows that cannot be packed (a bug of ours, never the user's)
-    ├── RequestError             what the user asked for is wrong          -> HTTP 400
-    │   └── TooManyItemsError    more items than the configured limit      -> HTTP 400
-    ├── RequestAbortedError      the client left, or an operator aborted   -> HTTP 503
-    ├── PackedForwardError       the forward of this request failed        -> HTTP 500
-    ├── ServerBusyError          too much waits already                    -> HTTP 429
-    ├── DeadlineExceededError    the request could not be served in time   -> HTTP 504
-    ├── EngineUnavailableError   a front end reaches no engine             -> gRPC UNAVAILABLE
-    ├── ClientError              a client of ours got no answer that it can use
-    │   ├── ServerRefusedError       the server answered with an error that no repeat cures
-    │   ├── ServerUnavailableError   no connection, or HTTP 503
-    │   └── UnexpectedAnswerError    what answers there is not an SGLang server
-    ├── ServerStartError         a local server did not start, or was not ready in time
-    ├── ClusterError             no cluster of Ray, or one with too little room
-    └── ModelSpecError           `make-model` was asked for something it cannot make
-
-`RequestError` is also a `ValueError`, because that is what SGLang's HTTP and gRPC
-handlers turn into a client error.
-"""
+"""Every error that this package raises on purpose."""
 
 
 class PrefillExtError(Exception):
@@ -43,7 +18,10 @@ class PackingError(PrefillExtError):
 
 
 class RequestError(PrefillExtError, ValueError):
-    """The request is wrong; the message names the `field`, the value and the remedy."""
+    """The request is wrong (HTTP 400); the message names the `field`, the value and the remedy.
+
+    It is a `ValueError`, as SGLang's HTTP and gRPC handlers make a client's error of that.
+    """
 
     field: str = ""
 
@@ -53,25 +31,25 @@ class TooManyItemsError(RequestError):
 
 
 class RequestAbortedError(PrefillExtError):
-    """The request ended before its answer: the client left, or an operator aborted it."""
+    """The client left, or an operator aborted the request (HTTP 503)."""
 
 
 class PackedForwardError(PrefillExtError):
-    """The packed forward of this request failed; other requests are not affected."""
+    """The packed forward of this request failed (HTTP 500); other requests are not affected."""
 
 
 class ServerBusyError(PrefillExtError):
-    """Too much waits already; there will be room in about `retry_after_s` seconds, 0: unknown."""
+    """Too much waits already (HTTP 429); come again in `retry_after_s` seconds, 0: unknown."""
 
     retry_after_s: float = 0.0
 
 
 class DeadlineExceededError(PrefillExtError):
-    """The request waited until it could not be served in the time that the client gave it."""
+    """The request could not be served in the time that the client gave it (HTTP 504)."""
 
 
 class EngineUnavailableError(PrefillExtError):
-    """A front end in a process of its own reaches no engine that it can serve."""
+    """A front end in a process of its own reaches no engine (gRPC UNAVAILABLE)."""
 
 
 class ClientError(PrefillExtError):

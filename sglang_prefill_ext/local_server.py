@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 from sglang_prefill_ext.errors import ServerStartError
@@ -119,10 +118,9 @@ class LocalServer:
         self.host = host
         self.port = free_port(host)
         self.base_url = f"http://{host}:{self.port}"
-        self.command = module_command("sglang.launch_server")
-        self.command += ["--model-path", str(model_path)]
-        self.command += ["--host", host, "--port", str(self.port)]
-        self.command += [*(() if has_accelerator() else CPU_ARGS), *args]
+        own = ("--model-path", str(model_path), "--host", host, "--port", str(self.port))
+        device = () if has_accelerator() else CPU_ARGS
+        self.command = module_command("sglang.launch_server", *own, *device, *args)
         self.log_path = Path(log_path) if log_path is not None else _temporary_log()
         self._env = server_env(env)
         self._ready_timeout_s = ready_timeout_s
@@ -137,12 +135,7 @@ class LocalServer:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.stop()
 
     @property
@@ -219,20 +212,17 @@ class LocalServer:
         Raises:
             ServerStartError: it has not decided in time.
         """
-        deadline = time.monotonic() + timeout_s
-        while not self._is_settled():
-            if time.monotonic() > deadline:
-                raise self._start_error(f"had no tokenizer decided upon within {timeout_s:g} s")
-            time.sleep(_POLL_S)
+        if not _wait_until(self._is_settled, timeout_s, poll_s=_POLL_S):
+            raise self._start_error(f"had no tokenizer decided upon within {timeout_s:g} s")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let every process of the server stand still; it is harmless when none runs."""
-        self._signal(signal.SIGSTOP)
+        _signal_group(self.pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            self._signal(signal.SIGCONT)
+            _signal_group(self.pid, signal.SIGCONT)
 
     def stop(self, grace_s: float = 20.0) -> None:
         """End every process of the server; harmless when none runs.
@@ -275,16 +265,10 @@ class LocalServer:
 
     def _get(self, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=_HEALTH_TIMEOUT_S)
-        try:
+        with contextlib.closing(connection):
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, response.read()
-        finally:
-            connection.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.pid is not None:
-            _signal_group(self.pid, number)
 
     def _start_error(self, what: str) -> ServerStartError:
         return ServerStartError(
@@ -313,12 +297,17 @@ def _group_members(group: int) -> list[int]:
     return sorted(members)
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
+def _signal_group(group: int | None, number: signal.Signals) -> None:
+    if group is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
 
 
-def _wait_until(done: Callable[[], bool], timeout_s: float) -> None:
+def _wait_until(done: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> bool:
+    """Whether it was done in time."""
     deadline = time.monotonic() + timeout_s
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True

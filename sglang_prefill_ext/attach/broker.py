@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,26 +19,6 @@ from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import listening
 from sglang_prefill_ext.attach.engine import Engine, result_of
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
-from sglang_prefill_ext.attach.messages import (
-    Abort,
-    Answer,
-    Beat,
-    Call,
-    Farewell,
-    FromEngine,
-    FromFrontend,
-    GcAnswer,
-    GcCall,
-    Heading,
-    Hello,
-    Knock,
-    Refusal,
-    Rows,
-    RowsAnswer,
-    Stock,
-    StockAnswer,
-    StockError,
-)
 from sglang_prefill_ext.frontend.ask_processes import Questions
 from sglang_prefill_ext.process.collector import GcAction, GcReport
 
@@ -83,7 +63,7 @@ class Broker:
 
         def call(rid: str) -> None:
             for name in self._peers:
-                self._send(name, GcCall(rid, action, thresholds))
+                self._send(name, messages.GcCall(rid, action, thresholds))
 
         return await self._gc_calls.ask(call, len(self._peers), timeout_s)
 
@@ -95,7 +75,9 @@ class Broker:
             ConfigError: see `address.claim`.
         """
         with listening(self._path, flag=self._flag) as descriptor:
-            socket = _router(descriptor)
+            # A router that must reach whom it sends to says who has gone.
+            options = {"USE_FD": descriptor, "ROUTER_MANDATORY": 1}
+            socket = socket_of(zmq.SocketType.ROUTER, **options)
             socket.bind(f"ipc://{self._path}")
             self._mailbox = Mailbox(socket, self._receive, self._forget)
             knocking = asyncio.ensure_future(self._knock_at_silent())
@@ -104,7 +86,7 @@ class Broker:
             finally:
                 knocking.cancel()
                 for name in list(self._peers):
-                    self._send(name, Farewell())
+                    self._send(name, messages.Farewell())
                     self._forget(name)
                 self._mailbox.close(_LINGER_MS)
 
@@ -116,90 +98,80 @@ class Broker:
             except Exception as error:
                 self._end_unread(name, messages.heading_of(body), error)
 
-    def _end_unread(self, name: bytes, heading: Heading, error: Exception) -> None:
+    def _end_unread(self, name: bytes, heading: messages.Heading, error: Exception) -> None:
         """End the call of a message that cannot be read or served, and no other."""
         unread = isinstance(error, msgspec.DecodeError)
         what = heading.type if heading.is_known else "message"
-        logger.warning(
-            "A %s of a front end cannot be served: %s",
-            *(what, error),
-            exc_info=None if unread else error,
-        )
+        trace = None if unread else error
+        logger.warning("A %s of a front end cannot be served: %s", what, error, exc_info=trace)
         if heading.is_call:
             why = f"The engine cannot serve this call ({type(error).__name__}: {error})."
             self._send(name, messages.failure_of(heading, why))
         elif not heading.is_known:
-            self._send(name, Refusal("The engine cannot read what this front end sends."))
+            self._send(name, messages.Refusal("The engine cannot read what this front end sends."))
 
-    def _take(self, name: bytes, message: FromFrontend) -> None:
-        if isinstance(message, Hello):
+    def _take(self, name: bytes, message: messages.FromFrontend) -> None:
+        if isinstance(message, messages.Hello):
             self._welcome(name, message)
         elif (peer := self._peers.get(name)) is None:
             # Forgotten after a long silence, or never welcome: it has to say hello.
-            self._send(name, Farewell())
+            self._send(name, messages.Farewell())
         else:
             peer.heard_s = time.monotonic()
             self._take_of(peer, name, message)
 
-    def _take_of(self, peer: _Peer, name: bytes, message: Call | Abort | Beat | GcAnswer) -> None:
+    def _take_of(self, peer: _Peer, name: bytes, message: messages.Call | messages.Tidings) -> None:
         match message:
-            case GcAnswer():
+            case messages.GcAnswer():
                 self._gc_calls.deliver(message.rid, [message.report])
-            case Beat():
+            case messages.Beat():
                 peer.in_flight, peer.encoder = message.in_flight, message.encoder
                 self._engine.count(message)
-            case Abort():
-                if (task := peer.tasks.get(message.rid)) is not None:
-                    task.cancel()
+            case messages.Abort():
+                if (aborted := peer.tasks.get(message.rid)) is not None:
+                    aborted.cancel()
             case _ if message.rid in peer.tasks:
                 # Both calls end with the answer to the first one, as they have one name.
                 logger.error("A front end named two calls %r", message.rid)
-            case Rows():
-                self._start(peer, message.rid, self._serve_rows(name, message))
             case _:
-                self._start(peer, message.rid, self._serve_stock(name, message))
+                task = peer.tasks[message.rid] = asyncio.create_task(self._serve(name, message))
+                task.add_done_callback(lambda _: peer.tasks.pop(message.rid, None))
 
-    def _start(self, peer: _Peer, rid: str, work: Coroutine[Any, Any, None]) -> None:
-        task = peer.tasks[rid] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: peer.tasks.pop(rid, None))
-
-    def _welcome(self, name: bytes, hello: Hello) -> None:
+    def _welcome(self, name: bytes, hello: messages.Hello) -> None:
         if (hello.protocol, hello.version) != (messages.PROTOCOL, __version__):
             message = (
                 f"This front end is version {hello.version!r:.40} (protocol {hello.protocol}), the "
                 f"engine is version {__version__} (protocol {messages.PROTOCOL}). Install the same."
             )
             logger.warning("Front end %d was refused: %s", hello.pid, message)
-            self._send(name, Refusal(message))
+            self._send(name, messages.Refusal(message))
             return
         if name in self._peers:
             self._forget(name)
         self._peers[name] = _Peer(hello.pid, time.monotonic())
         self._send(name, self._engine.facts())
 
-    async def _serve_rows(self, name: bytes, message: Rows) -> None:
-        result = await result_of(self._engine, message.row_bytes, message.options)
-        self._answer(name, message, RowsAnswer(message.rid, result))
-
-    async def _serve_stock(self, name: bytes, call: Stock) -> None:
-        answer: StockAnswer | StockError
+    async def _serve(self, name: bytes, call: messages.Call) -> None:
+        """Serve a call; whatever goes wrong, it is answered."""
+        answer: messages.Answer
         try:
-            answer = await self._engine.serve_stock(call)
+            if isinstance(call, messages.Rows):
+                result = await result_of(self._engine, call.row_bytes, call.options)
+                answer = messages.RowsAnswer(call.rid, result)
+            else:
+                answer = await self._engine.serve_stock(call)
         except Exception as error:
             logger.exception("A call of a front end failed")
-            answer = StockError(call.rid, 500, f"{type(error).__name__}: {error}")
-        self._answer(name, call, answer)
-
-    def _answer(self, name: bytes, call: Call, answer: Answer) -> None:
-        """Send an answer; one that cannot be sent ends its call all the same."""
+            answer = messages.StockError(call.rid, 500, f"{type(error).__name__}: {error}")
         try:
-            self._mailbox.send(messages.encode(answer), name)
+            self._send(name, answer)
         except Exception as error:
             logger.exception("An answer to a front end cannot be sent")
             why = f"The engine's answer cannot be sent ({type(error).__name__}: {error})."
-            self._send(name, messages.failure_of(Heading(type(call).__name__, call.rid), why))
+            heading = messages.Heading(type(call).__name__, call.rid)
+            self._send(name, messages.failure_of(heading, why))
 
-    def _send(self, name: bytes, message: FromEngine) -> None:
+    def _send(self, name: bytes, message: messages.FromEngine) -> None:
         self._mailbox.send(messages.encode(message), name)
 
     async def _knock_at_silent(self) -> None:
@@ -208,17 +180,10 @@ class Broker:
             await asyncio.sleep(messages.BEAT_S)
             oldest_s = time.monotonic() - messages.SILENCE_S
             for name in [n for n, peer in self._peers.items() if peer.heard_s < oldest_s]:
-                self._send(name, Knock())
+                self._send(name, messages.Knock())
 
     def _forget(self, name: bytes) -> None:
         """End whatever a front end has under way; nobody waits for it."""
         if (peer := self._peers.pop(name, None)) is not None:
             for task in list(peer.tasks.values()):
                 task.cancel()
-
-
-def _router(descriptor: int) -> zmq.Socket[bytes]:
-    socket = socket_of(zmq.SocketType.ROUTER)
-    socket.setsockopt(zmq.SocketOption.USE_FD, descriptor)
-    socket.setsockopt(zmq.SocketOption.ROUTER_MANDATORY, 1)  # it says who has gone
-    return socket

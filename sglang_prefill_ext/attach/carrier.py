@@ -14,7 +14,8 @@ it has asked for.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -23,8 +24,6 @@ from sglang_prefill_ext.attach.messages import Facts, Stock, StockAnswer, StockE
 from sglang_prefill_ext.errors import EngineUnavailableError, PackingError
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 from sglang_prefill_ext.wire.packed import PackedResult
-
-T = TypeVar("T")
 
 FACTS_PATH = "/prefill_only/facts"
 ROWS_PATH = "/prefill_only/rows"
@@ -112,11 +111,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 encode = msgspec.msgpack.Encoder().encode
 _decode_version = msgspec.msgpack.Decoder(_Versioned).decode
 _decode_state = msgspec.msgpack.Decoder(EngineState).decode
-_answers = msgspec.msgpack.Decoder(PartAnswer)
 _calls: msgspec.msgpack.Decoder[Stock] = msgspec.msgpack.Decoder(Stock)
-_call_answers: msgspec.msgpack.Decoder[StockAnswer | StockError] = msgspec.msgpack.Decoder(
-    StockAnswer | StockError
-)
 
 
 def fingerprint_of(offer: Offer) -> str:
@@ -139,15 +134,6 @@ def state_from(body: bytes) -> EngineState:
     raise EngineUnavailableError(f"It cannot be used: {why}.")
 
 
-def answer_from(body: bytes) -> PartAnswer:
-    """Read the answer to rows.
-
-    Raises:
-        EngineUnavailableError: it cannot be read.
-    """
-    return _answer(_answers, body)
-
-
 def call_from(body: bytes) -> Stock:
     """Read a call.
 
@@ -160,17 +146,18 @@ def call_from(body: bytes) -> Stock:
         raise PackingError(f"a call cannot be read ({error})") from error
 
 
-def call_answer_from(body: bytes) -> StockAnswer | StockError:
-    """Read the answer to a call.
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    """What reads answers of a kind, and raises EngineUnavailableError where one cannot be read."""
+    decode = msgspec.msgpack.Decoder(kind).decode
 
-    Raises:
-        EngineUnavailableError: it cannot be read.
-    """
-    return _answer(_call_answers, body)
+    def read(body: bytes) -> Any:
+        try:
+            return decode(body)
+        except msgspec.DecodeError as error:
+            raise EngineUnavailableError(f"An answer cannot be read ({error}).") from error
+
+    return read
 
 
-def _answer(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.DecodeError as error:
-        raise EngineUnavailableError(f"An answer cannot be read ({error}).") from error
+answer_from: Callable[[bytes], PartAnswer] = _reader(PartAnswer)
+call_answer_from: Callable[[bytes], StockAnswer | StockError] = _reader(StockAnswer | StockError)

@@ -17,19 +17,6 @@ from zmq.utils.monitor import parse_monitor_message
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.address import stranger_at
 from sglang_prefill_ext.attach.mailbox import Mailbox, socket_of
-from sglang_prefill_ext.attach.messages import (
-    Beat,
-    Facts,
-    Farewell,
-    FromEngine,
-    FromFrontend,
-    GcAnswer,
-    GcCall,
-    Heading,
-    Hello,
-    Knock,
-    Refusal,
-)
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.frontend.exchange import unique_name
@@ -38,7 +25,9 @@ from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_MS = (50, 1000)  # first and longest wait
+_OPTIONS = {"IMMEDIATE": 1, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 1000}
+"""Nothing waits for an engine that is not there; it is looked for after so many ms, at first and at
+most."""
 _LONGEST_WAIT_S = 60.0
 """Between two hellos to an engine that this front end cannot serve; it doubles every time."""
 
@@ -94,7 +83,7 @@ class EngineConnection:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Stay attached, in the event loop of the caller."""
-        socket = _dealer()
+        socket = socket_of(zmq.SocketType.DEALER, **_OPTIONS)
         events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
         monitor = Mailbox(socket.get_monitor_socket(events), self._watch)
         self._mailbox = Mailbox(socket, self._receive)
@@ -123,7 +112,7 @@ class EngineConnection:
         if stranger := stranger_at(self._path):
             self._close(stranger)
         else:
-            self._send(Hello(pid=os.getpid()))
+            self._send(messages.Hello(pid=os.getpid()))
 
     def _receive(self, parts: list[bytes]) -> None:
         for part in parts:
@@ -132,7 +121,7 @@ class EngineConnection:
             except Exception as error:
                 self._end_unread(messages.heading_of(part), error)
 
-    def _end_unread(self, heading: Heading, error: Exception) -> None:
+    def _end_unread(self, heading: messages.Heading, error: Exception) -> None:
         """End the call of an answer that cannot be read, or all if it is no answer."""
         why = f"The engine sends what cannot be read ({error}). Install one version."
         if not isinstance(error, msgspec.DecodeError):
@@ -143,17 +132,17 @@ class EngineConnection:
         else:
             self._give_up(why)
 
-    def _take(self, message: FromEngine) -> None:
+    def _take(self, message: messages.FromEngine) -> None:
         match message:
-            case Facts():
+            case messages.Facts():
                 self._open(message)
-            case Refusal():
+            case messages.Refusal():
                 self._close(message.message)
-            case Farewell():
+            case messages.Farewell():
                 self._close("The engine is going down. Try again when it is back.")
-            case GcCall():
-                self._send(GcAnswer(message.rid, self._collect_garbage(message)))
-            case Knock():
+            case messages.GcCall():
+                self._send(messages.GcAnswer(message.rid, self._collect_garbage(message)))
+            case messages.Knock():
                 pass
             case _ if self._session is not None:
                 self._session.deliver(message)
@@ -163,18 +152,18 @@ class EngineConnection:
         while True:
             await asyncio.sleep(messages.BEAT_S)
             if (session := self._session) is not None:
-                self._send(Beat(session.in_flight, *self._metrics.take(), session.encoder))
+                self._send(messages.Beat(session.in_flight, *self._metrics.take(), session.encoder))
             elif self._connected and time.monotonic() >= self._hello_s:
                 self._say_hello()
 
-    def _send(self, message: FromFrontend) -> None:
+    def _send(self, message: messages.FromFrontend) -> None:
         self._mailbox.send(messages.encode(message))
 
-    def _collect_garbage(self, call: GcCall) -> GcReport:
+    def _collect_garbage(self, call: messages.GcCall) -> GcReport:
         busy = self._session is not None and self._session.in_flight > 0
         return self._collector.perform(call.action, call.rid, thresholds=call.thresholds, busy=busy)
 
-    def _open(self, facts: Facts) -> None:
+    def _open(self, facts: messages.Facts) -> None:
         if self._session is not None:
             if self._session.facts == facts:
                 return  # the answer to a hello that was sent before the session's first call
@@ -190,7 +179,9 @@ class EngineConnection:
         self._failures = 0
         # What is frozen is never freed, so that the session before would stay.
         for action in (GcAction.UNFREEZE, GcAction.FREEZE):
-            self._collect_garbage(GcCall(unique_name("attached-"), action, facts.gc_thresholds))
+            self._collect_garbage(
+                messages.GcCall(unique_name("attached-"), action, facts.gc_thresholds)
+            )
         self._attached.set()
         logger.info("Attached to the engine of %s.", facts.model)
         self._on_change(self._session)
@@ -211,12 +202,3 @@ class EngineConnection:
             self._attached.clear()
             session.close(why)
             self._on_change(None)
-
-
-def _dealer() -> zmq.Socket[bytes]:
-    socket = socket_of(zmq.SocketType.DEALER)
-    # Nothing waits for an engine that is not there.
-    socket.setsockopt(zmq.SocketOption.IMMEDIATE, 1)
-    socket.setsockopt(zmq.SocketOption.RECONNECT_IVL, _RECONNECT_MS[0])
-    socket.setsockopt(zmq.SocketOption.RECONNECT_IVL_MAX, _RECONNECT_MS[1])
-    return socket

@@ -20,15 +20,18 @@ _AT_ONCE = 64
 _PING_MS, _PING_TIMEOUT_MS = 1000, 4000
 
 
-def socket_of(kind: zmq.SocketType) -> zmq.Socket[bytes]:
-    """Make a socket that holds back nothing, and finds out whether the other end still lives."""
+def socket_of(kind: zmq.SocketType, **options: int) -> zmq.Socket[bytes]:
+    """Make a socket that holds back nothing, and finds out whether the other end still lives.
+
+    Args:
+        options: further ones, by their names in `zmq.SocketOption`.
+    """
     # The context of the process is never ended, which could wait for ever.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(kind)
-    socket.setsockopt(zmq.SocketOption.SNDHWM, 0)
-    socket.setsockopt(zmq.SocketOption.RCVHWM, 0)
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _PING_MS)
-    socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, _PING_TIMEOUT_MS)
+    pings = {"HEARTBEAT_IVL": _PING_MS, "HEARTBEAT_TIMEOUT": _PING_TIMEOUT_MS}
+    for name, value in ({"SNDHWM": 0, "RCVHWM": 0} | pings | options).items():
+        socket.setsockopt(zmq.SocketOption[name], value)
     return socket
 
 

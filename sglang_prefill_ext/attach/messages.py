@@ -181,7 +181,8 @@ class Farewell(msgspec.Struct, tag=True, frozen=True):
 
 Stock: TypeAlias = StockScore | StockVectors
 Call: TypeAlias = Rows | Stock
-FromFrontend: TypeAlias = Hello | Call | Abort | Beat | GcAnswer
+Tidings: TypeAlias = Abort | Beat | GcAnswer
+FromFrontend: TypeAlias = Hello | Call | Tidings
 Answer: TypeAlias = RowsAnswer | StockAnswer | StockError
 FromEngine: TypeAlias = Facts | Refusal | Answer | GcCall | Knock | Farewell
 
@@ -207,7 +208,7 @@ class Heading(msgspec.Struct, frozen=True):
 
 
 _CALLS = frozenset(kind.__name__ for kind in get_args(Call))
-_TIDINGS = frozenset(kind.__name__ for kind in (Abort, Beat, GcAnswer))
+_TIDINGS = frozenset(kind.__name__ for kind in get_args(Tidings))
 _decode_heading = msgspec.msgpack.Decoder(Heading).decode
 
 

@@ -6,24 +6,16 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any
 
-from sglang_prefill_ext.attach.messages import (
-    Abort,
-    Facts,
-    FromFrontend,
-    Rows,
-    RowsAnswer,
-    Stock,
-    StockAnswer,
-    StockError,
-    StockScore,
-    StockVectors,
-)
+from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.errors import EngineUnavailableError, PrefillExtError
+from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.huggingface import faithful_copy
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
@@ -43,15 +35,17 @@ class Session:
     """
 
     def __init__(
-        self, facts: Facts, send: Callable[[FromFrontend], None], metrics: FrontendMetrics
+        self,
+        facts: messages.Facts,
+        send: Callable[[messages.FromFrontend], None],
+        metrics: FrontendMetrics,
     ) -> None:
         self.facts = facts
         self.exchange = PackedExchange(self, max_row_tokens=facts.config.max_forward_tokens)
         if facts.declined:
             self.exchange.decline(facts.declined)
-        copy = faithful_copy(facts.tokenizer, facts.probes)
         self.texts: TextEncoder | None = None
-        if copy is not None:
+        if (copy := faithful_copy(facts.tokenizer, facts.probes)) is not None:
             args = (copy.encode, facts.tokenizer, facts.config, metrics)
             self.texts = TextEncoder(*args, copy=copy)
         self.path = PackedPath(
@@ -67,7 +61,7 @@ class Session:
         )
         self._send = send
         self._sent: set[str] = set()
-        self._stock: dict[str, asyncio.Future[StockAnswer]] = {}
+        self._stock: dict[str, asyncio.Future[messages.StockAnswer]] = {}
         self._closed = ""
 
     @property
@@ -83,17 +77,21 @@ class Session:
         """End every call: the engine has gone."""
         self._closed = why
         for rid in list(self._sent):
-            self.deliver(RowsAnswer(rid, PackedResult(Status.UNREACHABLE, why)))
+            self.deliver(messages.RowsAnswer(rid, PackedResult(Status.UNREACHABLE, why)))
         for rid in self._stock:
             self.end_stock(rid, EngineUnavailableError(why))
 
-    def deliver(self, answer: RowsAnswer | StockAnswer | StockError) -> None:
+    def deliver(
+        self, answer: messages.RowsAnswer | messages.StockAnswer | messages.StockError
+    ) -> None:
         """Hand an answer to its waiting call; a call that left already is fine."""
-        if isinstance(answer, RowsAnswer):
+        if isinstance(answer, messages.RowsAnswer):
             self._sent.discard(answer.rid)
             self.exchange.deliver(answer.rid, answer.result)
-        elif isinstance(answer, StockError):
-            self.end_stock(answer.rid, _error(answer))
+        elif isinstance(answer, messages.StockError):
+            end, wait_s = end_with_http(answer.status), answer.retry_after_s
+            error = end.error_of(answer.message, retry_after_s=wait_s, field=answer.field)
+            self.end_stock(answer.rid, error)
         elif (future := self._stock.get(answer.rid)) is not None and not future.done():
             future.set_result(answer)
 
@@ -104,8 +102,18 @@ class Session:
 
     def fail(self, rid: str, why: str) -> None:
         """End a call whose answer is of no use; one that is not known is fine."""
-        self.deliver(RowsAnswer(rid, PackedResult(Status.FAILED, why)))
-        self.deliver(StockError(rid, 500, why))
+        self.deliver(messages.RowsAnswer(rid, PackedResult(Status.FAILED, why)))
+        self.deliver(messages.StockError(rid, 500, why))
+
+    @cached_property
+    def scoring(self) -> ScoreFrontend:
+        """What serves calls for scores."""
+        return ScoreFrontend(self.path)
+
+    @cached_property
+    def embedding(self) -> EmbedFrontend:
+        """What serves calls for vectors."""
+        return EmbedFrontend(self.path)
 
     # The `SchedulerLink`.
 
@@ -117,12 +125,12 @@ class Session:
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None:
         self._require_open()
         self._sent.add(rid)
-        self._send(Rows(rid, to_bytes(rows), options))
+        self._send(messages.Rows(rid, to_bytes(rows), options))
 
     def abort(self, rid: str) -> None:
         self._sent.discard(rid)
         if not self._closed:
-            self._send(Abort(rid))
+            self._send(messages.Abort(rid))
 
     def encode(
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
@@ -143,7 +151,7 @@ class Session:
 
     async def stock_scores(
         self, arguments: dict[str, Any], headers: Mapping[str, str]
-    ) -> StockAnswer:
+    ) -> messages.StockAnswer:
         """Have the engine serve a scoring call.
 
         Args:
@@ -153,22 +161,24 @@ class Session:
         Raises:
             PrefillExtError: the call ended badly, or the engine has gone.
         """
-        return await self._ask(StockScore(uuid.uuid4().hex, arguments, dict(headers)))
+        return await self._ask(messages.StockScore(uuid.uuid4().hex, arguments, dict(headers)))
 
     async def stock_vectors(
         self, prompts: list[Any], dimensions: int | None, adapter: str, headers: Mapping[str, str]
-    ) -> StockAnswer:
+    ) -> messages.StockAnswer:
         """Have the engine serve a call for vectors; see `stock_scores`.
 
         Args:
             adapter: name of a LoRA adapter; empty for none.
         """
         rid = uuid.uuid4().hex
-        return await self._ask(StockVectors(rid, prompts, dimensions, adapter, dict(headers)))
+        return await self._ask(
+            messages.StockVectors(rid, prompts, dimensions, adapter, dict(headers))
+        )
 
-    async def _ask(self, call: Stock) -> StockAnswer:
+    async def _ask(self, call: messages.Stock) -> messages.StockAnswer:
         self._require_open()
-        future: asyncio.Future[StockAnswer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[messages.StockAnswer] = asyncio.get_running_loop().create_future()
         self._stock[call.rid] = future
         try:
             self._send(call)
@@ -176,13 +186,8 @@ class Session:
         finally:
             del self._stock[call.rid]
             if future.cancelled() and not self._closed:
-                self._send(Abort(call.rid))
+                self._send(messages.Abort(call.rid))
 
     def _require_open(self) -> None:
         if self._closed:
             raise EngineUnavailableError(self._closed)
-
-
-def _error(answer: StockError) -> PrefillExtError:
-    end = end_with_http(answer.status)
-    return end.error_of(answer.message, retry_after_s=answer.retry_after_s, field=answer.field)

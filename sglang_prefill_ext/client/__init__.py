@@ -7,16 +7,8 @@ read and repeats decided in pure modules that both share.
 
 from sglang_prefill_ext.client.aio import AsyncPrefillClient
 from sglang_prefill_ext.client.answers import Scores
-from sglang_prefill_ext.client.options import Options
-from sglang_prefill_ext.client.overrides import EmbedOverrides
-from sglang_prefill_ext.client.retry import Retries
+from sglang_prefill_ext.client.arrays import EmbedOverrides
+from sglang_prefill_ext.client.options import Options, Retries
 from sglang_prefill_ext.client.sync import PrefillClient
 
-__all__ = [
-    "AsyncPrefillClient",
-    "EmbedOverrides",
-    "Options",
-    "PrefillClient",
-    "Retries",
-    "Scores",
-]
+__all__ = ["AsyncPrefillClient", "EmbedOverrides", "Options", "PrefillClient", "Retries", "Scores"]

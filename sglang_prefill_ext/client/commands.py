@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.client.exchange import DEFAULT_URL
 from sglang_prefill_ext.client.options import Options
-from sglang_prefill_ext.client.pipeline import answer_file
-from sglang_prefill_ext.client.records import Fields, field, label_ids
+from sglang_prefill_ext.client.records import Fields, answer_file, field, label_ids
 from sglang_prefill_ext.client.sync import PrefillClient
 from sglang_prefill_ext.errors import ConfigError
 
@@ -48,13 +46,12 @@ def score(
     timeout: Timeout = None,
 ) -> None:
     """Score the items of records with query, items and label_token_ids; adds scores."""
-    options = Options(timeout_s=timeout)
 
-    def answer(client: PrefillClient, fields: Fields) -> Fields:
+    def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         scores = _probabilities(client, fields, label_token_ids, options)
         return fields | {"scores": scores.tolist()}
 
-    _run(answer, source, output, url, api_key, concurrency)
+    _run(answer, source, output, url, api_key, concurrency, timeout)
 
 
 def rank(
@@ -68,16 +65,15 @@ def rank(
     timeout: Timeout = None,
 ) -> None:
     """Sort the items of records with query and items by the probability of the first label."""
-    options = Options(timeout_s=timeout)
 
-    def answer(client: PrefillClient, fields: Fields) -> Fields:
+    def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         scores = _probabilities(client, fields, label_token_ids, options)[:, 0]
         items = _items(fields)
         best = np.argsort(-scores, kind="stable")[:top].tolist()
         ranked = [{"index": i, "score": float(scores[i]), "item": items[i]} for i in best]
         return fields | {"items": ranked}
 
-    _run(answer, source, output, url, api_key, concurrency)
+    _run(answer, source, output, url, api_key, concurrency, timeout)
 
 
 def embed(
@@ -94,14 +90,13 @@ def embed(
     timeout: Timeout = None,
 ) -> None:
     """Embed the text of records; adds embedding."""
-    options = Options(timeout_s=timeout)
 
-    def answer(client: PrefillClient, fields: Fields) -> Fields:
+    def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         prompts = [field(fields, field_name)]
         vectors = client.embed(prompts, dimensions=dimensions, adapter=adapter, options=options)
         return fields | {"embedding": vectors[0].tolist()}
 
-    _run(answer, source, output, url, api_key, concurrency)
+    _run(answer, source, output, url, api_key, concurrency, timeout)
 
 
 def classify(
@@ -115,14 +110,13 @@ def classify(
     timeout: Timeout = None,
 ) -> None:
     """Classify the text of records; adds the logits of the classes."""
-    options = Options(timeout_s=timeout)
 
-    def answer(client: PrefillClient, fields: Fields) -> Fields:
+    def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         prompts = [field(fields, field_name)]
         logits = client.classify(prompts, adapter=adapter, options=options)
         return fields | {"logits": logits[0].tolist()}
 
-    _run(answer, source, output, url, api_key, concurrency)
+    _run(answer, source, output, url, api_key, concurrency, timeout)
 
 
 COMMANDS = (score, rank, embed, classify)
@@ -131,17 +125,22 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 def _run(
-    answer: Callable[[PrefillClient, Fields], Fields],
+    answer: Callable[[PrefillClient, Fields, Options], Fields],
     source: typer.FileBinaryRead,
     output: typer.FileTextWrite,
     url: str,
     api_key: str | None,
     concurrency: int,
+    timeout: float | None,
 ) -> None:
+    options = Options(timeout_s=timeout)
     _refuse_overwriting(source, output)
     try:
         with PrefillClient(url, api_key=api_key) as client:
-            if not answer_file(source, output, partial(answer, client), concurrency):
+            answered = answer_file(
+                source, output, lambda fields: answer(client, fields, options), concurrency
+            )
+            if not answered:
                 raise typer.Exit(1)
     except KeyboardInterrupt:
         # What was answered is written. Threads that wait for a server cannot be interrupted, and

@@ -22,7 +22,6 @@ from sglang_prefill_ext.errors import (
     ServerUnavailableError,
     UnexpectedAnswerError,
 )
-from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
 
 DEFAULT_URL = "http://127.0.0.1:30000"
 GRPC_SCHEMES = ("grpc://", "grpcs://")
@@ -133,7 +132,7 @@ def arguments(
     """Return arguments of ``post`` for an attempt that starts now.
 
     Args:
-        arrays: the server `reads_arrays`.
+        arrays: the server reads token ids as base64 arrays.
 
     Raises:
         DeadlineExceededError: there is no time left.
@@ -147,16 +146,6 @@ def arguments(
         "headers": options.headers(left_s if limited else None),
         "timeout": httpx.Timeout(read_s, connect=min(_CONNECT_S, left_s)),
     }
-
-
-def reads_arrays(response: httpx.Response) -> bool:
-    """Whether the server says that it reads token ids as base64 arrays."""
-    return ARRAYS_HEADER in response.headers
-
-
-def may_lack_arrays(response: httpx.Response) -> bool:
-    """Whether a request may have been refused for its arrays: the server does not say it knows."""
-    return response.status_code == httpx.codes.BAD_REQUEST and not reads_arrays(response)
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.client.answers import GIVE_TIME, TRY_LATER, Scores, with_remedy
-from sglang_prefill_ext.client.grpc_overrides import overrides_message
-from sglang_prefill_ext.client.ids import Ids
+from sglang_prefill_ext.client.arrays import Ids
 from sglang_prefill_ext.client.options import Options
 from sglang_prefill_ext.client.requests import Request
 from sglang_prefill_ext.errors import (
@@ -127,11 +126,28 @@ def _score_message(body: dict[str, Any]) -> pb.ScoreRequest:
     return message
 
 
+def overrides_message(body: dict[str, Any]) -> pb.EmbedOverrides:
+    """Return what the fields of `EmbedOverrides.fields` say."""
+    items = body.get("item_embed_overrides", ())
+    of_items = [each for each in items if each is not None]
+    of_query = [body["query_embed_overrides"]] if "query_embed_overrides" in body else []
+    given = [*of_query, *of_items]
+    half = all(each.dtype == np.float16 for each in given)
+    dtype = "<f2" if half else "<f4"
+    return pb.EmbedOverrides(
+        token_id=body["embed_override_token_id"],
+        dtype="float16" if half else "float32",
+        width=given[0].shape[1] if given else 0,
+        query=b"".join(each.astype(dtype).tobytes() for each in of_query),
+        items=b"".join(each.astype(dtype).tobytes() for each in of_items),
+        item_counts=_int32([0 if each is None else len(each) for each in items]),
+    )
+
+
 def _embed_message(body: dict[str, Any]) -> pb.EmbedRequest:
-    dimensions = body.get("dimensions", 0)
     return pb.EmbedRequest(
         prompts=_prompts(body["input"]),
-        dimensions=dimensions,
+        dimensions=body.get("dimensions", 0),
         adapter=body.get("lora_path", ""),
     )
 

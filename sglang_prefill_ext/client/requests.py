@@ -17,8 +17,7 @@ from sglang_prefill_ext.client.answers import (
     read_embeddings,
     read_scores,
 )
-from sglang_prefill_ext.client.ids import Ids, as_forms, token_ids
-from sglang_prefill_ext.client.overrides import EmbedOverrides
+from sglang_prefill_ext.client.arrays import EmbedOverrides, Ids, as_forms, as_json, token_ids
 from sglang_prefill_ext.errors import RequestError
 
 Prompt = str | Sequence[int] | NDArray[np.integer]
@@ -39,7 +38,7 @@ class Request(Generic[AnswerT]):
 
     Attributes:
         path: where it goes.
-        body: what JSON knows, and token ids of prompts as int32 arrays.
+        body: what JSON knows; token ids of prompts and embeddings as arrays.
         items: how many items or prompts it holds.
         read: turns the parsed answer and `items` into what was asked for.
     """
@@ -56,7 +55,7 @@ class Request(Generic[AnswerT]):
             arrays: the server reads token ids as base64, where there is such a form.
         """
         body = as_forms(self.body) if arrays and self.path == SCORE_PATH else self.body
-        return json.dumps(body, separators=(",", ":"), default=np.ndarray.tolist).encode()
+        return json.dumps(body, separators=(",", ":"), default=as_json).encode()
 
     @property
     def asked(self) -> str:
@@ -78,24 +77,18 @@ def plan_score(
     label_token_ids: Labels | None,
     *,
     max_items: int,
-    apply_softmax: bool,
-    item_first: bool,
-    temperature: float,
-    return_token_logprobs: bool,
     embed_overrides: EmbedOverrides | None = None,
+    **fields: float,
 ) -> Plan[Scores]:
     """Plan the scoring of items.
+
+    Args:
+        fields: of the body besides.
 
     Raises:
         RequestError: an argument is of the wrong kind; the message names it.
     """
-    flags = {
-        "apply_softmax": apply_softmax,
-        "item_first": item_first,
-        "temperature": float(temperature),
-        "return_token_logprobs": return_token_logprobs,
-    }
-    shared = {"query": _plain("query", query)} | flags
+    shared = {"query": _plain("query", query)} | fields
     listed = _listed("items", items)
     labels = _labels(label_token_ids, len(listed))
     per_item = bool(labels) and isinstance(labels[0], list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -66,19 +66,12 @@ class ScoringClient:
             "/v1/score", json=body, headers=_STOCK_HEADERS if path == "stock" else None
         )
         seconds = time.perf_counter() - start
-        reply.raise_for_status()
-        return [row[0] for row in reply.json()["scores"]], seconds
-
-    def status(self) -> dict[str, Any]:
-        reply = self._http.get("/prefill_only/status")
-        reply.raise_for_status()
-        status: dict[str, Any] = reply.json()
-        return status
+        return [row[0] for row in reply.raise_for_status().json()["scores"]], seconds
 
     def cost(self, path: Path) -> Cost:
         """Read the server's own counters of one path."""
         if path == "packed":
-            counters = self.status()["frontend"]["counters"]
+            counters = self._page("/prefill_only/status").json()["frontend"]["counters"]
             return Cost(counters["tokens_computed"], counters["requests"].get("packed", 0))
         totals = self._metrics()
         computed = totals["sglang:prompt_tokens"] - totals.get("sglang:cached_tokens", 0.0)
@@ -86,11 +79,11 @@ class ScoringClient:
 
     def _metrics(self) -> dict[str, float]:
         """Sum every counter family of `/metrics` over its labels."""
-        reply = self._http.get("/metrics")
-        reply.raise_for_status()
-        totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(reply.text):
-            if family.type == "counter":
-                samples = [s.value for s in family.samples if s.name.endswith("_total")]
-                totals[family.name] = sum(samples)
-        return totals
+        return {
+            family.name: sum(s.value for s in family.samples if s.name.endswith("_total"))
+            for family in text_string_to_metric_families(self._page("/metrics").text)
+            if family.type == "counter"
+        }
+
+    def _page(self, path: str) -> httpx.Response:
+        return self._http.get(path).raise_for_status()

@@ -83,9 +83,7 @@ def _with_range(values: Sequence[float], form: str, unit: str = "") -> str:
 
 
 def plot(
-    file: FilePath,
-    rankings: Mapping[Path, Ranking],
-    throughput: Mapping[int, Throughput],
+    file: FilePath, rankings: Mapping[Path, Ranking], throughput: Mapping[int, Throughput]
 ) -> None:
     """Write a PNG: scores of both paths against each other, and items per second."""
     import matplotlib as mpl

@@ -15,16 +15,12 @@ from sglang_prefill_ext.demo.report import plot, show_costs, show_rankings, show
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.local_server import LocalServer
 from sglang_prefill_ext.modelmaker import catalogue, make_model
-from sglang_prefill_ext.modelmaker.quality import ndcg
+from sglang_prefill_ext.modelmaker.catalogue import ndcg
 
 # Without the radix cache, a repeated prompt costs the same each time on the stock path.
 _SERVER_FLAGS = (
-    "--enable-prefill-only",
-    "--enable-metrics",
-    "--enable-tokenizer-batch-encode",
-    "--disable-radix-cache",
-    "--log-level",
-    "warning",
+    *("--enable-prefill-only", "--enable-metrics", "--enable-tokenizer-batch-encode"),
+    *("--disable-radix-cache", "--log-level", "warning"),
 )
 _CLIENTS = (1, 4)
 _TURNS, _SECONDS = 5, 0.8
@@ -45,16 +41,12 @@ def run_demo(directory: Path, num_items: int, console: Console) -> None:
     with console.status("Training the ranker (once) ...") as status:
         model = make_model("ranker", directory / "ranker", progress=status.update)
     server = LocalServer(model, _SERVER_FLAGS, log_path=directory / "server.log")
-    with console.status("Starting SGLang ...") as status:
-        server.start()
-        try:
+    try:
+        with console.status("Starting SGLang ...") as status:
+            server.start()
             server.wait_ready(on_tick=lambda s: status.update(f"Starting SGLang ... {s:.0f} s"))
             status.update("Looking for the fastest way to encode texts ...")
             server.wait_settled()
-        except BaseException:
-            server.stop()
-            raise
-    try:
         _demonstrate(server.base_url, model, num_items, directory / "demo.png", console)
     finally:
         with console.status("Stopping the server ..."):

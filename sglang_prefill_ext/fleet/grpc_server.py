@@ -27,10 +27,6 @@ class GrpcServer:
         self._tokens = [api_key] if api_key else []
         self._service = PrefillService(fleet)
 
-    def forget(self) -> None:
-        """Keep nothing of a session that has ended."""
-        self._service.forget()
-
     async def serve(self, stopped: Callable[[], bool]) -> None:
         """Serve until `stopped`, then until the calls under way have ended.
 
@@ -43,5 +39,5 @@ class GrpcServer:
         while not stopped():
             health.show(bool(self._fleet.whole.available()))
             await asyncio.sleep(_LOOK_S)
-        await health.servicer.enter_graceful_shutdown()
+        await health.enter_graceful_shutdown()
         await server.stop(self._listening.grace_s)

@@ -52,8 +52,6 @@ async def serve(settings: Settings, api_key: str) -> None:
 
     def on_session(session: Session) -> None:
         router.begin(session)
-        if grpc is not None:
-            grpc.forget()
         # What is frozen is never freed, so that the session before would stay.
         for action in (GcAction.UNFREEZE, GcAction.FREEZE):
             collector.perform(action, unique_name("fleet-"), thresholds=FROZEN_THRESHOLDS)

@@ -33,20 +33,16 @@ class ItemOverrides:
     table: OverrideArray | None = None
     counts: Int32Array = field(default_factory=lambda: NO_INTS)
 
-    @property
-    def items(self) -> list[OverrideArray | None] | None:
-        """Those of every item."""
-        if self.table is None:
-            return None
-        parts = np.split(self.table, np.cumsum(self.counts, dtype=np.int64)[:-1])
-        return [part if len(part) else None for part in parts]
-
     def fields(self) -> dict[str, Any]:
         """Fields of `ScoreCall`."""
+        items = None
+        if self.table is not None:
+            parts = np.split(self.table, np.cumsum(self.counts, dtype=np.int64)[:-1])
+            items = [part if len(part) else None for part in parts]
         return {
             "embed_override_token_id": self.token_id,
             "query_embed_overrides": self.query,
-            "item_embed_overrides": self.items,
+            "item_embed_overrides": items,
         }
 
 

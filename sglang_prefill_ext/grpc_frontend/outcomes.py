@@ -43,12 +43,9 @@ def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
         detail.Pack(BadRequest(field_violations=[violation]))
     elif isinstance(error, (ServerBusyError, EngineUnavailableError)):
         wait = RetryInfo()
-        wait.retry_delay.FromMilliseconds(math.ceil(_wait_s(error) * 1e3))
+        asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
+        wait.retry_delay.FromMilliseconds(math.ceil((asked_s or _RETRY_S) * 1e3))
         detail.Pack(wait)
     if detail.type_url:
         status.details.append(detail)
     return code, status
-
-
-def _wait_s(error: ServerBusyError | EngineUnavailableError) -> float:
-    return (isinstance(error, ServerBusyError) and error.retry_after_s) or _RETRY_S

@@ -54,6 +54,20 @@ class ScoreQuestion(NamedTuple):
         return self.call if overrides is None else replace(self.call, **overrides.fields())
 
 
+class VectorQuestion(NamedTuple):
+    """A call for vectors.
+
+    Attributes:
+        dimensions: leading numbers of each vector; 0 for all.
+        adapter: name of a LoRA adapter, in the place of which the engine puts its id; empty for
+            none.
+    """
+
+    prompts: list[str] | FlatRows
+    dimensions: int
+    adapter: str
+
+
 def stock_arguments(call: ScoreCall) -> dict[str, Any]:
     """Return the arguments of `StockScore`: no arrays."""
     arguments = call.listed().arguments()
@@ -132,12 +146,15 @@ def next_items(shared: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreReq
     return whole
 
 
-def prompts_of(prompts: pb.Prompts) -> list[str] | FlatRows:
-    """Read the prompts of a call for vectors.
+def vector_question(
+    request: pb.EmbedRequest | pb.ClassifyRequest, dimensions: int = 0
+) -> VectorQuestion:
+    """Read a call for vectors.
 
     Raises:
         RequestError: arrays are broken, or there is no prompt.
     """
+    prompts = request.prompts
     found: list[str] | FlatRows
     if prompts.WhichOneof("prompts") == "ids":
         found = flat_rows(prompts.ids.values, prompts.ids.counts, field="prompts.ids")
@@ -145,7 +162,7 @@ def prompts_of(prompts: pb.Prompts) -> list[str] | FlatRows:
         found = list(prompts.texts.texts)
     if not len(found):
         raise wrong("prompts", "there are none. Send at least one text, or one row of token ids.")
-    return found
+    return VectorQuestion(found, dimensions, request.adapter)
 
 
 def _labels(labels: pb.Int32Rows) -> FlatRows:

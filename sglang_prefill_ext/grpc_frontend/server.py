@@ -12,9 +12,9 @@ from grpc_reflection.v1alpha import reflection
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2, prefill_pb2_grpc, transport
-from sglang_prefill_ext.grpc_frontend.auth import BearerAuth
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
+from sglang_prefill_ext.grpc_frontend.transport import BearerAuth
 
 _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 
@@ -22,11 +22,16 @@ _WATCHING = 1 / 8
 """Share of the calls under way that may watch the health, for as long as their clients like."""
 
 
-class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
-    def __init__(self, most_watches: int) -> None:
+class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
+    """The standard health service: serving while an engine is there."""
+
+    def __init__(self, max_calls: int) -> None:
         super().__init__()
-        self._most_watches = most_watches
+        self._most_watches = max(1, int(max_calls * _WATCHING))
         self._watches = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shown: bool | None = None
+        self.show(False)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802
         if self._watches >= self._most_watches:
@@ -40,29 +45,19 @@ class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # it ha
         finally:
             self._watches -= 1
 
-
-class Health:
-    """The standard health service: serving while an engine is there."""
-
-    def __init__(self, max_calls: int) -> None:
-        self.servicer = _HealthServicer(max(1, int(max_calls * _WATCHING)))
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._shown: bool | None = None
-        self.show(False)
-
     def show(self, serving: bool) -> None:
         """Show whether there is an engine."""
         if serving == self._shown:
             return
         self._shown = serving
-        task = asyncio.ensure_future(self._set(serving))
+        task = asyncio.ensure_future(self._show(serving))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _set(self, serving: bool) -> None:
+    async def _show(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in ("", _SERVICE):
-            await self.servicer.set(name, status.SERVING if serving else status.NOT_SERVING)
+            await self.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
 def server_of(
@@ -80,10 +75,10 @@ def server_of(
         interceptors=[BearerAuth(tokens)] if tokens else [],
         options=transport.server_options(settings),
         maximum_concurrent_rpcs=settings.max_calls,
-        compression=transport.compression(settings),
+        compression=transport.ALGORITHMS[settings.compression],
     )
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(health_of_engine.servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_of_engine, server)
     if settings.reflection:
         names = (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from grpc_status import rpc_status
 
 from sglang_prefill_ext.attach.session import Session
-from sglang_prefill_ext.errors import (
-    EngineUnavailableError,
-    PackedForwardError,
-    PrefillExtError,
-)
+from sglang_prefill_ext.errors import EngineUnavailableError, PackedForwardError, PrefillExtError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend.calls import score, vectors
 from sglang_prefill_ext.grpc_frontend.outcomes import status_of
-from sglang_prefill_ext.grpc_frontend.pipeline import in_order
 from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
     next_items,
     options_of,
-    prompts_of,
     score_question,
+    vector_question,
     without_items,
 )
-from sglang_prefill_ext.grpc_frontend.scoring import Scoring
-from sglang_prefill_ext.grpc_frontend.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +40,11 @@ class Engines(Protocol):
         ...
 
 
-class _Served(NamedTuple):
-    session: Session
-    scoring: Scoring
-    vectors: Vectors
-
-
 class PrefillService:
     """Serves calls by whatever session there is with the engines."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self._last: _Served | None = None
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:  # noqa: N802
         return await _answer(context, self._score(request, context))
@@ -80,56 +68,38 @@ class PrefillService:
         return await _answer(context, self._classify(request, context))
 
     async def _score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        question, options = score_question(request), _options(request.options, context)
-        return await self._by_session(lambda served: served.scoring.score(question, options))
+        question, options = score_question(request), _options(request, context)
+        return await self._by_session(lambda session: score(session, question, options))
 
     async def _embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        prompts, options = prompts_of(request.prompts), _options(request.options, context)
-        vectors, usage = await self._by_session(
-            lambda served: served.vectors.vectors(
-                prompts, request.dimensions, options, request.adapter
-            )
-        )
-        return pb.EmbedResponse(vectors=vectors.tobytes(), width=vectors.shape[1], usage=usage)
+        question = vector_question(request, request.dimensions)
+        options = _options(request, context)
+        found, usage = await self._by_session(lambda session: vectors(session, question, options))
+        return pb.EmbedResponse(vectors=found.tobytes(), width=found.shape[1], usage=usage)
 
     async def _classify(self, request: pb.ClassifyRequest, context: Any) -> pb.ClassifyResponse:
-        prompts, options = prompts_of(request.prompts), _options(request.options, context)
+        question, options = vector_question(request), _options(request, context)
 
-        async def classify(served: _Served) -> pb.ClassifyResponse:
-            values, usage = await served.vectors.vectors(prompts, 0, options, request.adapter)
+        async def classify(session: Session) -> pb.ClassifyResponse:
+            values, usage = await vectors(session, question, options)
             return pb.ClassifyResponse(
                 values=values.tobytes(),
                 width=values.shape[1],
-                class_names=served.session.facts.class_names,
+                class_names=session.facts.class_names,
                 usage=usage,
             )
 
         return await self._by_session(classify)
 
-    def forget(self) -> None:
-        """Keep nothing of a session that has ended; it has a tokenizer of its own."""
-        self._last = None
-
-    async def _by_session(self, ask: Callable[[_Served], Awaitable[T]]) -> T:
+    async def _by_session(self, ask: Callable[[Session], Awaitable[T]]) -> T:
         """Serve by the session of now; again, if other engines have taken over meanwhile."""
-        served = self._served()
-        try:
-            return await ask(served)
-        except EngineUnavailableError:
-            if self._engines.session is served.session:
-                raise
-            return await ask(self._served())
-
-    def _served(self) -> _Served:
-        """What serves the session of now.
-
-        Raises:
-            EngineUnavailableError: there is none.
-        """
         session = self._engines.session
-        if self._last is None or self._last.session is not session:
-            self._last = _Served(session, Scoring(session), Vectors(session))
-        return self._last
+        try:
+            return await ask(session)
+        except EngineUnavailableError:
+            if self._engines.session is session:
+                raise
+            return await ask(self._engines.session)
 
 
 async def _whole(requests: AsyncIterator[pb.ScoreRequest]) -> AsyncIterator[pb.ScoreRequest]:
@@ -143,8 +113,8 @@ async def _whole(requests: AsyncIterator[pb.ScoreRequest]) -> AsyncIterator[pb.S
             yield next_items(shared, request)
 
 
-def _options(options: pb.Options, context: Any) -> CallOptions:
-    return options_of(options, context.time_remaining())
+def _options(request: Any, context: Any) -> CallOptions:
+    return options_of(request.options, context.time_remaining())
 
 
 async def _answer(context: Any, work: Awaitable[T]) -> T:
@@ -160,3 +130,42 @@ async def _answer(context: Any, work: Awaitable[T]) -> T:
     details = rpc_status.to_status(status).trailing_metadata
     await context.abort(code, status.message, details)
     raise wrong  # `abort` has raised
+
+
+RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
+
+
+async def in_order(
+    requests: AsyncIterator[RequestT],
+    serve: Callable[[RequestT], Coroutine[Any, Any, AnswerT]],
+    *,
+    at_a_time: int,
+) -> AsyncGenerator[AnswerT, None]:
+    """Serve requests as they come, at most so many at a time, and yield the answers in order.
+
+    An answer does not wait for the next request. The first error ends everything.
+    """
+    tasks: asyncio.Queue[asyncio.Task[AnswerT] | None] = asyncio.Queue()
+    started: set[asyncio.Task[AnswerT]] = set()
+    places = asyncio.Semaphore(at_a_time)
+
+    async def read() -> None:
+        async for request in requests:
+            await places.acquire()
+            task = asyncio.ensure_future(serve(request))
+            started.add(task)
+            tasks.put_nowait(task)
+
+    reader = asyncio.ensure_future(read())
+    reader.add_done_callback(lambda _: tasks.put_nowait(None))
+    try:
+        while (task := await tasks.get()) is not None:
+            yield await task
+            started.discard(task)
+            places.release()
+        await reader
+    finally:
+        for each in (reader, *started):
+            each.cancel()
+        await asyncio.gather(reader, *started, return_exceptions=True)

@@ -38,19 +38,17 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     collector = Collector("grpc_front_end")
 
     def on_change(session: Session | None) -> None:
-        service.forget()
         health_of_engine.show(session is not None)
 
     engine = EngineConnection(settings.attach, metrics, collector, on_change)
-    service = PrefillService(engine)
     async with engine.running():
         tokens = transport.bearer_tokens(settings)
-        server = server_of(settings, service, health_of_engine, tokens)
+        server = server_of(settings, PrefillService(engine), health_of_engine, tokens)
         # One that takes the place of another must not refuse what the other's neighbours can serve.
         await engine.wait_attached(_ATTACH_S)
         await server.start()
         await stop.wait()
-        await health_of_engine.servicer.enter_graceful_shutdown()
+        await health_of_engine.enter_graceful_shutdown()
         await server.stop(settings.grace_s)
 
 

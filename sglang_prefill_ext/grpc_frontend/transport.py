@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import ssl
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import grpc
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend.settings import Compression, Listening
 
-_ALGORITHMS = {
+ALGORITHMS = {
     Compression.NONE: grpc.Compression.NoCompression,
     Compression.DEFLATE: grpc.Compression.Deflate,
     Compression.GZIP: grpc.Compression.Gzip,
@@ -46,10 +48,6 @@ def address_of(settings: Listening) -> str:
     """Return where to listen; addresses with colons are put into brackets."""
     host = settings.host
     return f"{f'[{host}]' if ':' in host else host}:{settings.port}"
-
-
-def compression(settings: Listening) -> grpc.Compression:
-    return _ALGORITHMS[settings.compression]
 
 
 def credentials(settings: Listening) -> grpc.ServerCredentials | None:
@@ -105,3 +103,40 @@ def _read(path: Path, flag: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{flag}: {path} cannot be read ({error.strerror}).") from error
+
+
+_OPEN = "/grpc.health.v1.Health/Check"
+"""For load balancers. `Watch` lasts for as long as a client likes."""
+
+
+class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Refuses calls without one of the tokens (`authorization: Bearer <token>`)."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._expected = [f"Bearer {token}".encode() for token in tokens]
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        if details.method == _OPEN or self._knows(details.invocation_metadata):
+            return await continuation(details)
+        return _REFUSED
+
+    def _knows(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
+        shown = [value for name, value in metadata if name == "authorization"]
+        if len(shown) != 1:
+            return False
+        given = shown[0].encode() if isinstance(shown[0], str) else shown[0]
+        # All are compared, in constant time, so that nothing is learnt from how long it takes.
+        return any([hmac.compare_digest(given, token) for token in self._expected])  # noqa: C419
+
+
+async def _refuse(_requests: Any, context: Any) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "No valid bearer token. Send the metadata `authorization: Bearer <token>`.",
+    )
+
+
+# On the wire all methods are streams, so that this one refuses each kind without reading anything.
+_REFUSED = grpc.stream_stream_rpc_method_handler(_refuse)

@@ -24,7 +24,12 @@ _TOTALS = {
     "encoding_mismatches": "Ways of encoding that differed from SGLang's, given up.",
     "encoding_failures": "Calls of a fast encoder that raised; the plain way took over.",
 }
-
+_COUNTERS = {
+    **{name: (text,) for name, text in _TOTALS.items()},
+    "requests": ("Scoring requests by path or outcome.", "path"),
+    "fallbacks": ("Scoring requests that took the stock path, by reason.", "reason"),
+}
+"""Of Prometheus: the text and further labels of each."""
 
 _PATHS = frozenset(("packed", "stock", *(end.counted for end in BAD_ENDS)))
 """How requests are counted; what another process says beyond these is no label here."""
@@ -45,7 +50,9 @@ class FrontendMetrics:
         self._exported: dict[str, Any] = {}
         self._labels = prometheus_labels or {}
         if prometheus_labels is not None:
-            self._exported = _prometheus_counters(tuple(prometheus_labels))
+            for name, (text, *more) in _COUNTERS.items():
+                labels = (*prometheus_labels, *more)
+                self._exported[name] = _metric("Counter", name, text, labels)
             for name in _TOTALS:  # shown from the start, so that alerts see the first one
                 self._exported[name].labels(**self._labels)
 
@@ -121,7 +128,6 @@ _QUEUE = {
     "oldest_wait_s": "Seconds for which the oldest waiting packed request has been here.",
 }
 
-
 _EXPERTS = {
     "padded": "Rows that the experts of a layer computed, over real rows, in a recent forward.",
     "stock_padded": "The same with the block of rows that SGLang's own choice would have had.",
@@ -143,33 +149,17 @@ class SchedulerMetrics:
         self._balance: Sequence[LayerBalance] = ()
         if prometheus_labels is None:
             return
-        # Imported late, like the counters below.
-        from prometheus_client import Counter as PrometheusCounter
-        from prometheus_client import Gauge
-
-        names = tuple(prometheus_labels)
+        labels, recent = prometheus_labels, {"multiprocess_mode": "mostrecent"}
         for name, text in _QUEUE.items():
-            full = f"sglang:prefill_only_queue_{name}"
-            gauge = Gauge(full, text, names, multiprocess_mode="mostrecent")
-            self._gauges[name] = gauge.labels(**prometheus_labels)
-        self._retried = PrometheusCounter(
-            "sglang:prefill_only_retried_forwards",
-            "Forwards of several requests that failed and were split up.",
-            names,
-        ).labels(**prometheus_labels)
-        self._labels = prometheus_labels
-        self._graph_forwards = PrometheusCounter(
-            "sglang:prefill_only_graph_forwards",
-            "Packed forwards replayed as graphs (how=graph), and eager ones by reason.",
-            (*names, "how"),
-        )
+            gauge = _metric("Gauge", f"queue_{name}", text, labels, **recent)
+            self._gauges[name] = gauge.labels(**labels)
+        text = "Forwards of several requests that failed and were split up."
+        self._retried = _metric("Counter", "retried_forwards", text, labels).labels(**labels)
+        self._labels = labels
+        text = "Packed forwards replayed as graphs (how=graph), and eager ones by reason."
+        self._graph_forwards = _metric("Counter", "graph_forwards", text, (*labels, "how"))
         self._experts = {
-            name: Gauge(
-                f"sglang:prefill_only_expert_{name}",
-                text,
-                (*names, "layer"),
-                multiprocess_mode="mostrecent",
-            )
+            name: _metric("Gauge", f"expert_{name}", text, (*labels, "layer"), **recent)
             for name, text in _EXPERTS.items()
         }
 
@@ -217,13 +207,10 @@ class PauseMetrics:
     def __init__(self, prometheus_labels: Mapping[str, str] | None = None) -> None:
         self._histogram: Any = None
         if prometheus_labels is not None:
-            # Imported late, like the counters below.
-            from prometheus_client import Histogram
-
-            name, text = "sglang:prefill_only_gc_pause_seconds", "Garbage collections, in seconds."
             buckets = [bound / 1e3 for bound in BOUNDS_MS]
-            histogram = Histogram(name, text, tuple(prometheus_labels), buckets=buckets)
-            self._histogram = histogram.labels(**prometheus_labels)
+            text, labels = "Garbage collections, in seconds.", prometheus_labels
+            histogram = _metric("Histogram", "gc_pause_seconds", text, labels, buckets=buckets)
+            self._histogram = histogram.labels(**labels)
 
     def record(self, pauses_s: Iterable[float]) -> None:
         """Add pauses, in s. Never call it from a collection, which may hold up a lock it needs."""
@@ -232,17 +219,13 @@ class PauseMetrics:
                 self._histogram.observe(pause_s)
 
 
-def _prometheus_counters(labels: tuple[str, ...]) -> dict[str, Any]:
-    # Imported late: with several front ends prometheus_client must see the directory that
-    # SGLang sets up for sharing counters between processes.
-    from prometheus_client import Counter as PrometheusCounter
+def _metric(kind: str, name: str, text: str, labels: Iterable[str], **settings: Any) -> Any:
+    """A metric of that class of prometheus_client.
 
-    def counter(name: str, text: str, *extra: str) -> Any:
-        return PrometheusCounter(f"sglang:prefill_only_{name}", text, (*labels, *extra))
+    Imported late: with several front ends it must see the directory that SGLang sets up for sharing
+    counters between processes.
+    """
+    import prometheus_client
 
-    counters = {name: counter(name, text) for name, text in _TOTALS.items()}
-    counters["requests"] = counter("requests", "Scoring requests by path or outcome.", "path")
-    counters["fallbacks"] = counter(
-        "fallbacks", "Scoring requests that took the stock path, by reason.", "reason"
-    )
-    return counters
+    made = getattr(prometheus_client, kind)
+    return made(f"sglang:prefill_only_{name}", text, tuple(labels), **settings)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sglang_prefill_ext import __version__
@@ -34,7 +34,7 @@ def make_model(
     *,
     seed: int = 0,
     force: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write the model `preset` to `directory` and return the directory.
 
@@ -59,19 +59,14 @@ def make_model(
     """
     directory = directory.expanduser().resolve()
     spec = _check(preset, seed)
-    marker: dict[str, object] = {
-        "preset": preset,
-        "seed": seed,
-        "version": __version__,
-        "recipe": RECIPE,
-    }
+    marker = {"preset": preset, "seed": seed, "version": __version__, "recipe": RECIPE}
     if _holds(directory, marker) and not force:
         return directory
     _refuse_foreign(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
         built = Path(scratch) / "model"
-        _build(spec, built, seed, progress or _silent)
+        _build(spec, built, seed, progress)
         (built / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
         if directory.exists():
             shutil.rmtree(directory)
@@ -111,7 +106,7 @@ def _check(preset: str, seed: int) -> Preset:
     return PRESETS[preset]
 
 
-def _holds(directory: Path, marker: dict[str, object]) -> bool:
+def _holds(directory: Path, marker: Mapping[str, object]) -> bool:
     try:
         found = json.loads((directory / MARKER).read_text())
     except (OSError, ValueError):
@@ -128,7 +123,3 @@ def _refuse_foreign(directory: Path) -> None:
             f"directory {str(directory)!r} holds something that make-model did not write "
             f"(it has no {MARKER}); name a new or empty directory, or remove it first"
         )
-
-
-def _silent(_: str) -> None:
-    pass

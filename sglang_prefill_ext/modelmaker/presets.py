@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 from sglang_prefill_ext.modelmaker.families import FAMILIES, WINDOW
@@ -48,7 +47,13 @@ class Preset:
 
 
 def _shape(
-    *, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **more: Any
+    *,
+    hidden: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    intermediate: int = 256,
+    **more: Any,
 ) -> Mapping[str, Any]:
     """Configuration arguments; `head_dim` is `hidden / heads` unless given in `more`."""
     arguments = {
@@ -62,22 +67,11 @@ def _shape(
         "max_position_embeddings": CONTEXT_LENGTH,
         "tie_word_embeddings": False,
     }
-    return MappingProxyType(arguments | more)
+    return arguments | more
 
-
-_FAMILY: Mapping[str, Any] = {
-    "hidden": 128,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "intermediate": 256,
-}
 
 _BERT = _shape(
-    **{**_FAMILY, "kv_heads": 4},
-    max_position_embeddings=512,
-    position_embedding_type="absolute",
-    type_vocab_size=2,
+    kv_heads=4, max_position_embeddings=512, position_embedding_type="absolute", type_vocab_size=2
 )
 _XLM_ROBERTA = {**_BERT, "max_position_embeddings": 514, "type_vocab_size": 1}
 
@@ -87,76 +81,66 @@ def _encoder(summary: str, model_type: str, classes: int = 0) -> Preset:
     return Preset(summary, model_type, shape, classes=classes, encoder=True)
 
 
-ENCODERS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "bert": _encoder("BERT, an embedding of the first token", "bert"),
-        "bert-reranker": _encoder("BERT, a cross encoder of query and document", "bert", 1),
-        "bert-classifier": _encoder("BERT with a head of three classes", "bert", 3),
-        "xlm-roberta": _encoder("XLM-RoBERTa, an embedding of the first token", "xlm-roberta"),
-        "xlm-roberta-reranker": _encoder("XLM-RoBERTa, a cross encoder", "xlm-roberta", 1),
-    }
-)
+ENCODERS: Mapping[str, Preset] = {
+    "bert": _encoder("BERT, an embedding of the first token", "bert"),
+    "bert-reranker": _encoder("BERT, a cross encoder of query and document", "bert", 1),
+    "bert-classifier": _encoder("BERT with a head of three classes", "bert", 3),
+    "xlm-roberta": _encoder("XLM-RoBERTa, an embedding of the first token", "xlm-roberta"),
+    "xlm-roberta-reranker": _encoder("XLM-RoBERTa, a cross encoder", "xlm-roberta", 1),
+}
 
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "micro": Preset(
-            "Qwen3, one layer, hidden 64: the least work per token, shows host overhead",
-            "qwen3",
-            _shape(hidden=64, layers=1, heads=4, kv_heads=2, intermediate=128),
+_THREE = "with a head of three classes"
+
+PRESETS: Mapping[str, Preset] = {
+    "micro": Preset(
+        "Qwen3, one layer, hidden 64: the least work per token, shows host overhead",
+        "qwen3",
+        _shape(hidden=64, layers=1, intermediate=128),
+    ),
+    "tiny": Preset(
+        "Qwen3, four layers, hidden 256: the smallest model whose layers cost something",
+        "qwen3",
+        _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704),
+    ),
+    **{
+        name: Preset(family.summary, family.model_type, _shape(**family.more))
+        for name, family in FAMILIES.items()
+    },
+    "classifier": Preset(f"Qwen3 {_THREE}", "qwen3", _shape(), classes=3),
+    "classifier-qwen2": Preset(f"Qwen2 {_THREE}", "qwen2", _shape(), classes=3),
+    "classifier-llama": Preset(f"Llama {_THREE}", "llama", _shape(), classes=3),
+    "reranker": Preset(
+        "Qwen3 that SGLang serves as a reranker: it is asked for yes or no",
+        "qwen3",
+        _shape(),
+        reranker=True,
+    ),
+    **ENCODERS,
+    "mistral-sliding": Preset(
+        "Mistral with a sliding window", "mistral", _shape(sliding_window=WINDOW)
+    ),
+    "qwen3-0.6b": Preset(
+        "the true shape of Qwen3-0.6B",
+        "qwen3",
+        _shape(
+            hidden=1024,
+            layers=28,
+            heads=16,
+            kv_heads=8,
+            intermediate=3072,
+            head_dim=128,
+            vocab_size=151_936,
+            max_position_embeddings=40_960,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         ),
-        "tiny": Preset(
-            "Qwen3, four layers, hidden 256: the smallest model whose layers cost something",
-            "qwen3",
-            _shape(hidden=256, layers=4, heads=8, kv_heads=4, intermediate=704),
-        ),
-        **{
-            name: Preset(family.summary, family.model_type, _shape(**_FAMILY, **family.more))
-            for name, family in FAMILIES.items()
-        },
-        "classifier": Preset(
-            "Qwen3 with a head of three classes", "qwen3", _shape(**_FAMILY), classes=3
-        ),
-        "classifier-qwen2": Preset(
-            "Qwen2 with a head of three classes", "qwen2", _shape(**_FAMILY), classes=3
-        ),
-        "classifier-llama": Preset(
-            "Llama with a head of three classes", "llama", _shape(**_FAMILY), classes=3
-        ),
-        "reranker": Preset(
-            "Qwen3 that SGLang serves as a reranker: it is asked for yes or no",
-            "qwen3",
-            _shape(**_FAMILY),
-            reranker=True,
-        ),
-        **ENCODERS,
-        "mistral-sliding": Preset(
-            "Mistral with a sliding window",
-            "mistral",
-            _shape(**_FAMILY, sliding_window=WINDOW),
-        ),
-        "qwen3-0.6b": Preset(
-            "the true shape of Qwen3-0.6B",
-            "qwen3",
-            _shape(
-                hidden=1024,
-                layers=28,
-                heads=16,
-                kv_heads=8,
-                intermediate=3072,
-                head_dim=128,
-                vocab_size=151_936,
-                max_position_embeddings=40_960,
-                tie_word_embeddings=True,
-                rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-            ),
-            dtype="bfloat16",
-            weights="default",
-        ),
-        "ranker": Preset(
-            "Qwen3, trained to answer whether an item of the synthetic catalogue fits a query",
-            "qwen3",
-            _shape(hidden=128, layers=3, heads=8, kv_heads=4, intermediate=128),
-            weights="trained",
-        ),
-    }
-)
+        dtype="bfloat16",
+        weights="default",
+    ),
+    "ranker": Preset(
+        "Qwen3, trained to answer whether an item of the synthetic catalogue fits a query",
+        "qwen3",
+        _shape(layers=3, heads=8, kv_heads=4, intermediate=128),
+        weights="trained",
+    ),
+}

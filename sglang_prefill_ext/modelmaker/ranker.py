@@ -11,8 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from sglang_prefill_ext.modelmaker import catalogue
-from sglang_prefill_ext.modelmaker.catalogue import Item, Query, item_part, query_part, relevance
-from sglang_prefill_ext.modelmaker.quality import ndcg
+from sglang_prefill_ext.modelmaker.catalogue import Query, item_part, query_part, relevance
 from sglang_prefill_ext.modelmaker.tokenizer import label_ids
 
 STEPS = 900
@@ -54,7 +53,7 @@ def train(
     with _one_thread():
         for step in range(1, steps + 1):
             prompts, wanted = zip(*(next(rows) for _ in range(BATCH)), strict=True)
-            log_probs = _next_token_log_probs(model, prompts)[:, labels]
+            log_probs = next_token_log_probs(model, prompts)[:, labels]
             yes = torch.tensor(wanted)
             loss = -(yes * log_probs[:, 0] + (1 - yes) * log_probs[:, 1]).mean()
             optimizer.zero_grad()
@@ -65,35 +64,6 @@ def train(
             if step % _REPORT_EVERY == 0:
                 progress(f"training step {step} of {steps}, loss {loss.item():.3f}")
     model.eval()
-
-
-@torch.inference_mode()
-def scores(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    query: Query,
-    items: Sequence[Item],
-) -> list[float]:
-    """The probability of "yes" against "no" for every item, in [0, 1]."""
-    prompts = [tokenizer.encode(query_part(query.text) + item_part(item.text)) for item in items]
-    log_probs = _next_token_log_probs(model, prompts)[:, list(label_ids(tokenizer))]
-    return cast("list[float]", log_probs.softmax(-1)[:, 0].tolist())
-
-
-def mean_ndcg(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
-    queries: Sequence[Query],
-    k: int = 10,
-) -> float:
-    """Mean NDCG@k of ranking the whole catalogue by `scores`, over `queries`."""
-    items = catalogue.items()
-    total = 0.0
-    for query in queries:
-        graded = zip(scores(model, tokenizer, query, items), items, strict=True)
-        ranked = sorted(graded, key=lambda pair: pair[0], reverse=True)
-        total += ndcg([relevance(query, item) for _, item in ranked], k)
-    return total / len(queries)
 
 
 def _rows(
@@ -126,7 +96,7 @@ def _by_grade(query: Query) -> list[list[int]]:
     return list(grades.values())
 
 
-def _next_token_log_probs(model: PreTrainedModel, prompts: Sequence[list[int]]) -> torch.Tensor:
+def next_token_log_probs(model: PreTrainedModel, prompts: Sequence[list[int]]) -> torch.Tensor:
     """Natural log-probabilities after each prompt, fp32 `[prompts, vocabulary]`.
 
     Prompts are padded on the right, which a causal model does not see at earlier positions.

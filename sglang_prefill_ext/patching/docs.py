@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching.imitations import IMITATIONS
-from sglang_prefill_ext.patching.spec import NOT_SENT, Group, Patch, Use
+from sglang_prefill_ext.patching.spec import Group, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
+from sglang_prefill_ext.patching.upstream import DIRECTORY, Diff, read_series
 from sglang_prefill_ext.patching.uses import USES
 
 _SGLANG = "sglang.srt."
@@ -28,8 +28,8 @@ Supported releases: `{SUPPORTED_SGLANG}`. `sglang-prefill doctor` checks what is
 is logged, and the server starts.
 
 A patch can go when SGLang has the names in its last column, which its
-[diffs](../patches/README.md) add. They were not sent upstream yet, unless it is said. Names of
-SGLang are below `{_SGLANG.rstrip(".")}`, hooks below `{_BORDER.rstrip(".")}`.
+[diffs](../patches/README.md) add. They were not sent upstream yet. Names of SGLang are below
+`{_SGLANG.rstrip(".")}`, hooks below `{_BORDER.rstrip(".")}`.
 `patching/*_patches.py` has the rest: signatures, the names that a hook relies on, verified bodies.
 """
 
@@ -68,40 +68,81 @@ with SGLang's own.
 |---|---|---|"""
 
 
-def markdown(patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES) -> str:
+IMITATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "border.tokenizer_manager.token_output": (
+        "`BatchStrOutput`, the message of the detokenizer, with the fields of finished requests",
+        ("test_tokens", "test_token_hooks"),
+    ),
+    "border.tokenizer_manager.direct_generate": (
+        "the answer of `POST /generate`, which `TokenizerManager._handle_batch_output` makes",
+        ("test_tokens", "test_fuzz"),
+    ),
+    "border.tokenizer_manager.embed_hooks": (
+        "the answers of `TokenizerManager.generate_request` to embedding requests",
+        ("test_embeddings", "test_fuzz"),
+    ),
+    "border.tokenizer_manager.call_records": (
+        "`ReqState`, the record of a request, and what is logged, exported and dumped of it",
+        ("test_production", "test_lifecycle"),
+    ),
+    "border.tokenizer_manager.stock_counters": (
+        "what `TokenizerMetricsCollector` observes of a request that has ended",
+        ("test_stock_metrics",),
+    ),
+    "border.model.sampler": (
+        "`SamplingBatchInfo` of a prefill batch, with the tensors that the sampler reads",
+        ("test_sampler", "test_tokens"),
+    ),
+    "border.model.packed_batch": (
+        "`ForwardBatch` of an extend batch as models read it, and of one sequence for LoRA",
+        ("test_families", "test_packed_batch"),
+    ),
+    "border.scheduler.ask_both_paths": (
+        "a prefill batch of the scheduler, by which the known prompts are asked on SGLang's path",
+        ("test_known_answers",),
+    ),
+    "border.scheduler.srpt_policy": (
+        "`SchedulePolicy`, whose order of the waiting queue it replaces",
+        ("test_stock_order",),
+    ),
+}
+"""Our module -> what SGLang would have made, and names of test modules that compare both."""
+
+
+def markdown(
+    diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES, uses: Sequence[Use] = USES
+) -> str:
     """The whole document, ending in a newline."""
+    adds = {diff.name: diff.adds for diff in diffs}
     groups = {group: [patch for patch in patches if patch.group is group] for group in Group}
-    changed = [_group(group, members) for group, members in groups.items() if members]
+    changed = [_group(group, members, adds) for group, members in groups.items() if members]
     used = [f"| `{use.target.removeprefix(_SGLANG)}` | {use.why} |" for use in uses if use.why]
     return "\n".join([_INTRODUCTION, *changed, _USED, *used, _IMITATED, *_imitation_rows(), ""])
 
 
-def _group(group: Group, patches: Sequence[Patch]) -> str:
+def _group(group: Group, patches: Sequence[Patch], adds: Mapping[str, list[str]]) -> str:
     heading = [f"## Group `{group}`", "", *wrap(_APPLIED[group], 100), ""]
-    return "\n".join([*heading, _COLUMNS, *map(_row, patches), ""])
+    return "\n".join([*heading, _COLUMNS, *(_row(patch, adds) for patch in patches), ""])
 
 
-def _row(patch: Patch) -> str:
-    notes = [patch.why]
-    if patch.only_if_imported:
-        notes.append("Only where its module is loaded already.")
-    if patch.upstream != NOT_SENT:
-        notes.append(f"Sent: {patch.upstream}")
+def _row(patch: Patch, adds: Mapping[str, list[str]]) -> str:
+    loaded = " Only where its module is loaded already." if patch.only_if_imported else ""
+    added = [name for diff in patch.diffs for name in adds[diff]]
     cells = [
         patch.id,
         f"{patch.kind} `{patch.target.removeprefix(_SGLANG)}`",
         f"`{patch.hook.removeprefix(_BORDER)}`",
-        " ".join(notes),
+        patch.why + loaded,
         ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs),
-        ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in patch.remove_when),
+        ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in added),
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def _imitation_rows() -> Iterator[str]:
-    for made_by, stands_for, tests in IMITATIONS:
+    for made_by, (stands_for, tests) in IMITATIONS.items():
         yield f"| `{made_by}` | {stands_for} | {', '.join(f'`{test}`' for test in tests)} |"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    sys.stdout.write(markdown(read_series(DIRECTORY)))

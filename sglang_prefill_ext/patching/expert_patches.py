@@ -17,16 +17,10 @@ EXPERT_PATCHES: tuple[Patch, ...] = (
         why="The block of rows of experts would be chosen by the number of tokens alone.",
         signature="(hidden_states, w1, w2, topk_ids, *, use_fp8_w8a8, use_int8_w8a8, "
         "use_int8_w8a16, use_int4_w4a16, per_channel_quant, block_shape)",
-        relies_on=(
-            *("hidden_states.shape", "hidden_states.dtype", "try_get_optimal_moe_config"),
-            *("moe_align_block_size", "config"),
-        ),
+        relies_on="hidden_states.shape hidden_states.dtype try_get_optimal_moe_config "
+        "moe_align_block_size config",
         fingerprints={"0.5.23": "a1f81cc02666dd4b53dd2166c36a0139b9a01df5bef295b0f5ede9f6aafc4997"},
         diffs=("0033-choose-the-block-of-experts.patch", _WRAP),
-        remove_when=(
-            f"{_TRITON_EXPERTS}.register_block_chooser",
-            f"{_TRITON_EXPERTS}.register_fused_moe_wrappers",
-        ),
     ),
     Patch(
         id="P62",
@@ -42,10 +36,9 @@ EXPERT_PATCHES: tuple[Patch, ...] = (
         "c_sorted=False, filter_expert=True, fuse_sum_all_reduce=False, router_topk=1, "
         "fuse_add_to_output=False, add_output_mask=None, mask_output=False, "
         "lora_preserve_base=False, fuse_swiglu=False, a_output_slices=1)",
-        relies_on=("sorted_token_ids", "expert_ids", "num_tokens_post_padded", "config"),
+        relies_on="sorted_token_ids expert_ids num_tokens_post_padded config",
         fingerprints={"0.5.23": "06627f1d1462222f9770d687859603c066dfcb6f705872f49a21be5c0cacbc61"},
         diffs=(_WRAP,),
-        remove_when=(f"{_TRITON_EXPERTS}.register_fused_moe_wrappers",),
     ),
     Patch(
         id="P63",
@@ -56,9 +49,8 @@ EXPERT_PATCHES: tuple[Patch, ...] = (
         group=Group.SCHEDULER,
         why="On Hopper DeepGEMM would always fill up the rows of each expert to 128.",
         signature="(expected_m, num_groups)",
-        relies_on=("deep_gemm.get_mk_alignment_for_contiguous_layout",),
+        relies_on="deep_gemm.get_mk_alignment_for_contiguous_layout",
         fingerprints={"0.5.23": "6aec3075bee026b039ee35219857878f00c4730f9f7ef113a171e8345a914024"},
         diffs=("0035-choose-the-alignment-of-deep-gemm.patch",),
-        remove_when=("sglang.srt.layers.deep_gemm_wrapper.entrypoint.register_alignment_chooser",),
     ),
 )

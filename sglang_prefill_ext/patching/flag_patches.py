@@ -9,9 +9,6 @@ _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 
 _ARGUMENTS = ("0002-plugin-server-arguments.patch",)
 
-# What the diff adds to SGLang: once a release has it, the hooks move there.
-_HAS_ARGUMENTS = ("sglang.srt.plugins.server_arguments.register_server_argument",)
-
 FLAG_PATCHES: tuple[Patch, ...] = (
     Patch(
         id="P01",
@@ -21,10 +18,9 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         group=Group.FLAGS,
         why="SGLang's parser would not know --enable-prefill-only and its knobs.",
         signature="(parser)",
-        relies_on=("parser.add_argument",),
+        relies_on="parser.add_argument",
         fingerprints={"0.5.23": "af9b7887090bb720a8855b81805392a485f830d3ac5f0c565b23eb85a1b0d95f"},
         diffs=_ARGUMENTS,
-        remove_when=_HAS_ARGUMENTS,
     ),
     Patch(
         id="P02",
@@ -34,10 +30,9 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         group=Group.FLAGS,
         why="Only declared fields are copied from the command line: our flags would be dropped.",
         signature="(cls, args)",
-        relies_on=("record_fields", "args"),
+        relies_on="record_fields args",
         fingerprints={"0.5.23": "8e4a5631cf3ea5ec16238d33745e6ac6d598dde7bbef4ec1b3c6a5a745394916"},
         diffs=_ARGUMENTS,
-        remove_when=_HAS_ARGUMENTS,
     ),
     Patch(
         id="P03",
@@ -46,9 +41,8 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         hook=f"{_FLAGS}:server_args_from_kwargs",
         group=Group.FLAGS,
         why="Engine(enable_prefill_only=True) would fail: ServerArgs refuses unknown keywords.",
-        relies_on=("self.server_args_class",),
+        relies_on="self.server_args_class",
         diffs=_ARGUMENTS,
-        remove_when=_HAS_ARGUMENTS,
         only_if_imported=True,
     ),
     Patch(
@@ -59,9 +53,8 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         group=Group.FLAGS,
         why="Combinations under which packed work could never run would be accepted in silence.",
         signature="(self)",
-        relies_on=("check_server_args",),
+        relies_on="check_server_args",
         fingerprints={"0.5.23": "2cdfa63e9fa39693f01be1cb69a5b7f9b68af880fbba5adebb772eb7a0ea74b3"},
         diffs=_ARGUMENTS,
-        remove_when=_HAS_ARGUMENTS,
     ),
 )

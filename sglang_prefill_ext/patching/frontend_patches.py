@@ -15,34 +15,7 @@ _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
 
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _WATCHED = ("0022-watch-data-parallel-replicas.patch",)
-_EMBEDDING = ("0016-embedding-fast-path.patch",)
-_SCORE = ("0005-score-fast-path.patch",)
 _TOKENS = ("0018-offer-tokenized-requests.patch",)
-_ERRORS = ("0013-keep-headers-of-http-errors.patch",)
-_RERANKING = ("0017-rerank-compile-template-once.patch",)
-_PROMPTS = (
-    "0007-reject-empty-prompts.patch",
-    "0008-reject-out-of-vocabulary-ids.patch",
-    "0028-refuse-numbers-that-end-the-scheduler.patch",
-    "0029-refuse-readout-positions-that-end-the-scheduler.patch",
-    "0031-refuse-input-embeds-that-end-the-scheduler.patch",
-)
-
-# What these diffs add to SGLang: once a release has it, the hooks move there.
-_HAS_MESSAGES = ("sglang.srt.plugins.message_handlers.register_message_handler",)
-_HAS_WATCHED = (f"{_MANAGERS}.data_parallel_controller.DataParallelController.watch_replicas",)
-_HAS_EMBEDDING = (f"{_TOKENIZER_MANAGER}.execute_embedding",)
-_HAS_SCORE = (f"{_SCORE_MIXIN}.execute_score",)
-_HAS_TOKENS = (f"{_TOKENIZER_MANAGER}.take_tokenized_request",)
-_HAS_ERRORS = (f"{_SERVING}.create_http_error_response",)
-_HAS_RERANKING = (f"{_RERANK}._compile_chat_template",)
-_HAS_PROMPTS = (
-    f"{_TOKENIZER_MANAGER}._validate_prompt_not_empty",
-    f"{_TOKENIZER_MANAGER}._validate_input_ids_in_vocab",
-    f"{_TOKENIZER_MANAGER}._validate_logprob_numbers",
-    f"{_TOKENIZER_MANAGER}._validate_readout_positions",
-    f"{_TOKENIZER_MANAGER}._validate_input_embeds",
-)
 
 FRONTEND_PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -53,10 +26,9 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="The tokenizer manager ends its process on a result type that it does not know.",
         signature="(self)",
-        relies_on=("self._result_dispatcher", "TypeBasedDispatcher"),
+        relies_on="self._result_dispatcher TypeBasedDispatcher",
         fingerprints={"0.5.23": "ac8dbd5bbea52dc74dd50e772a3cdce411590b16927038d83514b76c8ce3712b"},
         diffs=_MESSAGES,
-        remove_when=_HAS_MESSAGES,
     ),
     Patch(
         id="P21",
@@ -70,10 +42,9 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         "item_embed_overrides=None, stacked_query_item_embed_overrides=None, request=None, "
         "return_pooled_hidden_states=False, score_extraction_token_id=None, temperature=1.0, "
         "return_token_logprobs=False, image_data=None)",
-        relies_on=("ScoreResult",),
+        relies_on="ScoreResult",
         fingerprints={"0.5.23": "5c0df92bd53442bab5c91319dfbc9d08ef834625f4c412d0f3083433a1d5d25e"},
-        diffs=_SCORE,
-        remove_when=_HAS_SCORE,
+        diffs=("0005-score-fast-path.patch",),
     ),
     Patch(
         id="P22",
@@ -84,10 +55,15 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="An empty prompt, an id outside the vocabulary, more tokens or positions than there "
         "are, or unfit embeddings would end the scheduler.",
         signature="(self, obj, input_ids)",
-        relies_on=("obj.input_embeds", "input_ids"),
+        relies_on="obj.input_embeds input_ids",
         fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},
-        diffs=_PROMPTS,
-        remove_when=_HAS_PROMPTS,
+        diffs=(
+            "0007-reject-empty-prompts.patch",
+            "0008-reject-out-of-vocabulary-ids.patch",
+            "0028-refuse-numbers-that-end-the-scheduler.patch",
+            "0029-refuse-readout-positions-that-end-the-scheduler.patch",
+            "0031-refuse-input-embeds-that-end-the-scheduler.patch",
+        ),
     ),
     Patch(
         id="P23",
@@ -97,10 +73,9 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="A rejected client would not learn when to come again: headers of errors are dropped.",
         signature="(self, request, raw_request)",
-        relies_on=("HTTPException", "self.create_error_response"),
+        relies_on="HTTPException self.create_error_response",
         fingerprints={"0.5.23": "fe9651c76ec2aff4c998b988a20a33e9b8204515a46553a1e712c7ca2c3597c3"},
-        diffs=_ERRORS,
-        remove_when=_HAS_ERRORS,
+        diffs=("0013-keep-headers-of-http-errors.patch",),
     ),
     Patch(
         id="P24",
@@ -110,10 +85,9 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="Every prompt of an embedding call would become a request of its own.",
         signature="(self, obj, request=None)",
-        relies_on=("EmbeddingReqInput", "obj.normalize_batch_and_arguments"),
+        relies_on="EmbeddingReqInput obj.normalize_batch_and_arguments",
         fingerprints={"0.5.23": "f10a15468e06516a000262477fdb9e7e63d6d38bb457da26fa6e2c9ee5ba0eb7"},
-        diffs=_EMBEDDING,
-        remove_when=_HAS_EMBEDDING,
+        diffs=("0016-embedding-fast-path.patch",),
     ),
     Patch(
         id="P25",
@@ -123,15 +97,10 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="The chat template would be compiled for every document, on the event loop.",
         signature="(self, *, request, raw_request, chat_template)",
-        relies_on=(
-            "_render_jinja_chat_template",
-            "self.tokenizer_manager.score_prompts",
-            "_qwen3_rerank_score",
-            "self._build_rerank_response",
-        ),
+        relies_on="_render_jinja_chat_template self.tokenizer_manager.score_prompts "
+        "_qwen3_rerank_score self._build_rerank_response",
         fingerprints={"0.5.23": "a0d59cf2204faa801f89fedc0479d9a0ace5458411b4bc258aba2b76fb6166e3"},
-        diffs=_RERANKING,
-        remove_when=_HAS_RERANKING,
+        diffs=("0017-rerank-compile-template-once.patch",),
     ),
     Patch(
         id="P26",
@@ -141,10 +110,9 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="A request that ends with its prompt would go through batches, sampling and decoding.",
         signature="(self, tokenized_obj)",
-        relies_on=("self._dispatch_to_scheduler", "self._mark_state_dispatched"),
+        relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
         fingerprints={"0.5.23": "c7f76df463817c8e329413230bf379178f07397b081032480981b954640fa647"},
         diffs=_TOKENS,
-        remove_when=_HAS_TOKENS,
     ),
     Patch(
         id="P27",
@@ -154,10 +122,9 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="Likewise, where a list of texts was tokenized in one call.",
         signature="(self, tokenized_objs)",
-        relies_on=("self._dispatch_to_scheduler", "self._mark_state_dispatched"),
+        relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
         fingerprints={"0.5.23": "71f56b37e6eccf173b670f40c40528a4e6ca64f94d484ef97300c1ff3c14b25f"},
         diffs=_TOKENS,
-        remove_when=_HAS_TOKENS,
     ),
     Patch(
         id="P30",
@@ -167,9 +134,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.DP_CONTROLLER,
         why="Every replica would do the same packed work, and nobody would notice a killed one.",
         signature="(self)",
-        relies_on=("self._request_dispatcher", "TypeBasedDispatcher", "self.send_control_message"),
+        relies_on="self._request_dispatcher TypeBasedDispatcher self.send_control_message",
         fingerprints={"0.5.23": "ded2b688c2b4edf97a91aa309ff0de0e208e950e0ecf5bb95cf10b7815f1bdda"},
         diffs=(*_MESSAGES, *_WATCHED),
-        remove_when=(*_HAS_MESSAGES, *_HAS_WATCHED),
     ),
 )

@@ -1,10 +1,8 @@
 """Compare what is changed and used of SGLang with the installed one, before anything is changed.
 
-Two tiers. A hook beside its target (BEFORE, AFTER, AROUND, ATTRIBUTE) needs the target's
-signature and the names it relies on; a changed body is reported, not refused. A hook in place
-of its target (REPLACE) also needs a body that was verified, because it stands for that body.
-What hooks use as it is needs its signature, or the members that they read; a changed body is
-reported where one looks for it, not at every start.
+A hook needs its target's signature and the names it relies on; a changed body is reported, not
+refused. What hooks use as it is needs its signature, or the members that they read; a changed body
+is reported where one looks for it, not at every start.
 """
 
 from __future__ import annotations
@@ -20,15 +18,7 @@ from types import ModuleType
 from packaging.specifiers import SpecifierSet
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching.source import (
-    find,
-    fingerprint,
-    missing_members,
-    names_in,
-    signature_text,
-    source_of,
-    underlying,
-)
+from sglang_prefill_ext.patching import source
 from sglang_prefill_ext.patching.spec import Aspect, Kind, Mismatch, Patch, Use, UseKind
 
 OTHER_RELEASE = (
@@ -77,7 +67,21 @@ def check_use(use: Use) -> list[Mismatch]:
     Returns:
         At most one difference; it is blocking.
     """
-    return list(_check_use(use))
+    try:
+        found = source.find(use.target)
+    except Exception as error:
+        return [_differs(use, Aspect.TARGET, f"{use.target} can be imported", _told(error))]
+    if use.kind is UseKind.CLASS and isinstance(found, type):
+        if missing := source.missing_members(found, use.members):
+            lacks = "lacks " + ", ".join(missing)
+            differs = _differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
+            return [replace(differs, names=tuple(missing))]
+    elif use.kind is UseKind.FUNCTION and inspect.isfunction(found):
+        if (signature := source.signature_text(found)) != use.signature:
+            return [_differs(use, Aspect.SIGNATURE, use.signature, signature)]
+    elif use.kind is not UseKind.VALUE:
+        return [_differs(use, Aspect.TARGET, f"a {use.kind}", type(found).__name__)]
+    return []
 
 
 def check_body(use: Use) -> list[Mismatch]:
@@ -86,12 +90,10 @@ def check_body(use: Use) -> list[Mismatch]:
     Returns:
         At most one difference, not blocking.
     """
-    found = fingerprint(source_of(find(use.target))) if use.body else ""
+    found = source.fingerprint(source.source_of(source.find(use.target))) if use.body else ""
     if found.startswith(use.body):
         return []
-    expected = f"{use.body[:12]} (locked)"
-    changed = _differs(use, Aspect.BODY, expected, found[:12], _LOOK_AND_LOCK)
-    return [replace(changed, blocking=False)]
+    return [_drifted(use, f"{use.body[:12]} (locked)", found, _LOOK_AND_LOCK)]
 
 
 def check_library(use: Use) -> list[Mismatch] | None:
@@ -124,17 +126,6 @@ def load_owner(patch: Patch) -> type | ModuleType:
     return owner
 
 
-def has_drifted(patch: Patch, owner: type | ModuleType) -> bool:
-    """Whether the target's body is none of those verified.
-
-    Where none is recorded, only a patch that replaces the body depends on it.
-    """
-    if not patch.fingerprints:
-        return patch.kind is Kind.REPLACE
-    body = source_of(underlying(inspect.getattr_static(owner, patch.attribute)))
-    return fingerprint(body) not in patch.fingerprints.values()
-
-
 def _check_target(patch: Patch) -> Iterator[Mismatch]:
     try:
         owner = load_owner(patch)
@@ -147,53 +138,23 @@ def _check_target(patch: Patch) -> Iterator[Mismatch]:
         found = "inherited from another class" if inherited else "no such attribute"
         yield _differs(patch, Aspect.TARGET, "defined by the class itself", found)
         return
-    target = underlying(vars(owner)[patch.attribute])
+    target = source.underlying(vars(owner)[patch.attribute])
     if patch.kind is not Kind.ATTRIBUTE:
         if not inspect.isfunction(target):
             yield _differs(patch, Aspect.TARGET, "a function", type(target).__name__)
             return
-        signature = signature_text(target)
+        signature = source.signature_text(target)
         if signature != patch.signature:
             yield _differs(patch, Aspect.SIGNATURE, patch.signature, signature)
     reader = owner if patch.kind is Kind.ATTRIBUTE else target
-    missing = sorted(set(patch.relies_on) - names_in(source_of(reader)))
-    if missing:
+    names = patch.relies_on.split()
+    if missing := sorted(set(names) - source.names_in(source.source_of(reader))):
         found = "not in the source: " + ", ".join(missing)
-        yield _differs(patch, Aspect.NAMES, ", ".join(patch.relies_on), found)
-    if has_drifted(patch, owner):
-        yield _body_differs(patch, fingerprint(source_of(target)))
-
-
-def _body_differs(patch: Patch, found: str) -> Mismatch:
-    known = ", ".join(f"{digest[:12]} ({seen})" for seen, digest in patch.fingerprints.items())
-    replaced = patch.kind is Kind.REPLACE
-    return Mismatch(
-        patch.id,
-        patch.target,
-        Aspect.BODY,
-        expected=known,
-        found=found[:12],
-        remedy=OTHER_RELEASE if replaced else _LOOK,
-        blocking=replaced,
-    )
-
-
-def _check_use(use: Use) -> Iterator[Mismatch]:
-    try:
-        found = find(use.target)
-    except Exception as error:
-        yield _differs(use, Aspect.TARGET, f"{use.target} can be imported", _told(error))
-        return
-    if use.kind is UseKind.CLASS and isinstance(found, type):
-        if missing := missing_members(found, use.members):
-            lacks = "lacks " + ", ".join(missing)
-            differs = _differs(use, Aspect.MEMBERS, ", ".join(use.members), lacks)
-            yield replace(differs, names=tuple(missing))
-    elif use.kind is UseKind.FUNCTION and inspect.isfunction(found):
-        if (signature := signature_text(found)) != use.signature:
-            yield _differs(use, Aspect.SIGNATURE, use.signature, signature)
-    elif use.kind is not UseKind.VALUE:
-        yield _differs(use, Aspect.TARGET, f"a {use.kind}", type(found).__name__)
+        yield _differs(patch, Aspect.NAMES, ", ".join(names), found)
+    body, known = source.fingerprint(source.source_of(target)), patch.fingerprints
+    if known and body not in known.values():
+        expected = ", ".join(f"{digest[:12]} ({seen})" for seen, digest in known.items())
+        yield _drifted(patch, expected, body, _LOOK)
 
 
 def _check_hook(patch: Patch) -> Iterator[Mismatch]:
@@ -201,16 +162,13 @@ def _check_hook(patch: Patch) -> Iterator[Mismatch]:
         hook = pkgutil.resolve_name(patch.hook)
     except Exception as error:
         # Hooks import SGLang too, so that a moved name of either side shows here.
-        remedy = _REINSTALL if _is_ours(getattr(error, "name", None)) else OTHER_RELEASE
+        ours = (getattr(error, "name", None) or "").partition(".")[0] == "sglang_prefill_ext"
+        remedy = _REINSTALL if ours else OTHER_RELEASE
         yield _differs(patch, Aspect.HOOK, f"{patch.hook} can be imported", _told(error), remedy)
         return
     if not callable(hook):
         found = type(hook).__name__
         yield _differs(patch, Aspect.HOOK, f"{patch.hook} is callable", found, _REINSTALL)
-
-
-def _is_ours(module: str | None) -> bool:
-    return (module or "").partition(".")[0] == "sglang_prefill_ext"
 
 
 def _told(error: Exception) -> str:
@@ -221,3 +179,8 @@ def _differs(
     checked: Patch | Use, aspect: Aspect, expected: str, found: str, remedy: str = OTHER_RELEASE
 ) -> Mismatch:
     return Mismatch(checked.id, checked.target, aspect, expected, found, remedy)
+
+
+def _drifted(checked: Patch | Use, expected: str, found: str, remedy: str) -> Mismatch:
+    changed = _differs(checked, Aspect.BODY, expected, found[:12], remedy)
+    return replace(changed, blocking=False)

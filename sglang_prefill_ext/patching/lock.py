@@ -11,23 +11,16 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from sglang_prefill_ext.patching import scan
+import msgspec
+
+from sglang_prefill_ext.patching import scan, source
 from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE, WHY
 from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
-from sglang_prefill_ext.patching.source import (
-    find,
-    fingerprint,
-    members_of,
-    own_bases,
-    signature_text,
-    source_of,
-    underlying,
-)
 from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
 from sglang_prefill_ext.patching.table import PATCHES
 
@@ -59,22 +52,12 @@ def _entry(use: Use) -> dict[str, Any]:
 
 
 def _use(target: str, entry: Mapping[str, Any]) -> Use:
-    return Use(
-        target=target,
-        kind=UseKind(entry["kind"]),
-        groups=tuple(map(Group, entry.get("groups", ()))),
-        why=WHY.get(target.rpartition(".")[2], ""),
-        signature=entry.get("signature", ""),
-        body=entry.get("body", ""),
-        members=tuple(entry.get("members", ())),
-    )
+    why = WHY.get(target.rpartition(".")[2], "")
+    return msgspec.convert({"target": target, "why": why, **entry}, Use)
 
 
 def build(
-    modules: Modules,
-    patches: Sequence[Patch] = PATCHES,
-    handed: Handed = HANDED,
-    old: Path = PATH,
+    modules: Modules, patches: Sequence[Patch] = PATCHES, handed: Handed = HANDED, old: Path = PATH
 ) -> list[Use]:
     """What our modules use of the installed SGLang and of libraries; imports all of it.
 
@@ -87,45 +70,43 @@ def build(
         Exception: something that is used cannot be imported, or does not exist.
     """
     of_modules = _groups_of_modules(modules, patches)
-    read = _Read.of(modules, of_modules.keys())
+    read, read_elsewhere = _what_is_read(modules, of_modules)
     patched = {patch.target for patch in patches}
     targets = _groups_of_targets(modules, of_modules, patches, handed)
     uses = {
         use.target: replace(use, groups=tuple(group for group in Group if group in groups))
         for target, groups in targets.items()
-        for use in _uses_of(target, read)
+        for use in _uses_of(target, read_elsewhere if target in READ_ELSEWHERE else read)
         if not patched & _names_of(use.target)
     }
     return [*uses.values(), *_library_uses(modules, old)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """Names that our modules read of objects, and classes that they make or derive from.
+class _Read(NamedTuple):
+    """Classes that the border makes or derives from, and names that are read of objects.
 
-    Attributes:
-        methods, members: in the border. A keyword or a string never names a method.
-        methods_elsewhere, members_elsewhere: in any module of ours that runs in a server.
+    A keyword or a string may name a member, and never a method.
     """
 
     made: set[str]
     methods: set[str]
     members: set[str]
-    methods_elsewhere: set[str]
-    members_elsewhere: set[str]
 
-    @classmethod
-    def of(cls, modules: Modules, running: Iterable[str]) -> _Read:
-        border = [names for module, names in modules.items() if scan.is_border(module)]
-        everywhere = [modules[module] for module in running]
-        touched = set().union(*(names.touched for names in border)) - {"__init__"}
-        return cls(
-            made=set().union(*(names.made for names in border)),
-            methods=touched,
-            members=touched.union(*(names.named for names in border)),
-            methods_elsewhere=touched.union(*(n.touched | n.defined for n in everywhere)),
-            members_elsewhere=touched.union(*(n.all for n in everywhere)),
-        )
+
+def _what_is_read(modules: Modules, running: Iterable[str]) -> tuple[_Read, _Read]:
+    """In the border, and in any module of ours that runs in a server."""
+    border = [names for module, names in modules.items() if scan.is_border(module)]
+    everywhere = [modules[module] for module in running]
+    made = set().union(*(names.made for names in border))
+    touched = set().union(*(names.touched for names in border)) - {"__init__"}
+    return (
+        _Read(made, touched, touched.union(*(names.named for names in border))),
+        _Read(
+            made,
+            touched.union(*(names.touched | names.defined for names in everywhere)),
+            touched.union(*(names.all for names in everywhere)),
+        ),
+    )
 
 
 def _groups_of_modules(modules: Modules, patches: Iterable[Patch]) -> dict[str, set[Group]]:
@@ -138,10 +119,7 @@ def _groups_of_modules(modules: Modules, patches: Iterable[Patch]) -> dict[str, 
 
 
 def _groups_of_targets(
-    modules: Modules,
-    of_modules: Mapping[str, set[Group]],
-    patches: Iterable[Patch],
-    handed: Handed,
+    modules: Modules, of_modules: Mapping[str, set[Group]], patches: Iterable[Patch], handed: Handed
 ) -> dict[str, set[Group]]:
     """What the border imports and is handed, and the groups whose hooks need it.
 
@@ -166,29 +144,28 @@ def _imported(names: scan.Names) -> Iterator[str]:
     for target in names.imports:
         if not is_of(target, GUARDED):
             continue
-        found = find(target)
+        found = source.find(target)
         if isinstance(found, ModuleType):
-            own = {name for name, value in vars(found).items() if _made_in(value, found.__name__)}
-            yield from (f"{target}.{name}" for name in own & names.all)
+            for name, value in vars(found).items():
+                if name in names.all and getattr(value, "__module__", "") == found.__name__:
+                    yield f"{target}.{name}"
         else:
             yield target
-
-
-def _made_in(value: object, module: str) -> bool:
-    return getattr(value, "__module__", "") == module
 
 
 def _names_of(target: str) -> set[str]:
     """The target by its own name and, if it is a method, by those of the bases that have it."""
     owner, _, name = target.rpartition(".")
-    found = find(owner) if "." in owner else None
+    found = source.find(owner) if "." in owner else None
     if not isinstance(found, type):
         return {target}
-    return {target} | {f"{base.__module__}.{base.__qualname__}.{name}" for base in own_bases(found)}
+    return {target} | {
+        f"{base.__module__}.{base.__qualname__}.{name}" for base in source.own_bases(found)
+    }
 
 
 def _uses_of(target: str, read: _Read) -> Iterator[Use]:
-    found = find(target)
+    found = source.find(target)
     if inspect.isfunction(found):
         yield _function(target, found)
     elif isinstance(found, type):
@@ -198,23 +175,19 @@ def _uses_of(target: str, read: _Read) -> Iterator[Use]:
 
 
 def _uses_of_class(target: str, owner: type, read: _Read) -> Iterator[Use]:
-    elsewhere = target in READ_ELSEWHERE
-    methods = read.methods_elsewhere if elsewhere else read.methods
-    members = read.members_elsewhere if elsewhere else read.members
-    if target in read.made:
-        methods = methods | {"__init__"}
-    names = sorted(members_of(owner) & (methods | members))
-    values = {name: underlying(inspect.getattr_static(owner, name, None)) for name in names}
+    methods = read.methods | ({"__init__"} if target in read.made else set())
+    names = sorted(source.members_of(owner) & (methods | read.members))
+    values = {name: source.underlying(inspect.getattr_static(owner, name, None)) for name in names}
     functions = {name: value for name, value in values.items() if inspect.isfunction(value)}
     yield Use(target, UseKind.CLASS, members=tuple(n for n in names if n not in functions))
     for name, function in functions.items():
-        if name in methods and source_of(function):  # a generated constructor has none
+        if name in methods and source.source_of(function):  # a generated constructor has none
             yield _function(f"{target}.{name}", function)
 
 
 def _function(target: str, function: Any) -> Use:
-    body = fingerprint(source_of(function))
-    return Use(target, UseKind.FUNCTION, signature=signature_text(function), body=body[:16])
+    body = source.fingerprint(source.source_of(function))
+    return Use(target, UseKind.FUNCTION, signature=source.signature_text(function), body=body[:16])
 
 
 def _library_uses(modules: Modules, old: Path) -> Iterator[Use]:

@@ -19,10 +19,6 @@ _ROUND = ("0021-control-messages-to-every-process.patch",)
 _REPLICAS = ("0020-several-replicas-on-a-gpu.patch",)
 _PAGEABLE = ("0019-lora-without-pinned-memory.patch",)
 
-# What these diffs add to SGLang: once a release has it, the hooks move there or are not needed.
-_HAS_ROUND = (f"{_MANAGERS}.control_messages.register_control_handler",)
-_HAS_PAGEABLE = (f"{_LORA}.utils.pinned_if_available",)
-
 PROCESS_PATCHES: tuple[Patch, ...] = (
     Patch(
         id="P43",
@@ -33,10 +29,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         why="Garbage of the start would be frozen too. The tokenizer router and attached front "
         "ends would not freeze.",
         signature="(self)",
-        relies_on=("FreezeGCReq", "gc_threshold", "self._dispatch_to_scheduler"),
+        relies_on="FreezeGCReq gc_threshold self._dispatch_to_scheduler",
         fingerprints={"0.5.23": "9f24041e08cc0edc03ccc8d0708d5f7b9237c0ca5a7a07171ffa2387c4c32fd1"},
         diffs=_ROUND,
-        remove_when=_HAS_ROUND,
     ),
     Patch(
         id="P44",
@@ -46,10 +41,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.DETOKENIZER,
         why="Detokenizers would freeze, but neither collect before, nor unfreeze, nor report.",
         signature="(self)",
-        relies_on=("self._request_dispatcher", "TypeBasedDispatcher", "FreezeGCReq"),
+        relies_on="self._request_dispatcher TypeBasedDispatcher FreezeGCReq",
         fingerprints={"0.5.23": "8781d795e443e1fe30818ba897ad60746babce895ae89a18f4fcf1a66f76218c"},
         diffs=_ROUND,
-        remove_when=_HAS_ROUND,
     ),
     Patch(
         id="P45",
@@ -60,10 +54,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="With several tokenizer workers only the one that was asked would act.",
         signature="(self, recv_obj)",
-        relies_on=("BaseReq", "self.socket_mapping.send_output"),
+        relies_on="BaseReq self.socket_mapping.send_output",
         fingerprints={"0.5.23": "fb024dcc680d95ff8ee0ec3932f3fc972fb646612ae1262f5abcf9ff978cdb3d"},
         diffs=_ROUND,
-        remove_when=_HAS_ROUND,
     ),
     Patch(
         id="P46",
@@ -74,10 +67,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         why="--prefill-only-schedulers would start each scheduler on a GPU of its own, and all "
         "at once, without knowing the memory of the others.",
         signature="(self, server_args, port_args, base_gpu_id, dp_rank, worker_ports=None)",
-        relies_on=("base_gpu_id", "mp.Process", "self._record_scheduler_init_infos"),
+        relies_on="base_gpu_id mp.Process self._record_scheduler_init_infos",
         fingerprints={"0.5.23": "287dacd5e3f0b7ba2f510e5d9f7143223a9cdc8d768ab8c83e77aed65523c0ed"},
         diffs=_REPLICAS,
-        remove_when=(f"{_CONTROLLER}.first_gpu_of_replica",),
     ),
     Patch(
         id="P47",
@@ -87,13 +79,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.SCHEDULER,
         why="The first of several schedulers on a device would take all memory for K/V.",
         signature="(self, pre_model_load_memory)",
-        relies_on=(
-            *("available_gpu_memory", "rest_memory", "pre_model_load_memory"),
-            "get_schedule",
-        ),
+        relies_on="available_gpu_memory rest_memory pre_model_load_memory get_schedule",
         fingerprints={"0.5.23": "c38fae5381899c9f5fd2e30e92ec71258699a0d9fc7ceba4a6e5fa52e5cb7d73"},
         diffs=_REPLICAS,
-        remove_when=(f"{_CONFIGURATOR}._share_of_room",),
     ),
     Patch(
         id="P50",
@@ -103,10 +91,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         group=Group.CPU,
         why="Without a CUDA device no memory is pinned, and a server with LoRA would not start.",
         signature="(self, max_lora_rank=None, target_modules=None, lora_paths=None)",
-        relies_on=("self.init_lora_modules", "self.update_lora_info"),
+        relies_on="self.init_lora_modules self.update_lora_info",
         fingerprints={"0.5.23": "ce3be55bab9dc433e2bfd554b8591def85bae58b9cb50ad48dc3a917159bfaba"},
         diffs=_PAGEABLE,
-        remove_when=_HAS_PAGEABLE,
     ),
     Patch(
         id="P51",
@@ -117,10 +104,9 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         why="Likewise for every batch of such a server.",
         signature="(self, forward_batch, weight_indices, lora_ranks, scalings, use_cuda_graph, "
         "use_prefill_cuda_graph=False)",
-        relies_on=("torch.tensor", "self.batch_info"),
+        relies_on="torch.tensor self.batch_info",
         fingerprints={"0.5.23": "eb509e0501107fea465972e7ca2fcfefe52cb7634b566dbfb50bea30d4379941"},
         diffs=_PAGEABLE,
-        remove_when=_HAS_PAGEABLE,
     ),
     Patch(
         id="P54",
@@ -131,9 +117,8 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         why="Without a GPU a model with a soft cap of its logits would answer nothing.",
         signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "
         "use_logits_buffer=True)",
-        relies_on=("self.final_logit_softcapping",),
+        relies_on="self.final_logit_softcapping",
         fingerprints={"0.5.23": "f8e18998b53a8344ef2efcfc60d96abfac0434b2857952c801ef6d0d95e417ef"},
         diffs=("0024-soft-cap-of-logits-on-the-cpu.patch",),
-        remove_when=(f"{_PROCESSOR}.soft_cap_logits",),
     ),
 )

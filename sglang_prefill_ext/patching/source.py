@@ -59,7 +59,10 @@ def names_in(source: str) -> frozenset[str]:
 
     Empty for text that is not a statement of its own, such as a lambda cut from its line.
     """
-    nodes = ast.walk(_parsed(source))
+    try:
+        nodes = ast.walk(ast.parse(source))
+    except SyntaxError:
+        return frozenset()
     return frozenset(ast.unparse(n) for n in nodes if isinstance(n, (ast.Name, ast.Attribute)))
 
 
@@ -91,19 +94,14 @@ def members_of(owner: type) -> set[str]:
 def _assigns(owner: type, name: str) -> bool:
     """Whether a method assigns the name to ``self``.
 
-    Reading source is slow, that of a class above all, for which Python parses its whole module;
-    so only the methods whose code mentions the name are read.
+    Taking code apart is slow, so only that of methods which mention the name is.
     """
-    methods = (underlying(raw) for raw in vars(owner).values())
     return any(
-        name in _assigned_by(method)
-        for method in methods
-        if inspect.isfunction(method) and name in _mentioned(method.__code__)
+        any(name in code.co_names for code in _nested(method.__code__))
+        and name in _assigned_by(method)
+        for method in map(underlying, vars(owner).values())
+        if inspect.isfunction(method)
     )
-
-
-def _mentioned(code: CodeType) -> set[str]:
-    return {name for each in _nested(code) for name in each.co_names}
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -121,23 +119,13 @@ def _assigned_by(method: Callable[..., Any]) -> set[str]:
 
 
 def _stored(code: CodeType) -> Iterator[str]:
-    loaded = None  # a name, or two where Python loads both at once
+    loaded = None
     for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_ATTR" and _last(loaded) == "self":
+        if instruction.opname == "STORE_ATTR" and loaded == "self":
             yield instruction.argval
         loaded = instruction.argval
-
-
-def _last(loaded: object) -> object:
-    return loaded[-1] if isinstance(loaded, tuple) and loaded else loaded
-
-
-def _parsed(source: str) -> ast.Module:
-    """The tree of the source; empty for text that is not a statement of its own."""
-    try:
-        return ast.parse(source)
-    except SyntaxError:
-        return ast.Module(body=[], type_ignores=[])
+        if isinstance(loaded, tuple) and loaded:  # Python loads two names at once
+            loaded = loaded[-1]
 
 
 def fingerprint(source: str) -> str:

@@ -9,12 +9,11 @@ from typing import ClassVar
 
 
 class Kind(StrEnum):
-    """How a hook joins its target; the first four are SGLang's own hook types."""
+    """How a hook joins its target; the first three are SGLang's own hook types."""
 
     BEFORE = "before"  # hook(*args, **kwargs) -> (args, kwargs) or None
     AFTER = "after"  # hook(result, *args, **kwargs) -> new result, or None to keep it
     AROUND = "around"  # hook(original, *args, **kwargs) -> result
-    REPLACE = "replace"  # hook(*args, **kwargs) -> result; the original never runs
     ATTRIBUTE = "attribute"  # the hook takes the place of a class attribute that SGLang calls
 
 
@@ -27,10 +26,6 @@ class Group(StrEnum):
     DETOKENIZER = "detokenizer"  # with the flag on: every detokenizer
     DP_CONTROLLER = "dp_controller"  # with the flag on: the data-parallel controller
     CPU = "cpu"  # with the scheduler's, on the CPU platform of this package
-
-
-NOT_SENT = "not sent yet"
-"""What `Patch.upstream` says until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +42,11 @@ class Patch:
         why: the symptom without it.
         signature: the target's parameters without annotations, e.g. ``"(self, recv_req)"``;
             empty for `Kind.ATTRIBUTE`.
-        relies_on: names that the hook needs the target's source to contain, e.g.
-            ``"self._request_dispatcher"``; for `Kind.ATTRIBUTE` the source of the whole class.
+        relies_on: names that the hook needs the target's source to contain, with spaces between,
+            e.g. ``"self._request_dispatcher"``; for `Kind.ATTRIBUTE` the source of the whole class.
         fingerprints: SGLang version -> `guard.fingerprint` of each body that was verified. The
             hash decides; the version only says where it was seen.
         diffs: the files in ``patches/`` that would make this patch unnecessary upstream.
-        upstream: where it was sent, or why it was not.
-        remove_when: dotted names that the diffs add to SGLang; a release that has them makes the
-            patch superfluous.
         only_if_imported: never import the target's module just to patch it.
     """
 
@@ -65,11 +57,9 @@ class Patch:
     group: Group
     why: str
     diffs: tuple[str, ...]
-    remove_when: tuple[str, ...]
     signature: str = ""
-    relies_on: tuple[str, ...] = ()
+    relies_on: str = ""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    upstream: str = NOT_SENT
     only_if_imported: bool = False
 
     @property
@@ -142,8 +132,8 @@ class Mismatch:
 
     Attributes:
         id: `Patch.id` or `Use.id`; ``"all"`` for the version.
-        blocking: False for a changed body of what is not replaced. The hook is still valid as far
-            as can be told, but nobody has verified that release.
+        blocking: False for a changed body. The hook is still valid as far as can be told, but
+            nobody has verified that release.
         names: the members that a class lacks.
     """
 

@@ -1,4 +1,4 @@
-"""The diffs in ``patches/``: what they say, and whether they fit a release of SGLang.
+"""The diffs in ``patches/`` and what they say.
 
 ``python -m sglang_prefill_ext.patching.upstream`` renews the table in ``patches/README.md``.
 """
@@ -6,28 +6,22 @@
 from __future__ import annotations
 
 import email.policy
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching.spec import Patch
 from sglang_prefill_ext.patching.table import PATCHES
 
 DIRECTORY = Path(__file__).parents[2] / "patches"
 """Part of the repository, not of the installed package."""
 
-SECTIONS = ("Symptom", "Cause", "Fix", "Tests")
-TRAILERS = ("Upstream-Status", "Targets")
 _COLUMNS = {"Upstream-Status": "upstream", "Targets": "against"}
+"""Trailer -> what the table calls it."""
 
 _BEGIN = "<!-- begin of the table, written by `python -m sglang_prefill_ext.patching.upstream` -->"
 _END = "<!-- end of the table -->"
-_SOURCES = "python/"
 _FILES = re.compile(r"^--- (\S+)\n\+\+\+ b/(\S+)$", re.MULTILINE)
 _TRAILER = re.compile(r"^([A-Z][A-Za-z-]+): (\S.*)$", re.MULTILINE)
 
@@ -59,18 +53,14 @@ class Diff:
         """``"0004"``."""
         return self.name.partition("-")[0]
 
-    def missing(self) -> tuple[str, ...]:
-        """The sections of the description and the trailers that it lacks."""
-        sections = (f"{s}:" for s in SECTIONS if not _has_section(self.description, s))
-        return (*sections, *(f"{trailer}:" for trailer in TRAILERS if trailer not in self.trailers))
-
-
-def _has_section(description: str, section: str) -> bool:
-    return re.search(rf"^{section}:\s+\S", description, re.MULTILINE) is not None
+    @property
+    def adds(self) -> list[str]:
+        """Dotted names; a release of SGLang that has them makes superfluous what it replaces."""
+        return self.trailers.get("Adds", "").split()
 
 
 def parse(name: str, text: str) -> Diff:
-    """Read one patch file; what it lacks is left empty, see `Diff.missing`."""
+    """Read one patch file; what it lacks is left empty."""
     message = email.message_from_string(text, policy=email.policy.default)
     body, _, diff = message.get_content().partition("\n---\n")
     description, _, trailers = body.strip().rpartition("\n\n")
@@ -97,11 +87,9 @@ def table(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
 
     A trailer that all have in common stands above it once, any other has a column.
     """
-    values = {trailer: {diff.trailers.get(trailer, "") for diff in diffs} for trailer in TRAILERS}
-    shared = [
-        f"{_COLUMNS[name]}: {min(found)}" for name, found in values.items() if len(found) == 1
-    ]
+    values = {name: {diff.trailers.get(name, "") for diff in diffs} for name in _COLUMNS}
     columns = [name for name, found in values.items() if len(found) != 1]
+    shared = [f"{_COLUMNS[n]}: {min(values[n])}" for n in _COLUMNS if n not in columns]
     above = [f"All diffs: {', '.join(shared)}.", ""] if shared else []
     titles = ["diff", "subject", "replaces", *(_COLUMNS[name] for name in columns)]
     header = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
@@ -130,45 +118,6 @@ def with_table(text: str, rendered: str) -> str:
     if not begin or not end:
         raise ValueError(f"patches/README.md lacks a marker: {_BEGIN if not begin else _END}")
     return f"{head}{begin}\n\n{rendered}\n\n{end}{tail}"
-
-
-def lay_out(diffs: Iterable[Diff], packages: Path, tree: Path) -> None:
-    """Make `tree` a git repository with the files that the diffs change, and no others.
-
-    Args:
-        packages: the directory that has SGLang's package directory ``sglang`` in it.
-        tree: an empty or new directory; it gets the layout of SGLang's repository.
-
-    Raises:
-        UnsupportedSGLangError: this release has no such file.
-    """
-    tree.mkdir(parents=True, exist_ok=True)
-    _git(tree, "init", "--quiet")
-    for name in sorted({name for diff in diffs for name in diff.changed}):
-        source = packages / name.removeprefix(_SOURCES)
-        if not source.is_file():
-            raise UnsupportedSGLangError(f"{name} is not a file of the SGLang in {packages}")
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, tree / name)
-
-
-def apply(patch: Path, tree: Path) -> None:
-    """Apply one patch file to `tree`: wholly, or, with an error, not at all.
-
-    Raises:
-        UnsupportedSGLangError: it does not apply; the message is git's.
-    """
-    _git(tree, "apply", "--check", str(patch))
-    _git(tree, "apply", str(patch))
-
-
-def _git(tree: Path, *arguments: str) -> None:
-    command = ["git", "-C", str(tree), *arguments]
-    # Inside a git hook, GIT_DIR and its like would lead to the outer repository.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    run = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise UnsupportedSGLangError(f"git {' '.join(arguments)}: {run.stderr.strip()}")
 
 
 def main(directory: Path = DIRECTORY) -> None:

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import time
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 
 from sglang_prefill_ext.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-SLACK_S = 5.0
+_SLACK_S = 5.0
 """What a process may take to go down beyond the requests under way."""
 
+_FIRST_S, _LONGEST_S = 0.1, 10.0
+"""How long a process is left dead: every death in a row doubles the wait."""
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long a process is left dead, in seconds.
-
-    Attributes:
-        first_s: after the first death.
-        longest_s: after many; every death in a row doubles the wait.
-        healthy_s: one that lived so long does not count as another death in a row.
-    """
-
-    first_s: float = 0.1
-    longest_s: float = 10.0
-    healthy_s: float = 10.0
-
-    def wait_s(self, deaths: int) -> float:
-        """Seconds to wait after so many deaths in a row."""
-        return min(self.first_s * 2.0 ** min(deaths - 1, 30), self.longest_s)
+_HEALTHY_S = 10.0
+"""One that lived so long does not count as another death in a row."""
 
 
 class Supervisor:
@@ -45,16 +30,13 @@ class Supervisor:
     Their standard input is a pipe that only `say` writes to: where it ends, the supervisor is gone.
 
     Args:
-        grace_s: between SIGTERM and SIGKILL.
+        grace_s: that they leave to the requests under way on SIGTERM.
     """
 
-    def __init__(
-        self, command: Sequence[str], copies: int, *, grace_s: float, backoff: Backoff = Backoff()
-    ) -> None:
+    def __init__(self, command: Sequence[str], copies: int, *, grace_s: float) -> None:
         self._command = command
         self._copies = copies
         self._grace_s = grace_s
-        self._backoff = backoff
         self.pids: dict[int, int] = {}
         self._said = b""
         self._inputs: dict[int, asyncio.StreamWriter] = {}
@@ -83,21 +65,17 @@ class Supervisor:
                 await self._end(process)
                 return
             del self._inputs[number]
-            deaths = 1 if time.monotonic() - begin_s > self._backoff.healthy_s else deaths + 1
-            wait_s = self._backoff.wait_s(deaths)
-            logger.warning(
-                "Process %d ended with %s; another one starts in %g s.",
-                process.pid,
-                process.returncode,
-                wait_s,
-            )
+            deaths = 1 if time.monotonic() - begin_s > _HEALTHY_S else deaths + 1
+            wait_s = min(_FIRST_S * 2.0 ** min(deaths - 1, 30), _LONGEST_S)
+            ended = "Process %d ended with %s; another one starts in %g s."
+            logger.warning(ended, process.pid, process.returncode, wait_s)
             await _came_before(stop, asyncio.sleep(wait_s))
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), self._grace_s)
+            await asyncio.wait_for(process.wait(), self._grace_s + _SLACK_S)
         except TimeoutError:
             logger.warning("Process %d did not end in time and is killed.", process.pid)
             process.kill()
@@ -110,13 +88,13 @@ async def supervise(
     """Keep processes alive until SIGTERM or SIGINT comes.
 
     Args:
-        grace_s: that they leave to the requests under way.
+        grace_s: see `Supervisor`.
         said: a line for each; empty for none.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    supervisor = Supervisor(command, copies, grace_s=grace_s + SLACK_S)
+    supervisor = Supervisor(command, copies, grace_s=grace_s)
     if said:
         supervisor.say(said)
     await supervisor.run(stop)
@@ -132,7 +110,7 @@ def reserved(host: str, port: int) -> Iterator[int]:
     Raises:
         ConfigError: it is taken, or there is no such address.
     """
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind) as probe:

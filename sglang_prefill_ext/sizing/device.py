@@ -57,6 +57,21 @@ class Device:
         """What a forward reaches of the memory."""
         return self.traffic_reached * self.gb_s * 1e9
 
+    def all_reduce_s(self, num_bytes: int, ranks: int) -> float:
+        """Seconds of one all-reduce of `num_bytes` on each of `ranks` devices; 0 of one rank.
+
+        The shorter of two ways, as SGLang chooses between them by size. With latency ``a`` and
+        bandwidth ``b``:
+
+        * one-shot, every rank reads what all others have: ``a + (ranks - 1) * bytes / b``,
+        * ring: ``2 * (ranks - 1) * a + 2 * (ranks - 1) / ranks * bytes / b`` (Thakur, Rabenseifner
+          and Gropp, "Optimization of collective communication operations in MPICH", 2005).
+        """
+        others, latency_s = ranks - 1, self.link_us / 1e6
+        one_copy_s = num_bytes / (self.link_gb_s * 1e9)
+        one_shot_s = (latency_s if others else 0.0) + others * one_copy_s
+        return min(one_shot_s, 2 * others * (latency_s + one_copy_s / ranks))
+
     @classmethod
     def measured(
         cls,

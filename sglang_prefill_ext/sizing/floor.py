@@ -45,8 +45,3 @@ def packed_bytes(
 def kv_numbers(model: ModelShape, tokens: int) -> int:
     """Keys and values of so many tokens, written and read once."""
     return 2 * model.layers * 2 * model.kv_heads * model.head_dim * tokens
-
-
-def least_ms(operations: int, num_bytes: int, tflops: float, gb_per_s: float) -> float:
-    """Milliseconds that a device of these peaks needs at least: arithmetic and traffic overlap."""
-    return max(operations / (tflops * 1e9), num_bytes / (gb_per_s * 1e6))

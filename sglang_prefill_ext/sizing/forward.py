@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.sizing import host_cost
-from sglang_prefill_ext.sizing.all_reduce import all_reduces_s
 from sglang_prefill_ext.sizing.device import Device
 from sglang_prefill_ext.sizing.floor import packed_bytes, packed_operations
-from sglang_prefill_ext.sizing.model import ModelShape
-from sglang_prefill_ext.sizing.padding import padded_ratio
+from sglang_prefill_ext.sizing.model import Experts, ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 
 LABELS = 2
@@ -18,6 +16,14 @@ LABELS = 2
 
 MAX_FORWARD_TOKENS = PrefillOnlyConfig().max_forward_tokens
 """Of one forward, as engines have it by default."""
+
+LAYER_US, EAGER_US, REPLAY_US = 280.0, 500.0, 600.0
+"""Host time of a layer, and of the rest, of a forward that is launched kernel by kernel, whatever
+its size, and of one that is replayed as a graph; microseconds, estimated in `bench.host_cost`."""
+
+FEW_TOKENS_BLOCK, BLOCK = 16, 64
+"""Rows of one matrix product of an expert, up to as many tokens as experts and beyond, as SGLang's
+Triton kernel has them where no table of a device says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +87,13 @@ class Serving:
         traffic = packed_bytes(self.model, shape, LABELS, self.number_bytes, requests)
         traffic += (forwards - 1) * self.number_bytes * self.model.read_weights(tokens // forwards)
         rows = requests * shape.items
-        sums_s = all_reduces_s(
-            self.model,
-            -(-tokens // forwards),
-            -(-rows // forwards),
-            ranks,
-            self.device,
-            self.number_bytes,
-        )
+        own_tokens, own_rows = -(-tokens // forwards), -(-rows // forwards)
         return ForwardTime(
-            launch_s=forwards * self.launch_s(-(-tokens // forwards), ranks),
+            launch_s=forwards * self.launch_s(own_tokens, ranks),
             arithmetic_s=self._operations(shape, ranks, requests)
             / (ranks * self.device.operations_per_s),
             traffic_s=traffic / (ranks * self.device.bytes_per_s),
-            all_reduce_s=forwards * sums_s,
+            all_reduce_s=forwards * self.all_reduces_s(own_tokens, own_rows, ranks),
             overlaps=self.device.launch_ms is None,
         )
 
@@ -103,7 +102,18 @@ class Serving:
         if self.device.launch_ms is not None:
             return self.device.launch_ms / 1e3
         replays = tokens <= graph_tokens(ranks)
-        return (host_cost.replayed() if replays else host_cost.eager(self.model.layers)).ms / 1e3
+        return (REPLAY_US if replays else LAYER_US * self.model.layers + EAGER_US) / 1e6
+
+    def all_reduces_s(self, tokens: int, rows: int, ranks: int) -> float:
+        """Seconds of all of a forward's: after the embedding, and each layer's attention and MLP.
+
+        Each adds up ``tokens * hidden`` numbers; those of the last layer, which computes them at
+        the read positions only, ``rows * hidden``.
+        """
+        token_bytes = self.model.hidden * self.number_bytes
+        of_tokens_s = self.device.all_reduce_s(tokens * token_bytes, ranks)
+        of_rows_s = self.device.all_reduce_s(rows * token_bytes, ranks)
+        return (2 * self.model.layers - 1) * of_tokens_s + 2 * of_rows_s
 
     def _operations(self, shape: Shape, ranks: int, requests: int) -> float:
         """Of all ranks, if each took as long as the busiest one."""
@@ -125,3 +135,27 @@ def forwards_of(tokens: int) -> int:
 def graph_tokens(ranks: int) -> int:
     """Of the largest graph on CUDA; 0: there is none."""
     return PrefillOnlyConfig().graph_tokens(on_cuda=True, ranks=ranks)
+
+
+def padded_ratio(tokens: int, experts: Experts) -> float:
+    """Rows in full blocks over the rows that are routed, expected where routing is even.
+
+    Args:
+        tokens: of the forward; > 0.
+    """
+    block = FEW_TOKENS_BLOCK if tokens <= experts.count else BLOCK
+    rows = tokens * experts.active / experts.count
+    return expected_padded_rows(rows, block) / rows
+
+
+def expected_padded_rows(rows: float, block: int) -> float:
+    """Rows that an expert computes if `rows` > 0 are routed to it on average.
+
+    They are taken to be Poisson distributed, which many experts come close to, and those of all
+    blocks but the first to be normally distributed.
+    """
+    blocks, edge = -math.expm1(-rows), block
+    while edge < rows + 6 * math.sqrt(rows):
+        blocks += (1 + math.erf((rows - edge - 0.5) / math.sqrt(2 * rows))) / 2
+        edge += block
+    return block * blocks

@@ -168,9 +168,9 @@ class ModelShape:
         Of experts those that get a token where routing is even: a share of
         ``1 - (1 - active / count) ** tokens``.
         """
-        if self.experts is None:
-            return self.weights
-        return round(self._weights(1 - (1 - self.experts.active / self.experts.count) ** tokens))
+        experts = self.experts
+        share = 1 - (1 - experts.active / experts.count) ** tokens if experts else 1.0
+        return round(self._weights(share))
 
     def readout_operations(self, columns: int) -> int:
         """Of the language-model head for one row and `columns` entries of the vocabulary."""

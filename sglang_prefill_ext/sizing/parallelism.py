@@ -112,15 +112,15 @@ def forecasts(serving: Serving, devices: int, shape: Shape, load: Load) -> list[
 def forecast(serving: Serving, parallelism: Parallelism, shape: Shape, load: Load) -> Forecast:
     """Predict one parallelism."""
     weights_gb = serving.number_bytes * serving.model.stored_weights / parallelism.ranks / 1e9
-    idle = _longest_part(serving, parallelism, shape, 0.0)
+    parts, longest = _longest_part(serving, parallelism, shape, 0.0)
     most = _requests_per_s(serving, parallelism, shape, waiting=MAX_FORWARD_TOKENS)
     return Forecast(
         parallelism=parallelism,
         weights_gb=weights_gb,
         why_not=_why_not(serving, parallelism, weights_gb),
-        parts=idle[0],
-        longest=idle[1],
-        latency_s=_latency_s(serving, parallelism, shape, load, most),
+        parts=parts,
+        longest=longest,
+        latency_s=_latency_s(serving, parallelism, shape, load, longest.seconds, most),
         most_requests_per_s=most,
     )
 
@@ -164,7 +164,7 @@ def _requests_per_s(
 
 
 def _latency_s(
-    serving: Serving, parallelism: Parallelism, shape: Shape, load: Load, most: float
+    serving: Serving, parallelism: Parallelism, shape: Shape, load: Load, idle_s: float, most: float
 ) -> float:
     """Under a load.
 
@@ -174,7 +174,6 @@ def _latency_s(
     1977; one server: Pollaczek-Khinchine), beside requests divided as a fleet so busy allows.
     """
     if load.rate is None:
-        idle_s = _longest_part(serving, parallelism, shape, 0.0)[1].seconds
         waiting = load.clients // parallelism.replicas
         return max(idle_s, load.clients / _requests_per_s(serving, parallelism, shape, waiting))
     used = load.rate / most

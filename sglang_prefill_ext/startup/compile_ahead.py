@@ -56,22 +56,16 @@ LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_T
 
 
 class CompilingExecutor(Executor, Protocol):
-    """What is asked of an executor besides."""
+    """What is asked of an executor besides; see `Model`."""
 
     @property
-    def attention(self) -> AttentionWay:
-        """How it computes attention."""
-        ...
+    def attention(self) -> AttentionWay: ...
 
     @property
-    def longest_prompt(self) -> int | None:
-        """See `Model`."""
-        ...
+    def longest_prompt(self) -> int | None: ...
 
     @property
-    def vector_width(self) -> int:
-        """See `Model`."""
-        ...
+    def vector_width(self) -> int: ...
 
 
 def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:

@@ -25,7 +25,7 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 
 from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.errors import UnsupportedSGLangError  # noqa: E402
-from sglang_prefill_ext.patching import doctor, lock, scan  # noqa: E402
+from sglang_prefill_ext.patching import doctor, lock, scan, upstream  # noqa: E402
 from sglang_prefill_ext.patching.source import underlying  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch  # noqa: E402
 from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
@@ -105,7 +105,7 @@ def hook_problem(patch: Patch) -> str:
         return "only an AROUND hook can await its target"
     if asynchronous != inspect.iscoroutinefunction(hook):
         return "one of hook and target is a coroutine function"
-    first = 0 if patch.kind in (Kind.BEFORE, Kind.REPLACE) else 1
+    first = 0 if patch.kind is Kind.BEFORE else 1
     parameters = inspect.signature(function).parameters.values()
     named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
     try:
@@ -122,11 +122,13 @@ def with_everything() -> dict[str, Any]:
     states = [state.as_dict() for state in patches.states()]
     patches.revert(ENGINE_GROUPS)
     after = attributes()
+    adds = {diff.name: diff.adds for diff in upstream.read_series(upstream.DIRECTORY)}
+    there = {diff for diff, names in adds.items() if any(map(exists, names))}
     engine_ids = [patch.id for patch in PATCHES if patch.group in ENGINE_GROUPS]
     return {
         "states": states,
         "not_restored": [key for key in engine_ids if after[key] is not stock[key]],
-        "superfluous": [patch.id for patch in PATCHES if any(map(exists, patch.remove_when))],
+        "superfluous": [patch.id for patch in PATCHES if there & {*patch.diffs}],
         "hook_problems": {patch.id: hook_problem(patch) for patch in PATCHES},
     }
 

@@ -76,7 +76,7 @@ LAYERS = {
         "aiohttp jinja2 msgspec numpy prometheus_client ray starlette typer uvicorn uvloop yarl",
     ),
     "sizing": Layer("errors config fleet", "rich typer"),
-    "patching": Layer("errors", "packaging rich"),
+    "patching": Layer("", "msgspec packaging rich"),
     "border": Layer(
         "errors config wire moe metrics process shared_device scheduling startup attention"
         " forward texts frontend attach patching",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
+from collections.abc import Iterable
 from email.utils import parseaddr
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +31,24 @@ def _test_of(diff: upstream.Diff) -> str:
     return test
 
 
+def _lay_out(diffs: Iterable[upstream.Diff], tree: Path) -> None:
+    """Make `tree` a git repository with the files of SGLang that the diffs change."""
+    _git(tree, "init", "--quiet")
+    for name in {name for diff in diffs for name in diff.changed}:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PACKAGES / name.removeprefix("python/"), tree / name)
+
+
+def _apply(diff: upstream.Diff, tree: Path) -> None:
+    _git(tree, "apply", str(upstream.DIRECTORY / diff.name))
+
+
+def _git(tree: Path, *arguments: str) -> None:
+    # Inside a git hook, GIT_DIR and its like would lead to the outer repository.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    subprocess.run(["git", "-C", str(tree), *arguments], env=own, check=True)
+
+
 # The files
 
 
@@ -44,7 +66,8 @@ def test_the_table_is_up_to_date() -> None:
 
 @each_diff
 def test_the_header_is_complete(diff: upstream.Diff) -> None:
-    assert diff.missing() == ()
+    for section in ("Symptom", "Cause", "Fix", "Tests"):
+        assert re.search(rf"^{section}:\s+\S", diff.description, re.MULTILINE)
     assert re.fullmatch(r"[a-z0-9_ ]+: \S.*[^.]", diff.subject)
     assert parseaddr(diff.author)[1] == "maintainers@sglang-prefill-ext.invalid"
     assert re.fullmatch(r"not sent|https://\S+", diff.trailers["Upstream-Status"])
@@ -64,9 +87,9 @@ def test_a_seam_is_for_any_plugin(diff: upstream.Diff) -> None:
 
 @each_diff
 def test_it_applies_to_the_installed_release(diff: upstream.Diff, tmp_path: Path) -> None:
-    upstream.lay_out([diff], PACKAGES, tmp_path)
+    _lay_out([diff], tmp_path)
     before = {name: (tmp_path / name).read_text() for name in diff.changed}
-    upstream.apply(upstream.DIRECTORY / diff.name, tmp_path)
+    _apply(diff, tmp_path)
     after = {name: (tmp_path / name).read_text() for name in (*diff.changed, *diff.added)}
     assert before
     assert [name for name in before if after[name] == before[name]] == []
@@ -75,17 +98,17 @@ def test_it_applies_to_the_installed_release(diff: upstream.Diff, tmp_path: Path
 
 
 def test_all_apply_together_in_the_order_of_the_series(tmp_path: Path) -> None:
-    upstream.lay_out(DIFFS, PACKAGES, tmp_path)
+    _lay_out(DIFFS, tmp_path)
     for diff in DIFFS:
-        upstream.apply(upstream.DIRECTORY / diff.name, tmp_path)
+        _apply(diff, tmp_path)
     for path in tmp_path.rglob("*.py"):
         ast.parse(path.read_text())
 
 
 @each_diff
 def test_it_brings_a_test_that_says_how_to_run_it(diff: upstream.Diff, tmp_path: Path) -> None:
-    upstream.lay_out([diff], PACKAGES, tmp_path)
-    upstream.apply(upstream.DIRECTORY / diff.name, tmp_path)
+    _lay_out([diff], tmp_path)
+    _apply(diff, tmp_path)
     name = _test_of(diff)
     tree = ast.parse((tmp_path / name).read_text())
     assert f"python -m pytest {name}" in (ast.get_docstring(tree) or "")

@@ -18,6 +18,7 @@ import torch
 from prefill_kernels.label_readout.kernel import label_logits_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench import host_cost
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay
@@ -25,7 +26,6 @@ from sglang_prefill_ext.forward.graphs.capture import Work, capture_for
 from sglang_prefill_ext.forward.model import ProductHead
 from sglang_prefill_ext.forward.readers import labels
 from sglang_prefill_ext.scheduling.planner import plan_forward
-from sglang_prefill_ext.sizing import host_cost
 from sglang_prefill_ext.wire.reads import LabelKind
 from sglang_prefill_ext.wire.sampling import Draw
 from tests.kernels.conftest import COMPILED

@@ -18,7 +18,7 @@ from sglang_prefill_ext.fleet.replica import BEAT_S, authorization
 from sglang_prefill_ext.fleet.replica_load import UNKNOWN
 from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
 from sglang_prefill_ext.process.children import module_command
-from sglang_prefill_ext.process.supervisor import SLACK_S, Supervisor
+from sglang_prefill_ext.process.supervisor import Supervisor
 
 logger = logging.getLogger("ray.serve")
 
@@ -48,7 +48,7 @@ class RouterReplica:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = self._directory.name
         os.environ[API_KEY_VARIABLE] = api_key
         command = module_command("sglang_prefill_ext.fleet.server", settings.to_json())
-        self._supervisor = Supervisor(command, processes, grace_s=settings.grace_s + SLACK_S)
+        self._supervisor = Supervisor(command, processes, grace_s=settings.grace_s)
         self._engines = engines
         self._heard_s: dict[str, float] = {}
         self._left_s: dict[str, float] = {}

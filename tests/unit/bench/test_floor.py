@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.floor import host_costs, operation_ratio, stock_bytes, stock_operations
+from bench.floor import host_costs, least_ms, operation_ratio, stock_bytes, stock_operations
 from sglang_prefill_ext.sizing.floor import packed_bytes, packed_operations
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
@@ -66,3 +66,8 @@ def test_forwards_are_replayed_up_to_the_largest_graph(shape: str, tokens: int, 
     assert sizes.packed_tokens == tokens
     taken = [name for name, _, mark in host_costs(28, sizes) if mark]
     assert taken == [way]
+
+
+def test_the_floor_is_the_slower_of_arithmetic_and_traffic() -> None:
+    assert least_ms(2 * 10**9, 10**6, tflops=1, gb_per_s=1) == 2.0
+    assert least_ms(10**9, 3 * 10**6, tflops=1, gb_per_s=1) == 3.0

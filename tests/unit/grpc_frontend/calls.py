@@ -13,8 +13,8 @@ from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.attach.connection import EngineConnection
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend import prefill_pb2_grpc
-from sglang_prefill_ext.grpc_frontend.auth import BearerAuth
 from sglang_prefill_ext.grpc_frontend.service import PrefillService
+from sglang_prefill_ext.grpc_frontend.transport import BearerAuth
 from sglang_prefill_ext.metrics import FrontendMetrics
 from tests.unit.attach.engines import StubCollector, StubEngine
 

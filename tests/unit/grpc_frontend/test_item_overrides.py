@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from sglang_prefill_ext.client.grpc_overrides import overrides_message
-from sglang_prefill_ext.client.overrides import EmbedOverrides
+from sglang_prefill_ext.client.arrays import EmbedOverrides
+from sglang_prefill_ext.client.grpc_calls import overrides_message
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.item_overrides import item_overrides
@@ -72,8 +72,9 @@ def test_what_the_client_sends_is_what_is_read(
     assert found.token_id == 7
     assert_same(found.query, query)
     # Without any embedding nothing says how many items there are, and nothing needs to.
+    own = found.fields()["item_embed_overrides"]
     for number, wanted in enumerate(items or []):
-        assert_same(None if found.items is None else found.items[number], wanted)
+        assert_same(None if own is None else own[number], wanted)
 
 
 def test_halves_stay_halves() -> None:
@@ -119,9 +120,9 @@ def test_later_messages_of_a_stream_bring_embeddings_of_their_items() -> None:
     without = score_question(next_items(without_items(first), bare)).overrides
     assert without is not None
     assert without.query is not None
-    assert without.items is None
+    assert without.fields()["item_embed_overrides"] is None
     found = score_question(next_items(without_items(first), later)).overrides
     assert found is not None
-    assert found.items is not None
     assert found.token_id == 7
-    assert [None if each is None else each.shape for each in found.items] == [None, (2, 3), None]
+    own = found.fields()["item_embed_overrides"]
+    assert [None if each is None else each.shape for each in own] == [None, (2, 3), None]

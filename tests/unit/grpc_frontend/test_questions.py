@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,9 @@ from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.questions import (
     next_items,
     options_of,
-    prompts_of,
     score_question,
     stock_arguments,
+    vector_question,
     without_items,
 )
 from sglang_prefill_ext.wire.flat import FlatRows
@@ -101,6 +102,9 @@ def test_what_a_stream_keeps_of_its_first_message_has_no_items() -> None:
 
 
 def test_prompts_are_texts_or_ids() -> None:
+    def prompts_of(prompts: pb.Prompts) -> Any:
+        return vector_question(pb.ClassifyRequest(prompts=prompts)).prompts
+
     assert prompts_of(pb.Prompts(texts=pb.Texts(texts=["a", ""]))) == ["a", ""]
     found = prompts_of(pb.Prompts(ids=int32_rows([[1, 2], [3]])))
     assert isinstance(found, FlatRows)

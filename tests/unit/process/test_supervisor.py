@@ -8,20 +8,24 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.process.supervisor import Backoff, Supervisor, reserved
+from sglang_prefill_ext.process import supervisor as module
+from sglang_prefill_ext.process.supervisor import Supervisor, reserved
 from tests.unit.waiting import until
 
-QUICK = Backoff(first_s=0.01, longest_s=0.05)
 SLEEPER = "import time; time.sleep(600)"
 STUBBORN = (
     "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     "open(sys.argv[1], 'a').write('x'); time.sleep(600)"
 )
 READER = "import sys; sys.stdin.read(); open(sys.argv[1], 'a').write('x')"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_FIRST_S", 0.01), ("_LONGEST_S", 0.05), ("_SLACK_S", 0.0)):
+        monkeypatch.setattr(module, name, seconds)
 
 
 def command(code: str, *args: object) -> list[str]:
@@ -35,14 +39,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-@given(st.integers(1, 1000))
-def test_every_death_in_a_row_doubles_the_wait_up_to_a_limit(deaths: int) -> None:
-    backoff = Backoff(first_s=0.5, longest_s=10.0)
-    assert backoff.wait_s(deaths) == min(0.5 * 2 ** (deaths - 1), 10.0)
-
-
 async def test_what_dies_is_started_again_and_the_others_live_on() -> None:
-    supervisor, stop = Supervisor(command(SLEEPER), 2, grace_s=10, backoff=QUICK), asyncio.Event()
+    supervisor, stop = Supervisor(command(SLEEPER), 2, grace_s=10), asyncio.Event()
     running = asyncio.ensure_future(supervisor.run(stop))
     await until(lambda: len(supervisor.pids) == 2)
     before = dict(supervisor.pids)
@@ -58,7 +56,7 @@ async def test_what_dies_is_started_again_and_the_others_live_on() -> None:
 async def test_one_that_cannot_live_is_left_dead_for_longer_and_longer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    supervisor = Supervisor(command("raise SystemExit(3)"), 1, grace_s=1, backoff=QUICK)
+    supervisor = Supervisor(command("raise SystemExit(3)"), 1, grace_s=1)
     stop = asyncio.Event()
     running = asyncio.ensure_future(supervisor.run(stop))
     await until(lambda: caplog.text.count("ended with 3") >= 4, timeout_s=60)
@@ -70,7 +68,7 @@ async def test_one_that_cannot_live_is_left_dead_for_longer_and_longer(
 
 async def test_one_that_does_not_go_is_killed(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    supervisor = Supervisor(command(STUBBORN, started), 1, grace_s=0.2, backoff=QUICK)
+    supervisor = Supervisor(command(STUBBORN, started), 1, grace_s=0.2)
     stop = asyncio.Event()
     running = asyncio.ensure_future(supervisor.run(stop))
     await until(started.exists)
@@ -125,7 +123,7 @@ async def test_what_is_said_reaches_every_process_and_those_that_start_later(
     code = "import sys\nfor line in sys.stdin: print(line, end='', file=open(sys.argv[1], 'a'))"
     heard = tmp_path / "heard"
     heard.touch()
-    supervisor = Supervisor(command(code, heard), 2, grace_s=10, backoff=QUICK)
+    supervisor = Supervisor(command(code, heard), 2, grace_s=10)
     stop = asyncio.Event()
     supervisor.say(b"one")
     running = asyncio.ensure_future(supervisor.run(stop))

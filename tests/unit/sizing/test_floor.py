@@ -2,17 +2,11 @@ from __future__ import annotations
 
 from sglang_prefill_ext.sizing.floor import (
     kv_numbers,
-    least_ms,
     packed_bytes,
     packed_operations,
 )
 from sglang_prefill_ext.sizing.model import Experts, ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
-
-
-def test_the_floor_is_the_slower_of_arithmetic_and_traffic() -> None:
-    assert least_ms(2 * 10**9, 10**6, tflops=1, gb_per_s=1) == 2.0
-    assert least_ms(10**9, 3 * 10**6, tflops=1, gb_per_s=1) == 3.0
 
 
 def test_of_experts_the_active_ones_compute_and_those_with_tokens_are_read() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sglang_prefill_ext.sizing.forward import expected_padded_rows, padded_ratio
 from sglang_prefill_ext.sizing.model import Experts
-from sglang_prefill_ext.sizing.padding import expected_padded_rows, padded_ratio
 
 
 @pytest.mark.parametrize("block", [16, 64, 128])

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import host_cost
 from bench.expert_parallelism.cost import Batch, Engine, Floats, Sends
 from bench.expert_parallelism.placement import rebalanced
-from sglang_prefill_ext.sizing import host_cost
 from sglang_prefill_ext.sizing.shape import Shape
 from tests.unit.bench.expert_parallelism.engines import SERVING, SHAPE, batch, engine
 

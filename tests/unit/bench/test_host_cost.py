@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_prefill_ext.sizing import host_cost
+from bench import host_cost
 
 QWEN3_LAYERS = 28
 

@@ -1,14 +1,15 @@
 """What the host has to do for a forward: launches and time, as estimated for an H100's host (pure).
 
-A forward that is launched kernel by kernel takes the host the same time whatever its size, so small
-ones wait for it. The numbers are counts of the code of Qwen3 and times of its Python on an EPYC
-core, with what launches cost on CUDA added: nothing here was measured on a GPU. A first sitting on
-one compares with them.
+The numbers are counts of the code of Qwen3 and times of its Python on an EPYC core, with what
+launches cost on CUDA added: nothing here was measured on a GPU. A first sitting on one compares
+with them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from sglang_prefill_ext.sizing.forward import EAGER_US, LAYER_US, REPLAY_US
 
 LAYER_KERNELS = 10
 """Of a packed layer: norm with addition, QKV, norms of heads, rotation, attention, output, norm
@@ -32,11 +33,8 @@ STOCK_LAYER_LAUNCHES = 5
 """Of a layer of stock's prefill graph, which breaks at attention: a part of the graph, and outside
 of it K/V stored, attention, its copy, and zeros behind it."""
 
-LAYER_US, EAGER_US = 280.0, 500.0
-REPLAY_US = 600.0
 STOCK_LAYER_US = 101.0
-"""Host time of a packed layer, of the rest of an eager forward, of a replayed forward with all that
-is done for it, and of a layer of stock's; microseconds."""
+"""Host time of a layer of stock's; microseconds."""
 
 
 @dataclass(frozen=True, slots=True)

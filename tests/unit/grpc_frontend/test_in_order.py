@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from sglang_prefill_ext.grpc_frontend.pipeline import in_order
+from sglang_prefill_ext.grpc_frontend.service import in_order
 
 
 async def stream(numbers: Iterable[int]) -> AsyncIterator[int]:

@@ -1,0 +1,123 @@
+"""Token ids and embeddings of a user, checked, and their forms in a body."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.errors import RequestError
+
+Ids: TypeAlias = NDArray[np.int32]
+
+_INT32 = np.dtype("<i4")
+_LIMITS = np.iinfo(np.int32)
+
+
+def token_ids(field: str, ids: Any, dimensions: tuple[int, ...]) -> Ids:
+    """Return token ids as an int32 array.
+
+    Args:
+        ids: lists, equally long ones where they are nested, or an array of whole numbers.
+        dimensions: how many there may be.
+
+    Raises:
+        RequestError: they are of the wrong kind, or none of them can be a token id.
+    """
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of different lengths
+        array = np.empty((0, 0, 0))
+    if array.ndim not in dimensions or not (array.size == 0 or array.dtype.kind in "iu"):
+        rows = " or equally long lists of them" * (2 in dimensions)
+        raise RequestError(
+            f"{field}: {ids!r:.80} is not a list of token ids{rows}. Token ids are whole numbers."
+        )
+    if array.size and (array.min() < _LIMITS.min or array.max() > _LIMITS.max):
+        raise RequestError(f"{field}: {ids!r:.80} does not fit into 32 bits, as token ids do.")
+    return array.astype(_INT32, copy=False)
+
+
+def as_forms(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a scoring body whose token ids are base64; one of texts is returned as it is."""
+    query, items = body["query"], body["items"]
+    if isinstance(query, str) or isinstance(items[0], str):
+        return body
+    counts = np.array([len(row) for row in items], _INT32)
+    return body | {
+        "query": {"values": _base64(query)},
+        "items": {"values": _base64(np.concatenate(items)), "counts": _base64(counts)},
+    }
+
+
+def as_json(array: NDArray[Any]) -> Any:
+    """Return token ids as lists, and embeddings in base64 with their shape."""
+    if array.dtype.kind != "f":
+        return array.tolist()
+    return {"dtype": array.dtype.name, "shape": array.shape, "data": _base64(array)}
+
+
+def _base64(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+Matrix = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedOverrides:
+    """Embeddings that take the places of placeholder tokens, in order.
+
+    Args:
+        token_id: the placeholder.
+        query: ``[n, hidden]`` for the n placeholders of the query; None leaves them as they are.
+        items: ``[n, hidden]`` for the placeholders of each item, or None for one that keeps its
+            own; or one array ``[items, n, hidden]``.
+
+    float16 is sent as it is, anything else as float32.
+    """
+
+    token_id: int
+    query: Matrix | None = None
+    items: Sequence[Matrix | None] | Matrix | None = None
+
+    def fields(self, part: slice, num_items: int) -> dict[str, Any]:
+        """Fields of a request that holds a part of all items; embeddings are little-endian arrays.
+
+        Raises:
+            RequestError: an array is of the wrong shape or kind.
+        """
+        found: dict[str, Any] = {"embed_override_token_id": int(self.token_id)}
+        if self.query is not None:
+            found["query_embed_overrides"] = _checked("query_embed_overrides", self.query, 2)
+        if self.items is None:
+            return found
+        field = "item_embed_overrides"
+        if len(self.items) != num_items:
+            raise RequestError(
+                f"{field}: {len(self.items)} for {num_items} items. Give one for each item."
+            )
+        if isinstance(self.items, np.ndarray):
+            return found | {field: _checked(field, self.items[part], 3)}
+        checked = [
+            None if each is None else _checked(f"{field}[{number}]", each, 2)
+            for number, each in enumerate(self.items)
+        ]
+        return found | {field: checked[part]}
+
+
+def _checked(field: str, value: Any, dimensions: int) -> Matrix:
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0)
+    if array.ndim != dimensions or array.dtype.kind != "f":
+        raise RequestError(
+            f"{field}: {array.dtype} numbers of shape {list(array.shape)}. "
+            f"Give an array of floats in {dimensions} dimensions."
+        )
+    return array.astype("<f2" if array.dtype == np.float16 else "<f4", copy=False)

@@ -1,0 +1,130 @@
+"""What carries requests: HTTP, or gRPC to front ends.
+
+A carrier says what is to be sent and what becomes of what comes back. Each client sends in its own
+way, in a thread or in an event loop, so all else is written once.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+import httpx
+
+from sglang_prefill_ext.client import exchange
+from sglang_prefill_ext.client.grpc_calls import error_of, grpc_call
+from sglang_prefill_ext.client.options import Deadline, Options
+from sglang_prefill_ext.client.requests import AnswerT, Request
+from sglang_prefill_ext.errors import ConfigError, UnexpectedAnswerError
+from sglang_prefill_ext.frontend.options import ARRAYS_HEADER
+from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
+from sglang_prefill_ext.grpc_frontend.settings import is_loopback
+
+Steps: TypeAlias = Generator[Callable[[], Any], Any, AnswerT]
+"""Yields what sends a request, takes what that returned or raised, and ends with the answer."""
+
+_TLS = "grpcs://"
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),  # how large an answer may be is the server's affair
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 30_000),  # of calls under way; a host that vanished is noticed
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+class HttpCarrier:
+    """Asks by HTTP, by whichever kind of httpx's clients."""
+
+    def __init__(self, http: httpx.Client | httpx.AsyncClient, base_url: str) -> None:
+        self._http = http
+        self._base_url = base_url
+        self._arrays = False  # until the server says that it reads them
+        self.close: Callable[[], Any]
+        self.close = http.aclose if isinstance(http, httpx.AsyncClient) else http.close
+
+    def steps(
+        self, request: Request[AnswerT], options: Options, deadline: Deadline
+    ) -> Steps[AnswerT]:
+        """Ask once; the errors are those of `PrefillClient`."""
+
+        def post(arrays: bool) -> Callable[[], Any]:
+            arguments = exchange.arguments(request, options, deadline, arrays=arrays)
+            return partial(self._http.post, **arguments)
+
+        arrays = self._arrays
+        with exchange.transport_errors(request, self._base_url):
+            response = yield post(arrays)
+            reads_arrays = ARRAYS_HEADER in response.headers
+            if arrays and not reads_arrays and response.status_code == httpx.codes.BAD_REQUEST:
+                # Another server may have taken the place of the one that reads arrays.
+                self._arrays = False
+                response = yield post(arrays=False)
+        self._arrays |= ARRAYS_HEADER in response.headers
+        return exchange.answer_to(request, response)
+
+
+class GrpcCarrier:
+    """Asks gRPC front ends.
+
+    Args:
+        kind: the module whose channels are used, `grpc` or `grpc.aio`.
+        base_url: ``grpc://host:port``, or ``grpcs://`` for TLS.
+        credentials: of TLS; None trusts the authorities that gRPC knows.
+
+    Raises:
+        ConfigError: the address holds a name or a password, which gRPC would look up as a part of
+            the host.
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        base_url: str,
+        api_key: str | None,
+        credentials: grpc.ChannelCredentials | None,
+    ) -> None:
+        address = base_url.partition("://")[2].rstrip("/")
+        if "@" in address:
+            raise ConfigError(
+                f"base_url: {exchange.without_secrets(base_url)} is behind a name or password, "
+                "which gRPC does not know. Leave them out, and give the token as api_key."
+            )
+        self._metadata = tuple(exchange.authorization(api_key).items())
+        tls, host = base_url.startswith(_TLS), address.rpartition(":")[0]
+        if self._metadata and not tls and not is_loopback(host):
+            warnings.warn(
+                f"api_key goes to {host} in the clear. Use {_TLS}, unless others protect the way.",
+                stacklevel=3 + (kind is grpc.aio),  # its client has one more constructor
+            )
+        if tls:
+            trusted = credentials or grpc.ssl_channel_credentials()
+            channel = kind.secure_channel(address, trusted, _CHANNEL_OPTIONS)
+        else:
+            channel = kind.insecure_channel(address, _CHANNEL_OPTIONS)
+        self._stub = PrefillStub(channel)  # type: ignore[no-untyped-call]
+        self.close = channel.close
+
+    def steps(
+        self, request: Request[AnswerT], options: Options, deadline: Deadline
+    ) -> Steps[AnswerT]:
+        """Ask once; the errors are those of `PrefillClient`."""
+        left_s = exchange.require_time(request, options, deadline)
+        call = grpc_call(request, options)
+        method = getattr(self._stub, call.method)
+        timeout_s = left_s if left_s < math.inf else None
+        try:
+            answer = yield partial(method, call.message, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_of(request.asked, error) from error
+        try:
+            found: AnswerT = call.read(answer, request.items)
+        except ValueError as error:
+            raise UnexpectedAnswerError(
+                f"{request.asked}: the answer cannot be read ({error}). Items with different "
+                "numbers of labels are one such case: ask for them in separate calls."
+            ) from error
+        return found

@@ -1,0 +1,130 @@
+"""What both clients can be asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+import grpc
+
+from sglang_prefill_ext.client import exchange
+from sglang_prefill_ext.client.arrays import EmbedOverrides
+from sglang_prefill_ext.client.carriers import GrpcCarrier, HttpCarrier
+from sglang_prefill_ext.client.options import DEFAULT_OPTIONS, DEFAULT_RETRIES, Options, Retries
+from sglang_prefill_ext.client.requests import (
+    Labels,
+    Plan,
+    Prompt,
+    Prompts,
+    plan_classify,
+    plan_embed,
+    plan_score,
+)
+
+ScoresT = TypeVar("ScoresT")
+VectorsT = TypeVar("VectorsT")
+TransportT = TypeVar("TransportT")
+
+
+class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
+    """The calls of a client, which return answers, or coroutines that do."""
+
+    _kinds: ClassVar[tuple[Any, Any, Any]]
+    """Of httpx the client and the transport; of gRPC the module."""
+
+    def __init__(
+        self,
+        base_url: str = exchange.DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        max_items_per_request: int = 1000,
+        retries: Retries = DEFAULT_RETRIES,
+        transport: TransportT | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._max_items = exchange.positive("max_items_per_request", max_items_per_request)
+        self._retries = retries
+        http, transport_kind, grpc_kind = self._kinds
+        self._carrier: HttpCarrier | GrpcCarrier
+        if base_url.startswith(exchange.GRPC_SCHEMES):
+            self._carrier = GrpcCarrier(grpc_kind, base_url, api_key, credentials)
+        else:
+            settings = exchange.settings(base_url, api_key, transport, transport_kind)
+            self._carrier = HttpCarrier(http(**settings), base_url)
+
+    def score(
+        self,
+        query: Prompt,
+        items: Prompts,
+        label_token_ids: Labels | None = None,
+        *,
+        apply_softmax: bool = True,
+        item_first: bool = False,
+        temperature: float = 1.0,
+        return_token_logprobs: bool = False,
+        embed_overrides: EmbedOverrides | None = None,
+        options: Options = DEFAULT_OPTIONS,
+    ) -> ScoresT:
+        """Score items for a query.
+
+        Args:
+            query: text or token ids that all items share.
+            items: texts, or token ids of each.
+            label_token_ids: of all items, or one list for each item; None for the classes of a
+                classification model.
+            apply_softmax: make the probabilities of an item's labels add up to 1.
+            item_first: put the query behind each item.
+            temperature: divides the logits; above 0, and 1 without `apply_softmax`.
+            return_token_logprobs: return natural log-probabilities, too.
+            embed_overrides: embeddings in place of some tokens'.
+        """
+        scores: ScoresT = self._run(
+            options,
+            plan_score,
+            query,
+            items,
+            label_token_ids,
+            apply_softmax=apply_softmax,
+            item_first=item_first,
+            temperature=float(temperature),
+            return_token_logprobs=return_token_logprobs,
+            embed_overrides=embed_overrides,
+        )
+        return scores
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        dimensions: int | None = None,
+        adapter: str | None = None,
+        options: Options = DEFAULT_OPTIONS,
+    ) -> VectorsT:
+        """Embed prompts, float32 ``[prompts, dim]``.
+
+        Args:
+            dimensions: shortens Matryoshka embeddings.
+            adapter: name of a LoRA adapter of the server; None for the model as it is.
+        """
+        vectors: VectorsT = self._run(
+            options, plan_embed, prompts, dimensions=dimensions, adapter=adapter
+        )
+        return vectors
+
+    def classify(
+        self, prompts: Prompts, *, adapter: str | None = None, options: Options = DEFAULT_OPTIONS
+    ) -> VectorsT:
+        """Return the class logits (or the rewards) of prompts, float32 ``[prompts, classes]``.
+
+        Args:
+            adapter: see `embed`.
+        """
+        logits: VectorsT = self._run(options, plan_classify, prompts, adapter=adapter)
+        return logits
+
+    @abstractmethod
+    def _run(
+        self, options: Options, plan: Callable[..., Plan[Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Answer what `plan` makes of the arguments and of `max_items`."""

@@ -1,0 +1,139 @@
+"""Calls for scores and for vectors: packed here, or handed to the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.attach.messages import StockAnswer
+from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.scores import flat_scores
+from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
+from sglang_prefill_ext.grpc_frontend.outcomes import counted
+from sglang_prefill_ext.grpc_frontend.questions import (
+    CallOptions,
+    ScoreQuestion,
+    VectorQuestion,
+    stock_arguments,
+)
+from sglang_prefill_ext.wire.arrays import Int32Array, int_array, values_to_bytes
+from sglang_prefill_ext.wire.checks import check_prompt
+from sglang_prefill_ext.wire.flat import FlatRows, check_ids
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import WHOLE_VECTOR
+from sglang_prefill_ext.wire.stock_reason import StockReason
+
+_DOUBLES = np.dtype("<f8")
+
+
+async def score(
+    session: Session, question: ScoreQuestion, options: CallOptions
+) -> pb.ScoreResponse:
+    """Serve a request.
+
+    Raises:
+        PrefillExtError: it is wrong, or ended badly.
+    """
+    call = question.call
+    try:
+        with counted(session.path.metrics):
+            session.scoring.check_limits(call)
+            call = question.whole()
+            if options.stock:
+                raise StockPathTaken(StockReason.OPTED_OUT)
+            if not session.facts.is_generation:
+                raise StockPathTaken(StockReason.NOT_GENERATION)
+            return _response(call, *await session.scoring.ask(call, options.scheduling))
+    except StockPathTaken as stock:
+        arguments = stock_arguments(stock.call or call)
+        answer = await session.stock_scores(arguments, options.headers())
+        return _stock_response(answer, stock.reason)
+
+
+def _stock_response(answer: StockAnswer, reason: StockReason) -> pb.ScoreResponse:
+    logprobs = answer.token_logprobs
+    return pb.ScoreResponse(
+        scores=np.array([x for row in answer.rows for x in row], _DOUBLES).tobytes(),
+        counts=int_array([len(row) for row in answer.rows]).tobytes(),
+        token_logprobs=np.array([x for row in logprobs or () for x in row], "<f4").tobytes(),
+        usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
+    )
+
+
+def _response(call: ScoreCall, rows: PackedRows, answer: PackedResult) -> pb.ScoreResponse:
+    values = answer.row_values()
+    scores = flat_scores(
+        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
+    )
+    return pb.ScoreResponse(
+        scores=scores.astype(_DOUBLES).tobytes(),
+        counts=rows.read.lens_of(0, rows.num_reads).tobytes(),
+        token_logprobs=values_to_bytes(values) if call.return_token_logprobs else b"",
+        usage=pb.Usage(
+            prompt_tokens=rows.num_prompt_tokens,
+            computed_tokens=answer.tokens_computed,
+            cached_tokens=min(answer.tokens_cached, rows.prefix_len),
+            path=pb.PATH_PACKED,
+        ),
+    )
+
+
+async def vectors(
+    session: Session, question: VectorQuestion, options: CallOptions
+) -> tuple[NDArray[np.float32], pb.Usage]:
+    """Return the vectors of prompts, float32 ``[prompts, width]``: embeddings, logits or rewards.
+
+    Raises:
+        PrefillExtError: the call is wrong, or ended badly.
+    """
+    prompts = question.prompts
+    try:
+        with counted(session.path.metrics):
+            session.embedding.check_limits(len(prompts), field="prompts")
+            return await _packed(session, question, options)
+    except StockPathTaken as stock:
+        left = stock.call or prompts
+        plain = left.tolist() if isinstance(left, FlatRows) else left
+        dimensions = question.dimensions or None
+        headers = options.headers()
+        answer = await session.stock_vectors(plain, dimensions, question.adapter, headers)
+        usage = pb.Usage(
+            prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=stock.reason
+        )
+        return np.array(answer.rows, dtype=np.float32), usage
+
+
+async def _packed(
+    session: Session, question: VectorQuestion, options: CallOptions
+) -> tuple[NDArray[np.float32], pb.Usage]:
+    if options.stock:
+        raise StockPathTaken(StockReason.OPTED_OUT)
+    if session.facts.is_generation:
+        raise StockPathTaken(StockReason.NO_VECTORS)
+    if question.dimensions:  # which ones a model allows is the engine's knowledge
+        raise StockPathTaken(StockReason.DIMENSIONS)
+    if reason := session.exchange.declined_reason:
+        raise StockPathTaken(reason)
+    ids = await _token_ids(session, question.prompts)
+    try:
+        found = await session.embedding.vectors(
+            ids, WHOLE_VECTOR, options.scheduling, None, adapter=question.adapter
+        )
+    except StockPathTaken as taken:  # the engine need not encode texts again
+        raise StockPathTaken(taken.reason, [each.tolist() for each in ids]) from None
+    usage = pb.Usage(prompt_tokens=sum(map(len, ids)), path=pb.PATH_PACKED)
+    return np.stack([each.table for each in found]), usage
+
+
+async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[Int32Array]:
+    if isinstance(prompts, list):
+        call = EmbedCall(prompts, is_single=False, dimensions=None)
+        return await session.embedding.encoder.token_ids(call, None)
+    vocab_size = session.facts.vocab_size
+    if not prompts.counts.all():
+        check_prompt([], vocab_size, field="prompts")
+    check_ids(prompts.values, vocab_size, field="prompts")
+    return prompts.rows()
