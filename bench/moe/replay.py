@@ -105,7 +105,7 @@ def _spent(shape: Shape, blocks: ExpertBlocks, forward: Forward) -> NDArray[np.f
     ids = torch.empty((forward.tokens, forward.top_k), dtype=torch.int32, device="meta")
     total = np.zeros(4)
     for layer, rows in enumerate(forward.counts):
-        chosen = blocks.entry(layer, forward.tokens, ids, capturing=False) or candidates[0]
+        chosen = blocks.entry(layer, ids, capturing=False) or candidates[0]
         if isinstance(chosen, Pair):
             chosen = chosen.taken(rows)
         times = assumed_times(shape.table)
@@ -126,6 +126,6 @@ def decision_us(experts: int = 128, layers: int = 48, forwards: int = 200) -> fl
         ids = torch.empty((1000 + number, 8), dtype=torch.int32, device="meta")
         begun_s = time.thread_time()
         for layer in range(layers):
-            blocks.entry(layer, len(ids), ids, capturing=False)
+            blocks.entry(layer, ids, capturing=False)
         taken.append((time.thread_time() - begun_s) / layers * 1e6)
     return min(taken)

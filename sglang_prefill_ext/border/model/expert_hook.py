@@ -83,14 +83,12 @@ class ExpertHook:
             self._seen.append(Call(w1, w2, dtype, topk_ids.shape[1], flags))
         if self._forced is not None:
             return self._forced
-        if (known := self._layers.get(w1.data_ptr())) is None:
-            return None
-        tokens = topk_ids.shape[0]
-        if tokens < LEAST_TOKENS:
+        known = self._layers.get(w1.data_ptr())
+        if known is None or topk_ids.shape[0] < LEAST_TOKENS:
             return None
         blocks, layer = known
         capturing = topk_ids.is_cuda and torch.cuda.is_current_stream_capturing()
-        return blocks.entry(layer, tokens, topk_ids, capturing=capturing)
+        return blocks.entry(layer, topk_ids, capturing=capturing)
 
 
 EXPERTS = ExpertHook()
