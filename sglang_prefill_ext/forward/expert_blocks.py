@@ -72,7 +72,7 @@ class ExpertBlocks:
         self._chosen: Sequence[Choice] = ()
         self._looked_at: tuple[Sequence[Choice], Entry] = ((), table.entries[0])
 
-    def entry(self, layer: int, tokens: int, topk_ids: Tensor, *, capturing: bool) -> Choice | None:
+    def entry(self, layer: int, topk_ids: Tensor, *, capturing: bool) -> Choice | None:
         """The entry, or two, for one layer of a forward; None is SGLang's own choice.
 
         Args:
@@ -85,7 +85,7 @@ class ExpertBlocks:
         if not capturing and layer <= self._last_layer:
             self._begin_forward()
         if topk_ids.numel() != self._total:
-            self._decide(tokens, topk_ids.numel())
+            self._decide(len(topk_ids), topk_ids.numel())
         if not capturing:
             self._last_layer = layer
             if self._counting:

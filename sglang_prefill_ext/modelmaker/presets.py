@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sglang_prefill_ext.modelmaker.families import FAMILIES, WINDOW
+from sglang_prefill_ext.modelmaker.families import FAMILIES
+from sglang_prefill_ext.modelmaker.family import WINDOW
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""

@@ -66,6 +66,9 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             parameter.copy_(parameter * gain + noise * _NOISE)
         else:
             parameter.copy_(noise * _std(name, parameter, model.config.tie_word_embeddings))
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):  # some models keep as a buffer what others learn
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * _NOISE)
 
 
 def save_model(model: PreTrainedModel, directory: Path) -> None:

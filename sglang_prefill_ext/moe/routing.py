@@ -28,7 +28,15 @@ class RoutingAverage:
         self._known = np.zeros(layers, bool)
 
     def add(self, counts: NDArray[Any]) -> None:
-        """Take up one forward; ``[layers, experts]``. Layers without rows stay as they are."""
+        """Take up one forward; ``[layers, experts]``. Layers without rows stay as they are.
+
+        Raises:
+            ValueError: the counts are of another model.
+        """
+        if counts.shape != self._shares.shape:
+            raise ValueError(
+                f"rows of {counts.shape} layers and experts, of a model of {self._shares.shape}"
+            )
         totals = counts.sum(axis=-1)
         seen = totals > 0
         newest = counts[seen] / totals[seen, None]

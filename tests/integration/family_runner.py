@@ -35,7 +35,7 @@ from sglang.srt.layers.rotary_embedding.rope_variant import (  # noqa: E402
 from sglang.srt.managers.schedule_batch import Req  # noqa: E402
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool  # noqa: E402
 from sglang.srt.model_executor.model_runner import ModelRunner  # noqa: E402
-from sglang.srt.models import ernie4  # noqa: E402
+from sglang.srt.models import afmoe, ernie4, minimax_m2  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, publish  # noqa: E402
 from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.server_args import PortArgs, prepare_server_args  # noqa: E402
@@ -81,6 +81,10 @@ SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
 GPU_ONLY = {"GptOssForCausalLM"}
 """Without a GPU SGLang has neither the sinks nor the experts of these."""
+SGLANGS_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+"""Architectures that Hugging Face writes in another way than SGLang reads, as Microsoft did."""
+ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe"}
+"""Models of whose windows SGLang 0.5.23 reads that a token sees so many before its own."""
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
@@ -106,7 +110,10 @@ def requests() -> Iterator[PackedRows]:
 
 
 def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
-    args = prepare_server_args(["--model-path", directory, "--dtype", dtype, *ARGS])
+    (architecture,) = AutoConfig.from_pretrained(directory).architectures
+    names = json.dumps({"architectures": [SGLANGS_NAMES.get(architecture, architecture)]})
+    model = ("--model-path", directory, "--dtype", dtype, "--json-model-override-args", names)
+    args = prepare_server_args([*model, *ARGS])
     args.resolve_once()
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
     one_batch._init_process_global_configs()
@@ -280,8 +287,7 @@ def _first_of(experts: Any, hidden: torch.Tensor, _batch: Any) -> torch.Tensor:
 
 def reference_config(directory: str) -> Any:
     config = AutoConfig.from_pretrained(directory)
-    if config.model_type == "cohere2":
-        # Of this model alone SGLang 0.5.23 reads the window as the tokens before the query's own.
+    if config.model_type in ONE_TOKEN_LONGER:
         config.sliding_window += 1
     return config
 
@@ -324,12 +330,43 @@ def classes(runner: Any, directory: str) -> dict[str, Any]:
     return {"vectors": vectors(runner, lambda prompt: reference(torch.tensor([prompt])).logits[0])}
 
 
-def report(directory: str, dtype: str, out: Path) -> None:
-    torch.set_num_threads(1)
-    ernie4._is_cpu = True  # as on SGLang's own CPU platform; else its router fails without a GPU
+def experts_in_torch(
+    hidden: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_output: Any,
+    moe_runner_config: Any,
+) -> torch.Tensor:
+    """SGLang's `fused_moe`, which needs a GPU."""
+    out = torch.zeros_like(hidden)
+    for expert, (up_and_gate, down) in enumerate(zip(w1, w2, strict=True)):
+        tokens, places = torch.where(topk_output.topk_ids == expert)
+        gate, up = (hidden[tokens] @ up_and_gate.T).chunk(2, dim=-1)
+        made = (torch.nn.functional.silu(gate) * up) @ down.T
+        out.index_add_(0, tokens, made * topk_output.topk_weights[tokens, places, None])
+    return out * moe_runner_config.routed_scaling_factor
+
+
+def norms_in_torch(
+    norms: Any, q: torch.Tensor, k: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SGLang's own norms of MiniMax M2, one after the other; its kernel for both needs a GPU."""
+    return norms._q_norm(q), norms._k_norm(k)
+
+
+def without_a_gpu() -> None:
+    """Have SGLang's models run here that would fail."""
+    ernie4._is_cpu = True  # as on SGLang's own CPU platform; else its router fails
+    afmoe.fused_moe = experts_in_torch
+    minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
     # As the patch table has it in a server.
     logits = LogitsProcessor._get_logits
     LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
+
+
+def report(directory: str, dtype: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    without_a_gpu()
     runner, tokenizer = load_runner(directory, dtype)
     result: dict[str, Any] = {"declined": declined(runner)}
     if type(runner.model).__name__ in ENCODER_ARCHITECTURES:

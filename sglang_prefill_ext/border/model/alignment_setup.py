@@ -15,7 +15,7 @@ from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from torch import Tensor
 
 from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS
-from sglang_prefill_ext.border.model.expert_setup import computed_with, expert_work, experts_of
+from sglang_prefill_ext.border.model.expert_layers import computed_with, expert_work, experts_of
 from sglang_prefill_ext.config import MoePolicy, PrefillOnlyConfig
 from sglang_prefill_ext.moe.alignment import SMALL, STOCK
 
@@ -88,10 +88,9 @@ def _compact_layout() -> Iterator[None]:
 
 def _output(layer: Any, alignment: int, device: torch.device) -> Tensor:
     """What a layer makes of ones."""
-    experts: int = layer.num_local_experts
-    tokens = -(-experts * _ROWS // (layer.top_k or 1))
+    tokens = -(-layer.num_local_experts * _ROWS // (layer.top_k or 1))
     with ALIGNMENTS.forcing(alignment):
-        made: Any = expert_work(layer, tokens, experts, device)()
+        made: Any = expert_work(layer, tokens, device)()
     output: Tensor = made.hidden_states
     return output.float()
 

@@ -16,11 +16,15 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 RESIDUAL_ON_BATCH = frozenset(
     {
         "ArceeForCausalLM",
+        "ExaoneMoEForCausalLM",
+        "ExaoneMoeForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
         "GptOssForCausalLM",
         "LlamaForCausalLM",
         "LlamaForSequenceClassification",
+        "MellumForCausalLM",
+        "MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM",
         "MistralForCausalLM",
         "MixtralForCausalLM",
@@ -38,7 +42,9 @@ read positions alone."""
 
 RESIDUAL_IN_LAYERS = frozenset(
     {
+        "AfmoeForCausalLM",
         "Cohere2ForCausalLM",
+        "Cohere2MoeForCausalLM",
         "CohereForCausalLM",
         "Ernie4_5_MoeForCausalLM",
         "Gemma2ForCausalLM",
@@ -46,8 +52,11 @@ RESIDUAL_IN_LAYERS = frozenset(
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
         "GraniteMoeSharedForCausalLM",
+        "HYV3ForCausalLM",
+        "LagunaForCausalLM",
         "Olmo2ForCausalLM",
         "OlmoeForCausalLM",
+        "PhiMoEForCausalLM",
         "StableLmForCausalLM",
         "Starcoder2ForCausalLM",
     }
@@ -108,6 +117,8 @@ def declined_reason(scheduler: Any) -> StockReason | None:
         return StockReason.AUX_HIDDEN_STATES
     if _rotates_by_longest_prompt(runner):
         return StockReason.LONG_ROPE
+    if _stores_by_a_kernel_of_its_own(runner):
+        return StockReason.ATTENTION_VARIANT
     return next(_attention_reasons(runner.model), None)
 
 
@@ -159,6 +170,14 @@ def _rotates_by_longest_prompt(runner: Any) -> bool:
         module.original_max_position_embeddings < context
         for module in runner.model.modules()
         if isinstance(module, Phi3LongRoPEScaledRotaryEmbedding)
+    )
+
+
+def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
+    """Whether Hunyuan 3 asks SGLang's HPC-Ops for quantised queries, which are theirs alone."""
+    return getattr(runner.attn_backend, "use_fp8", False) and any(
+        getattr(module, "use_hpc_ops_fp8_attn", False) is not False
+        for module in runner.model.modules()
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -70,17 +71,24 @@ class ExpertHook:
         finally:
             self._forced = None
 
-    def entry(self, call: Call, tokens: int, topk_ids: Tensor) -> Choice | None:
-        """What a call is to take; None is SGLang's own choice."""
+    def choice(
+        self, w1: Tensor, w2: Tensor, dtype: torch.dtype, topk_ids: Tensor, flags: dict[str, Any]
+    ) -> Choice | None:
+        """What a call is to take; None is SGLang's own choice.
+
+        Args:
+            topk_ids: ``[tokens, top_k]``; the rest is that of `Call`.
+        """
         if self._seen is not None:
-            self._seen.append(call)
+            self._seen.append(Call(w1, w2, dtype, topk_ids.shape[1], flags))
         if self._forced is not None:
             return self._forced
-        if tokens < LEAST_TOKENS or (known := self._layers.get(call.w1.data_ptr())) is None:
+        known = self._layers.get(w1.data_ptr())
+        if known is None or topk_ids.shape[0] < LEAST_TOKENS:
             return None
         blocks, layer = known
         capturing = topk_ids.is_cuda and torch.cuda.is_current_stream_capturing()
-        return blocks.entry(layer, tokens, topk_ids, capturing=capturing)
+        return blocks.entry(layer, topk_ids, capturing=capturing)
 
 
 EXPERTS = ExpertHook()
@@ -98,19 +106,23 @@ def with_chosen_block(
     """AROUND `_prepare_fused_moe_run`, which looks up the entry by the length of
     `hidden_states` and reads nothing else of them but their dtype.
 
-    A view of another length makes it take another entry of the same tables whole: both
-    projections, their TMA flags, and one block for both.
+    Others of another length make it take another entry of the same tables whole: both projections,
+    their TMA flags, and one block for both.
     """
-    tokens, top_k = topk_ids.shape
-    call = Call(w1, w2, hidden_states.dtype, top_k, flags)
-
-    def prepare(entry_tokens: int) -> Any:
-        view = hidden_states[:1].expand(entry_tokens, -1)
-        return original(view, w1, w2, topk_ids, **flags)
-
-    choice = EXPERTS.entry(call, tokens, topk_ids)
+    dtype = hidden_states.dtype
+    choice = EXPERTS.choice(w1, w2, dtype, topk_ids, flags)
     if choice is None:
         return original(hidden_states, w1, w2, topk_ids, **flags)
+
+    def prepare(entry_tokens: int) -> Any:
+        return original(_of_length(entry_tokens, dtype), w1, w2, topk_ids, **flags)
+
     if isinstance(choice, Pair):
         return prepared_pair(prepare, choice)
     return prepare(choice.tokens)
+
+
+@lru_cache(maxsize=256)
+def _of_length(tokens: int, dtype: torch.dtype) -> Tensor:
+    """Hidden states without memory; made once, as a layer's call should cost the host little."""
+    return torch.empty((tokens, 0), dtype=dtype)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 import torch
-from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
-from sglang.srt.layers.moe.topk import StandardTopKOutput
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
 from sglang_prefill_ext.border.model.expert_hook import EXPERTS, LEAST_TOKENS, Call
-from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of
+from sglang_prefill_ext.border.model.expert_layers import computed_with, expert_work, experts_of
+from sglang_prefill_ext.border.model.expert_tables import rows_by_tma, table_of, tuned_text
 from sglang_prefill_ext.config import MoePolicy, MoeSource, PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks, ExpertUse
 from sglang_prefill_ext.forward.expert_counts import ExpertCounts
@@ -66,7 +63,7 @@ def _set_up(layers: Sequence[Any], device: torch.device, config: PrefillOnlyConf
     alike: defaultdict[str, list[tuple[Any, Call]]] = defaultdict(list)
     for layer in computed_with(MoeRunnerBackend.TRITON, layers):
         with EXPERTS.watching() as calls:
-            expert_work(layer, LEAST_TOKENS, layer.num_local_experts, device)()
+            expert_work(layer, LEAST_TOKENS, device)()
         for call in calls:
             alike[described(call)].append((layer, call))
     if not alike:
@@ -84,7 +81,7 @@ def _set_up(layers: Sequence[Any], device: torch.device, config: PrefillOnlyConf
         if config.moe_source is MoeSource.DEVICE:
             usable = [entry for entry in times or entries if entry not in alone]
             if len(usable) > 1:  # any two will do
-                _check_pair((usable[0], usable[1]), layer, experts, device)
+                _check_pair((usable[0], usable[1]), layer, device)
         blocks = ExpertBlocks(
             *(len(group), experts, table, config.moe, times, counts),
             source=config.moe_source,
@@ -95,18 +92,6 @@ def _set_up(layers: Sequence[Any], device: torch.device, config: PrefillOnlyConf
         served |= {each.w1.data_ptr(): (blocks, at) for at, (_, each) in enumerate(group)}
     EXPERTS.serve(served)
     return use
-
-
-def experts_of(model: Any) -> list[Any]:
-    """The layers of experts of a model."""
-    return [module for module in model.modules() if isinstance(module, FusedMoE)]
-
-
-def computed_with(backend: MoeRunnerBackend, layers: Sequence[Any]) -> list[Any]:
-    """Those of which SGLang says so; what other kernels want is not known, so they do not run."""
-    return [
-        layer for layer in layers if layer.quant_method.get_moe_runner_backend(layer) is backend
-    ]
 
 
 def described(call: Call) -> str:
@@ -124,13 +109,13 @@ def _times(
 
     def seconds_of(entry: Entry, rows: int) -> float:
         with EXPERTS.forcing(entry):
-            return _seconds(layer, -(-len(call.w1) * rows // call.top_k), len(call.w1), device)
+            return _seconds(layer, -(-len(call.w1) * rows // call.top_k), device)
 
     about = ", ".join(
         [
             torch.cuda.get_device_name(device),
             *(f"{name} {metadata.version(name)}" for name in ("sglang", "torch", "triton")),
-            f"{shape}, {entries}",
+            f"{shape}, {entries}, {tuned_text(call)}",
         ]
     )
     file = file_of(cache_directory("experts"), about)
@@ -142,25 +127,23 @@ def _times(
             write_times(file, about, times)
         except OSError as error:
             logger.info("Experts: times cannot be kept in %s: %s", file.parent, error)
-    return tried_times(times, lambda entry: _compile(entry, layer, len(call.w1), device))
+    return tried_times(times, lambda entry: _compile(entry, layer, device))
 
 
-def _compile(entry: Entry, layer: Any, experts: int, device: torch.device) -> None:
+def _compile(entry: Entry, layer: Any, device: torch.device) -> None:
     """Compile all that an entry may launch, or find it in Triton's cache."""
     with EXPERTS.forcing(entry):
         for tokens in _FORMS:
-            expert_work(layer, tokens, experts, device)()
+            expert_work(layer, tokens, device)()
 
 
-def _run_once(
-    choice: Choice, layer: Any, experts: int, device: torch.device, value: float = 1.0
-) -> Any:
+def _run_once(choice: Choice, layer: Any, device: torch.device, value: float = 1.0) -> Any:
     """The output of a layer for equal hidden states."""
     with EXPERTS.forcing(choice):
-        return expert_work(layer, LEAST_TOKENS, experts, device, value)()
+        return expert_work(layer, LEAST_TOKENS, device, value)()
 
 
-def _check_pair(two: tuple[Entry, Entry], layer: Any, experts: int, device: torch.device) -> None:
+def _check_pair(two: tuple[Entry, Entry], layer: Any, device: torch.device) -> None:
     """Compile what chooses between two entries, and compare either with what it computes alone.
 
     Raises:
@@ -168,17 +151,17 @@ def _check_pair(two: tuple[Entry, Entry], layer: Any, experts: int, device: torc
     """
     never, always = BlockTime(1.0, 0.0), BlockTime(0.0, 0.0)
     for taken, times in zip(two, ((always, never), (never, always)), strict=True):
-        expected = _run_once(taken, layer, experts, device).hidden_states.clone()
-        _run_once(taken, layer, experts, device, value=-2.0)  # memory holds other numbers now
-        found = _run_once(Pair(*two, *times), layer, experts, device).hidden_states
+        expected = _run_once(taken, layer, device).hidden_states.clone()
+        _run_once(taken, layer, device, value=-2.0)  # memory holds other numbers now
+        found = _run_once(Pair(*two, *times), layer, device).hidden_states
         limit = 0.01 * float(expected.abs().max())
         if not torch.allclose(found, expected, rtol=0.0, atol=limit):
             raise RuntimeError("two blocks launched together give other numbers than one alone")
 
 
-def _seconds(layer: Any, tokens: int, experts: int, device: torch.device) -> float:
+def _seconds(layer: Any, tokens: int, device: torch.device) -> float:
     """Of one layer's experts: the fastest of several series, whose launches follow each other."""
-    run, series = expert_work(layer, tokens, experts, device), []
+    run, series = expert_work(layer, tokens, device), []
     for _ in range(_TRIES + 1):
         torch.cuda.synchronize(device)
         begun_s = time.perf_counter()
@@ -187,18 +170,3 @@ def _seconds(layer: Any, tokens: int, experts: int, device: torch.device) -> flo
         torch.cuda.synchronize(device)
         series.append((time.perf_counter() - begun_s) / _RUNS)
     return min(series[1:])  # the first one compiles
-
-
-def expert_work(
-    layer: Any, tokens: int, experts: int, device: torch.device, value: float = 1.0
-) -> Callable[[], Any]:
-    """What runs a layer's experts on `tokens` tokens, which take all of them equally often."""
-    top_k = layer.top_k or 1
-    ids = torch.arange(tokens * top_k, device=device, dtype=torch.int32) % experts
-    weights = torch.full((tokens, top_k), 1 / top_k, device=device)
-    shape = (tokens, layer.hidden_size)
-    hidden = torch.full(shape, value, device=device, dtype=layer.params_dtype)
-    logits = torch.zeros(tokens, layer.num_experts, device=device)
-    top = StandardTopKOutput(weights, ids.view(tokens, top_k), logits)
-    dispatched = StandardDispatchOutput(hidden, None, top)
-    return partial(layer.quant_method.apply, layer=layer, dispatch_output=dispatched)

@@ -44,6 +44,11 @@ def rows_by_tma(call: Call, table: BlockTable) -> frozenset[Entry]:
     return frozenset(each for each in table.entries if tuned and down(each).get("USE_TMA"))
 
 
+def tuned_text(call: Call) -> str:
+    """All that SGLang's tuning says of a call: what was timed with another tuning is of no use."""
+    return "; ".join(str(_tuned(_key(call), call, down=down)) for down in (False, True))
+
+
 class _Key(NamedTuple):
     experts: int
     width: int

@@ -50,9 +50,7 @@ def ids_of(experts: Iterable[int]) -> Tensor:
 
 
 def forward(blocks: ExpertBlocks, *routing: Tensor) -> list[Choice | None]:
-    return [
-        blocks.entry(layer, len(ids), ids, capturing=False) for layer, ids in enumerate(routing)
-    ]
+    return [blocks.entry(layer, ids, capturing=False) for layer, ids in enumerate(routing)]
 
 
 EVEN, ONE = ids_of(range(EXPERTS)), ids_of([3])
@@ -103,7 +101,7 @@ def test_a_graph_is_captured_with_what_is_known_and_counts_nothing() -> None:
         forward(blocks, EVEN)
     looks = counts.looks
     for _ in range(3 * LOOK_EVERY):
-        assert blocks.entry(0, TOKENS, ONE, capturing=True) is None
+        assert blocks.entry(0, ONE, capturing=True) is None
     assert counts.looks == looks
 
 
@@ -145,7 +143,7 @@ def test_the_device_chooses_between_two_in_graphs_too() -> None:
     (chosen,) = forward(blocks, EVEN)
     assert isinstance(chosen, Pair)
     assert {chosen.first, chosen.second} == {LARGE, SMALL}
-    assert blocks.entry(0, TOKENS, EVEN, capturing=True) == chosen
+    assert blocks.entry(0, EVEN, capturing=True) == chosen
 
 
 def test_the_balance_is_that_of_what_the_device_took() -> None:

@@ -19,4 +19,7 @@ def test_heads_can_be_grouped_and_split_over_two_ranks(name: str) -> None:
 
 def test_only_these_presets_have_a_window() -> None:
     windowed = {name for name, p in PRESETS.items() if p.shape.get("sliding_window")}
-    assert windowed == {"mistral-sliding", "gemma2", "gemma3", "gpt-oss", "cohere2"}
+    assert windowed == {
+        *("mistral-sliding", "gemma2", "gemma3", "gpt-oss", "cohere2"),
+        *("cohere2-moe", "mellum", "laguna", "exaone-moe", "afmoe"),
+    }

@@ -35,6 +35,15 @@ def test_a_layer_without_rows_stays_as_it_is() -> None:
     assert average.rows(1).tolist() == [[1, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("shape", [(2, 7), (3, 8), (1, 8), (8,), ()])
+def test_counts_of_another_model_are_refused(shape: tuple[int, ...]) -> None:
+    average = RoutingAverage(2, 8)
+    before = average.rows(1)
+    with pytest.raises(ValueError, match="of a model of \\(2, 8\\)"):
+        average.add(np.ones(shape))
+    assert np.array_equal(average.rows(1), before)
+
+
 def test_the_balance_of_a_forward() -> None:
     counts = np.array([[64, 1, 63], [0, 0, 0]])
     found = balance_of(counts, [64, 64], 128)

@@ -8,10 +8,8 @@ import pytest
 from bench.moe import __main__ as command
 from bench.moe.replay import WAYS, replay
 from bench.moe.routing import Forward, recorded
-from bench.moe.shapes import SHAPES, Shape, assumed_times
-from sglang_prefill_ext.config import MoePolicy
+from bench.moe.shapes import SHAPES, Shape
 from sglang_prefill_ext.moe.blocks import padded_rows
-from sglang_prefill_ext.moe.policy import choose
 
 QWEN3 = SHAPES[0]
 
@@ -24,16 +22,6 @@ def test_over_recorded_routing_the_default_is_near_the_best_block(shape: Shape) 
     assert sum(regret["auto"]) < 0.5 * sum(regret["padding-ratio"])
     assert sum(regret["padding-ratio"]) <= sum(regret["stock"])
     assert sum(regret["auto, device"]) <= sum(regret["auto"])
-
-
-def test_where_most_experts_get_little_much_less_is_padding() -> None:
-    shares = 1 / np.arange(1, 129) ** 1.3
-    rows = np.round(shares / shares.sum() * 4 * 576 * 8)
-    assert (rows < 64).sum() > 64
-    candidates = QWEN3.table.candidates(4 * 576)
-    times = assumed_times(QWEN3.table)
-    (chosen,) = choose(MoePolicy.LEAST_TIME, rows[None], candidates, times)
-    assert padded_rows(rows, chosen.block) < 0.8 * padded_rows(rows, 128)
 
 
 def test_an_outcome_counts_what_was_chosen() -> None:

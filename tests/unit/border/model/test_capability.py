@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sglang.srt.layers.sparse_pooler import SparsePooler
 from sglang.srt.models.bert import BertModel
+from torch import nn
 
 from sglang_prefill_ext.border.model.capability import (
     declined_reason,
@@ -59,6 +60,37 @@ def test_encoders_are_declined(lora: bool, reason: str) -> None:
         enable_lora=lora,
         is_generation=False,
         tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=model)),
+    )
+    assert declined_reason(scheduler) == reason
+
+
+class HYV3ForCausalLM(nn.Module):
+    """Hunyuan 3, of which nothing is looked at but whether a kernel of its own may be used."""
+
+    def __init__(self, uses: bool | None) -> None:
+        super().__init__()
+        self.use_hpc_ops_fp8_attn = uses
+
+
+@pytest.mark.parametrize(
+    ("uses", "quantised", "reason"),
+    [
+        (None, True, "attention_variant"),  # SGLang decides it in its first forward
+        (True, True, "attention_variant"),
+        (False, True, "no_attention_layers"),  # which is looked at next
+        (None, False, "no_attention_layers"),
+    ],
+)
+def test_queries_that_sglang_quantises_by_a_kernel_of_its_own_are_declined(
+    uses: bool | None, quantised: bool, reason: str
+) -> None:
+    runner = SimpleNamespace(
+        model=HYV3ForCausalLM(uses),
+        attn_backend=SimpleNamespace(use_fp8=quantised),
+        model_config=SimpleNamespace(context_len=1),
+    )
+    scheduler = SimpleNamespace(
+        enable_lora=False, is_generation=True, tp_worker=SimpleNamespace(model_runner=runner)
     )
     assert declined_reason(scheduler) == reason
 

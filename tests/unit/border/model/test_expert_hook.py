@@ -15,7 +15,7 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from torch import Tensor, nn
 
-from sglang_prefill_ext.border.model import expert_pair, expert_setup
+from sglang_prefill_ext.border.model import expert_pair, expert_setup, expert_tables
 from sglang_prefill_ext.border.model.expert_hook import (
     EXPERTS,
     LEAST_TOKENS,
@@ -199,6 +199,10 @@ class Layer:
         return SimpleNamespace(hidden_states=self._output)
 
 
+DEFAULT = {16: 16, 17: 64}
+"""Tokens -> block of 16 experts for which SGLang has no tuned file."""
+
+
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A start on a device whose clock stands still where nothing runs; the directory of times."""
@@ -226,6 +230,23 @@ def test_a_start_times_every_entry_that_can_be_chosen_and_keeps_the_times(timed:
     forms = len(expert_setup._FORMS)
     assert len(layers[0].blocks) == 1 + forms * len(group.times)  # once to find it, and to compile
     assert [*timed.iterdir()] == [kept]
+
+
+def test_times_of_another_device_or_tuning_are_measured_anew(
+    timed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
+    start = partial(expert_setup._set_up, [Layer(call)], CPU, PrefillOnlyConfig())
+    start()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    start()
+    assert len([*timed.iterdir()]) == 2
+    tuned = {tokens: {"BLOCK_SIZE_M": block, "num_warps": 8} for tokens, block in DEFAULT.items()}
+    monkeypatch.setattr(expert_tables, "get_moe_configs", lambda *_, **__: tuned)
+    start()
+    assert len([*timed.iterdir()]) == 3
+    start()
+    assert len([*timed.iterdir()]) == 3
 
 
 def test_a_block_that_cannot_be_computed_is_never_chosen(

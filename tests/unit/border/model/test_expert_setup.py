@@ -54,6 +54,7 @@ def test_every_entry_runs_in_all_forms(
         return SimpleNamespace
 
     monkeypatch.setattr(expert_setup, "expert_work", work)
+    monkeypatch.setattr(expert_setup, "tuned_text", lambda _call: "tuning")
     monkeypatch.setattr(expert_setup, "cache_directory", lambda _name: tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "H100")
     monkeypatch.setattr(expert_setup, "_seconds", lambda _layer, tokens, *_rest: float(tokens))

@@ -1,0 +1,44 @@
+"""The layers of experts of a loaded model, and a way to run one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+from sglang.srt.layers.moe.topk import StandardTopKOutput
+from sglang.srt.layers.moe.utils import MoeRunnerBackend
+
+
+def experts_of(model: Any) -> list[Any]:
+    """The layers of experts of a model."""
+    return [module for module in model.modules() if isinstance(module, FusedMoE)]
+
+
+def computed_with(backend: MoeRunnerBackend, layers: Sequence[Any]) -> list[Any]:
+    """Those of which SGLang says so; what other kernels want is not known, so they do not run."""
+    return [
+        layer for layer in layers if layer.quant_method.get_moe_runner_backend(layer) is backend
+    ]
+
+
+def expert_work(
+    layer: Any, tokens: int, device: torch.device, value: float = 1.0
+) -> Callable[[], Any]:
+    """What runs a layer's experts on `tokens` tokens, which take all that are here equally often.
+
+    Args:
+        value: of all hidden states.
+    """
+    top_k = layer.top_k or 1
+    ids = torch.arange(tokens * top_k, device=device, dtype=torch.int32) % layer.num_local_experts
+    weights = torch.full((tokens, top_k), 1 / top_k, device=device)
+    shape = (tokens, layer.hidden_size)
+    hidden = torch.full(shape, value, device=device, dtype=layer.params_dtype)
+    logits = torch.zeros(tokens, layer.num_experts, device=device)
+    top = StandardTopKOutput(weights, ids.view(tokens, top_k), logits)
+    dispatched = StandardDispatchOutput(hidden, None, top)
+    return partial(layer.quant_method.apply, layer=layer, dispatch_output=dispatched)
