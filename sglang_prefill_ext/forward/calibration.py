@@ -30,7 +30,7 @@ from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels, Vectors
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from sglang_prefill_ext.wire.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
                 Labels(num_best=1, sampling=sampling),
             )
         )
-        for sampling in (NO_SAMPLING, draws)
+        for sampling in (None, draws)
     ]
 
 

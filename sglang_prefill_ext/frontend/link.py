@@ -7,8 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.wire.arrays import Int32Array
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedRows
 
 

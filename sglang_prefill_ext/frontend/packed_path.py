@@ -11,8 +11,7 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
 from sglang_prefill_ext.frontend.link import SchedulerLink
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.arrays import Int32Array
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.arrays import EmbeddingKind, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
@@ -22,7 +21,9 @@ class EncoderTraits:
     """What is special about calls to an encoder.
 
     Attributes:
-        token_types: of the tokens of a pair of texts, see `wire.token_types`.
+        token_types: of tokens, such as those of the first and the second text of a pair. A token
+            of type t has the packed id ``id + t * vocab_size``, so that whatever compares ids
+            compares types, too.
         longest_prompt: tokens that have a position.
         makes_numbers: its head has one class, and so the answer is a number and no vector.
     """

@@ -10,9 +10,17 @@ from typing import NamedTuple
 import numpy as np
 
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.pack import shared_len, shared_once
 from sglang_prefill_ext.frontend.read_places import ReadPlaces
-from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array, int_array
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
+from sglang_prefill_ext.wire.arrays import (
+    NO_INTS,
+    NO_OVERRIDES,
+    FlatRows,
+    Float32Array,
+    Int32Array,
+    OverrideArray,
+    int_array,
+)
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.read import Vectors
@@ -101,8 +109,7 @@ def pack_read_places(
 ) -> PackedRows:
     """Pack prompts into one request for vectors at given places; see `ReadPlaces`."""
     reads = ReadPlaces.of(list(map(len, prompts)), places)
-    prefix = min(_shared_prefix_len(prompts), reads.first)
-    tokens, lens = flat_tokens(prompts, prefix)
+    tokens, prefix, lens = shared_once(NO_INTS, _flat(prompts), most=reads.first)
     return PackedRows(
         tokens,
         prefix,
@@ -197,12 +204,8 @@ def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array,
 
 def _shared_prefix_len(prompts: Sequence[Int32Array]) -> int:
     """Leading tokens that all prompts share; at least one token stays in each, 0 for one."""
-    first = prompts[0]
-    shared = 0 if len(prompts) == 1 else min(map(len, prompts)) - 1
-    for other in prompts[1:]:
-        if not shared:
-            break
-        differing = np.flatnonzero(first[:shared] != other[:shared])
-        if len(differing):
-            shared = int(differing[0])
-    return shared
+    return shared_len(_flat(prompts)) if len(prompts) > 1 else 0
+
+
+def _flat(prompts: Sequence[Int32Array]) -> FlatRows:
+    return FlatRows(np.concatenate(prompts), int_array(list(map(len, prompts))))

@@ -12,9 +12,9 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions
-from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.checks import check_prompt
-from sglang_prefill_ext.wire.flat import FlatRows, check_ids
+from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.read import WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
 

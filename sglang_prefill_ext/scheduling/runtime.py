@@ -224,7 +224,9 @@ class PackedRuntime:
         refusal = self.policy.limits.refusal(self._queue.load, job.arrived)
         if refusal:
             return Status.REJECTED, refusal
-        job.distinct, job.value_places = distinct_rows(job.rows)
+        job.distinct = job.rows
+        if job.rows.num_rows > 1:
+            job.distinct, job.value_places = distinct_rows(job.rows)
         job.large = not budget.fits(len(job.distinct.tokens), job.distinct.num_reads)
         if job.large:
             return self._plan_large(job)

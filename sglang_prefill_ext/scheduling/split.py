@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import GroupSpan
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.wire.arrays import Int32Array, bounds_of
-from sglang_prefill_ext.wire.overrides import OverrideArray
+from sglang_prefill_ext.wire.arrays import Int32Array, OverrideArray, bounds_of
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.reads import Reads
 

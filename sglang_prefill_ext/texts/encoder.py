@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
 
 
 class Encoder(Protocol):

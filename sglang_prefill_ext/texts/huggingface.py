@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tokenizers import Tokenizer
 
 from sglang_prefill_ext.texts.encoder import flat
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
 
 PROBES = ("", " ", "Hello, World!", "naïve café", "漢字 かな", "a  b\n\tc", "🙂 <s> </s> 1234567")
 """Texts by which a copy of a tokenizer is compared with the original."""

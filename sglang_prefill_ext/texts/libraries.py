@@ -10,7 +10,7 @@ import numpy as np
 from sglang_prefill_ext.config import TokenizerChoice, flag_name
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.texts.encoder import Encoder, flat
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
 
 LIBRARIES = (TokenizerChoice.FASTOKENS, TokenizerChoice.GIGATOKEN)
 

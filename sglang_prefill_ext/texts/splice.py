@@ -10,9 +10,8 @@ import numpy as np
 from sglang_prefill_ext.texts.boundary import Boundaries
 from sglang_prefill_ext.texts.encoder import Encoder
 from sglang_prefill_ext.texts.frame import Frame, with_ids
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from sglang_prefill_ext.wire.checks import check_repeated
-from sglang_prefill_ext.wire.flat import FlatRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,9 +23,8 @@ from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
 from sglang_prefill_ext.texts.sample_texts import texts
 from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from sglang_prefill_ext.wire.checks import check_repeated
-from sglang_prefill_ext.wire.flat import FlatRows
 
 logger = logging.getLogger(__name__)
 

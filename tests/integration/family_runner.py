@@ -61,7 +61,7 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
-from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
+from sglang_prefill_ext.wire.arrays import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
 from tests.integration.encoder_report import encoder_report  # noqa: E402

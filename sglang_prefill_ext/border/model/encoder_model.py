@@ -32,7 +32,7 @@ class SglangEncoder(SglangVectorModel):
         self.longest_prompt = traits.longest_prompt
 
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
-        # See `wire.token_types`.
+        # See `EncoderTraits.token_types`.
         batch.token_type_ids = batch.input_ids // self.vocab_size
         token_ids = batch.input_ids % self.vocab_size
         # SGLang loops over these; on the device it would wait for every single one.

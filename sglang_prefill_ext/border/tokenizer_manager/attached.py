@@ -129,7 +129,10 @@ class AttachableEngine:
             raise PackingError(
                 f"packed tokens lie outside the vocabulary of {self._path.vocab_size}"
             )
-        for ids in (rows.read.ids, rows.read.sampling.biases["token"]):
+        named, sampling = [rows.read.ids], rows.read.sampling
+        if sampling is not None:
+            named.append(sampling.biases["token"])
+        for ids in named:
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
                 raise PackingError(f"packed labels lie outside the vocabulary of {known}")
 

@@ -25,9 +25,8 @@ from sglang_prefill_ext.frontend.overrides.override_pack import place_of_vectors
 from sglang_prefill_ext.frontend.packed_path import PackedPath, Served
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts, pack_read_places
 from sglang_prefill_ext.frontend.worker import Worker, table_rows
-from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
+from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Float32Array, Int32Array, OverrideArray
 from sglang_prefill_ext.wire.checks import check_count, check_memory
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
 

@@ -12,21 +12,25 @@ import msgspec
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.pack import PromptLengths, pack_token_ids, too_long
+from sglang_prefill_ext.frontend.pack import PromptLengths, pack_flat, pack_token_ids, too_long
 from sglang_prefill_ext.frontend.packed_path import PackedPath, Served, served_rows
 from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
-from sglang_prefill_ext.frontend.read_places import anchors_of
+from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.frontend.score.score_call import (
     ScoreCall,
     ineligible_reason,
     pack_labels,
     prompts_of,
 )
-from sglang_prefill_ext.frontend.score.scores import Matrix, logprob_rows, scores_from_values
-from sglang_prefill_ext.frontend.score.setwise import pack_setwise, scores_by_item
+from sglang_prefill_ext.frontend.score.scores import (
+    Matrix,
+    logprob_rows,
+    scores_by_item,
+    scores_from_values,
+)
 from sglang_prefill_ext.frontend.worker import Worker, is_large
+from sglang_prefill_ext.wire.arrays import FlatRows
 from sglang_prefill_ext.wire.checks import check_count, check_memory, check_repeated
-from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason

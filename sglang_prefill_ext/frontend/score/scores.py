@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.frontend.worker import table_rows
 from sglang_prefill_ext.wire.arrays import Float32Array
+from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Read
 
 Matrix: TypeAlias = list[list[float]]
@@ -46,6 +47,13 @@ def flat_scores(
 def logprob_rows(values: Float32Array, read: Read) -> Matrix:
     """Return the label log-probs (natural log), one list a row."""
     return _matrix(values, read)
+
+
+def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
+    """Return a matrix ``[anchors, labels]`` for every item, of the scores of all anchors."""
+    is_anchor = rows.read.lens_of(0, rows.num_reads) > 0
+    ends = np.cumsum(np.add.reduceat(is_anchor, rows.read_starts()[:-1], dtype=np.int64)).tolist()
+    return [scores[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def _matrix(values: NDArray[Any], read: Read) -> Matrix:

@@ -40,7 +40,7 @@ class ReadKind:
 
     @classmethod
     def of(cls, call: TokenCall) -> ReadKind:
-        draws = len(call.sampling) > 0
+        draws = call.sampling is not None
         has_start = call.start is not None
         return cls(has_start, call.token_ids or (), call.num_best, draws, call.adapter)
 

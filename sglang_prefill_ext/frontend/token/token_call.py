@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.reads import values_per_read
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from sglang_prefill_ext.wire.sampling import Sampling
 
 _USUAL_SEED = 42
 """SGLang's where a request has none; only with --enable-deterministic-inference it is used."""
@@ -46,7 +46,7 @@ class TokenCall:
         num_top: most probable tokens that are wanted at every read.
         token_ids: tokens whose log-probs are wanted at every read; None without the question.
         generates: whether one token is generated.
-        sampling: how the last token's successor is drawn, of one row; of none where the most
+        sampling: how the last token's successor is drawn, of one row; None where the most
             probable one is taken, and log-probs are the model's.
         adapter: see `PackedRows`.
     """
@@ -56,14 +56,14 @@ class TokenCall:
     num_top: int
     token_ids: tuple[int, ...] | None
     generates: bool
-    sampling: Sampling = NO_SAMPLING
+    sampling: Sampling | None = None
     adapter: str = ""
 
     @property
     def num_best(self) -> int:
         """`Labels.num_best` that answers the call."""
         has_labels = self.start is not None or bool(self.token_ids)
-        if self.generates or len(self.sampling) or self.num_top or not has_labels:
+        if self.generates or self.sampling is not None or self.num_top or not has_labels:
             return 1 + self.num_top
         return 0
 
@@ -96,7 +96,7 @@ def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenC
     )
 
 
-def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling:
+def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling | None:
     """Read SGLang's parameters, which it has filled in and checked.
 
     Penalties of frequency, presence and repetition look at generated tokens, so the first one has
@@ -107,7 +107,7 @@ def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling:
         biases |= dict.fromkeys(stop_tokens, -math.inf)
     draws = params.max_new_tokens and params.top_k != 1
     if not draws and not biases:
-        return NO_SAMPLING
+        return None
     return Sampling.one(
         temperature=params.temperature,
         top_p=params.top_p,

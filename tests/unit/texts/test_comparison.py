@@ -11,7 +11,7 @@ from sglang_prefill_ext.texts.comparison import compare
 from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import NO_FRAME
 from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
 
 
 class Bytes:

@@ -15,8 +15,7 @@ from sglang_prefill_ext.texts.frame import with_ids
 from sglang_prefill_ext.texts.huggingface import TokenizerCopy
 from sglang_prefill_ext.texts.text_encoder import SAMPLED, TextEncoder
 from sglang_prefill_ext.wire import checks
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from tests.unit.texts.made import json_of
 
 PLAIN = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)
