@@ -15,15 +15,15 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.memory import free_bytes, peak_bytes
-from sglang_prefill_ext.scheduling.budget import (
+from sglang_prefill_ext.forward.memory import (
     SAFETY,
-    ForwardBudget,
     MemoryModel,
     Sample,
     fit_memory,
+    free_bytes,
+    peak_bytes,
 )
-from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 from sglang_prefill_ext.scheduling.split import split_request

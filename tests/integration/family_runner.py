@@ -133,7 +133,7 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
     if isinstance(model.pool, OwnPool):
         model.pool.capacity, room = FirstSlots.capacity, model.pool
     slots = PrivateSlots(room)
-    job = Job("job", rows, distinct=rows, pieces=pieces, large=len(pieces) > 1)
+    job = Job("job", rows, pieces=pieces, large=len(pieces) > 1)
     values: list[float] = []
     while not job.launched:
         prefixed = PrefixedForward([job], slots)

@@ -29,10 +29,10 @@ from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.failures import require_usable
 from sglang_prefill_ext.forward.graphs.counts import GraphUse
 from sglang_prefill_ext.forward.kv_pool import OwnPool
-from sglang_prefill_ext.forward.memory import free_bytes
+from sglang_prefill_ext.forward.memory import free_bytes, readout_bytes
 from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room
 from sglang_prefill_ext.process.stages import STARTUP
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, readout_bytes
+from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.shared_device.board import Board

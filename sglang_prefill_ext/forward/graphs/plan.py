@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
-from sglang_prefill_ext.scheduling.coalesce import groups_of
+from sglang_prefill_ext.scheduling.budget import groups_of
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 SMALLEST_TOKENS = 16

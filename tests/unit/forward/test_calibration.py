@@ -14,11 +14,10 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward import calibration
 from sglang_prefill_ext.forward.calibration import Pace, calibrate, measured_memory, measured_pace
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.memory import peak_bytes
+from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
 from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.tokens import ForwardLayout
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, MemoryModel
-from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
