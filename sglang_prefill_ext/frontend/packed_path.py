@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.frontend.exchange import PackedExchange, StockPathTaken
-from sglang_prefill_ext.frontend.link import SchedulerLink
+from sglang_prefill_ext.frontend.exchange import PackedExchange, SchedulerLink, StockPathTaken
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, Int32Array

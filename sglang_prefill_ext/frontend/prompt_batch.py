@@ -50,12 +50,12 @@ class Beginning(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptGroup:
-    """One packed request for some of the prompts.
+class PackedGroup:
+    """One packed request for some of the prompts of a batch.
 
     Attributes:
         members: the number of each row's prompt.
-        keep_prefix: see `Beginning.repeated`.
+        keep_prefix: the rows' prefix will come again, whatever the client says of it.
     """
 
     members: list[int]
@@ -63,7 +63,7 @@ class PromptGroup:
     keep_prefix: bool = False
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
-        """Return the vector of every member, float32 ``[width]``."""
+        """Divide the values of the answer among the members, evenly and in their order."""
         return list(values.reshape(len(self.members), -1))
 
 
@@ -74,7 +74,7 @@ def pack_prompts(
     *,
     adapter: str = "",
     policy: PrefixPolicy | None = None,
-) -> list[PromptGroup]:
+) -> list[PackedGroup]:
     """Pack prompts, each with at least one token and all ids valid, into requests for vectors.
 
     Args:
@@ -96,7 +96,7 @@ def pack_prompts(
             overrides=overrides,
             adapter=adapter,
         )
-        groups.append(PromptGroup(members, rows, repeated))
+        groups.append(PackedGroup(members, rows, repeated))
     return groups
 
 

@@ -130,8 +130,7 @@ def _texts(
     )
     if unusual:
         return None
-    worker = Worker("prefill-only-texts")
-    return TextBatches(link, path.config, path.metrics, worker, list)
+    return TextBatches(path, Worker("prefill-only-texts"), list)
 
 
 def _encodes_chats_as_texts(tokenizer: Any) -> bool:

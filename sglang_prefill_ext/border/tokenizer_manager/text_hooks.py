@@ -64,7 +64,7 @@ async def _asked(
     try:
         return await batches.ask(texts)
     except ServerBusyError as error:
-        batches.metrics.record_error(end_by(error).counted)
+        batches.path.metrics.record_error(end_by(error).counted)
         raise with_status(error, context) from error
 
 

@@ -16,8 +16,7 @@ from sglang_prefill_ext.frontend.batch_exchange import (
     served_prompts,
 )
 from sglang_prefill_ext.frontend.client_wait import within
-from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
-from sglang_prefill_ext.frontend.embed.prompt_encoder import PromptEncoder
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, PromptEncoder
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -76,7 +75,7 @@ class EmbedFrontend:
         self._worker = Worker("prefill-only-embed")
         self.encoder = PromptEncoder(path, self._worker)
         self._batches: BatchExchange[Int32Array] = BatchExchange(path, self._worker, size_of=len)
-        self._prompts = Gatherer.configured(self._ask, path.config)
+        self._prompts = Gatherer(self._ask, path.config)
 
     def check_limits(self, num_prompts: int, *, field: str) -> None:
         """Refuse too many prompts, on either path.

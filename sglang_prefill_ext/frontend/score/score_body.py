@@ -14,7 +14,7 @@ import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.options import Int64
 from sglang_prefill_ext.frontend.overrides.override_body import (
     DECISION_MARK,
     SCORE_MARK,

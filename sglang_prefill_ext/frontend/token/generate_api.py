@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.options import Int64
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer
 from sglang_prefill_ext.frontend.worker import in_parts
 
