@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
+from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.packed_path import PackedPath, Served
+from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import PackedGroup
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.arrays import Float32Array, int_array

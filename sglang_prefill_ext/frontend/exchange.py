@@ -10,8 +10,8 @@ from itertools import count
 from typing import Any, Protocol
 
 from sglang_prefill_ext.errors import PrefillExtError
-from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.worker import outcome_while_connected, within
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import STOCK_ENDS, Status, end_with

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import shared_len, shared_once
 from sglang_prefill_ext.frontend.read_places import ReadPlaces
 from sglang_prefill_ext.wire.arrays import (
@@ -22,7 +21,7 @@ from sglang_prefill_ext.wire.arrays import (
     int_array,
 )
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Vectors
 
 _BEGINNING = 16
@@ -30,9 +29,6 @@ _BEGINNING = 16
 
 _LEAST_SAVING = 128
 """Tokens that a packed request of its own must save: about what its way costs."""
-
-_WORTH_A_LOOK = 256
-"""Tokens of a prompt that is worth a packed request for what a prefix cache may have of it."""
 
 
 class Beginning(NamedTuple):
@@ -143,7 +139,7 @@ def shared_beginnings(
             group = Beginning(members, _shared_prefix_len([prompts[each] for each in members]))
             saving = (len(members) - 1) * group.prefix
         else:
-            group = Beginning(members, *_lone_prefix(prompts[members[0]], adapter, policy))
+            group = Beginning(members, *lone_prefix(prompts[members[0]], adapter, policy))
             saving = group.prefix
         if saving >= least_saving:
             groups.append(group)
@@ -152,47 +148,6 @@ def shared_beginnings(
     if others:
         groups.append(Beginning(others, _shared_prefix_len([prompts[each] for each in others])))
     return groups
-
-
-def lone_prompt(
-    rows: PackedRows, options: RequestOptions, policy: PrefixPolicy | None, longest: int
-) -> tuple[PackedRows, RequestOptions]:
-    """Give a packed request of one prompt the prefix that `shared_beginnings` would give it.
-
-    Args:
-        policy: see `shared_beginnings`.
-        longest: tokens of a prompt that fits a forward; longer ones stay as they are.
-    """
-    usual = rows.reads_row_ends and not len(rows.overrides)
-    if rows.num_rows > 1 or len(rows.tokens) > longest or not usual:
-        return rows, options
-    keep = options.keep_prefix
-    prefix, repeated = _lone_prefix(rows.tokens, rows.adapter, policy, keep=keep)
-    if not prefix:
-        return rows, options
-    rows = replace(rows, prefix_len=prefix, suffix_lens=int_array([len(rows.tokens) - prefix]))
-    return rows, replace(options, keep_prefix=repeated or keep)
-
-
-def _lone_prefix(
-    prompt: Int32Array, adapter: str, policy: PrefixPolicy | None, *, keep: bool = False
-) -> tuple[int, bool]:
-    """How many tokens of a prompt that shares none to look up in the cache, and whether these came
-    before.
-
-    A long prompt is looked up in any case, and the scheduler knows whether it came before. A
-    short one has to come before: most never come again, and a look takes the scheduler a sixth
-    more time than a lone prompt of a small model.
-
-    Args:
-        keep: the client says that it will come again, as if it had come before.
-    """
-    if policy is None:
-        return 0, False
-    if len(prompt) >= _WORTH_A_LOOK:
-        return len(prompt) - 1, False
-    seen = policy.tokens_to_commit(prompt[:-1], adapter, keep=keep)
-    return seen, seen > 0
 
 
 def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array, Int32Array]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.frontend.answers import flat_scores
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
-from sglang_prefill_ext.frontend.score.scores import flat_scores
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import CallOptions, ScoreQuestion, stock_arguments

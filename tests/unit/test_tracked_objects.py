@@ -22,9 +22,9 @@ from sglang_prefill_ext.attach.messages import (
     encode,
 )
 from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.frontend.answers import scores_from_values
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.score.scores import scores_from_values
 from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy

@@ -17,8 +17,8 @@ from sglang_prefill_ext.attach.engine import Engine, result_of
 from sglang_prefill_ext.border.http_server.http_errors import refusal
 from sglang_prefill_ext.errors import PackingError, RequestError
 from sglang_prefill_ext.frontend.ask_processes import Turns
-from sglang_prefill_ext.frontend.client_wait import departure
 from sglang_prefill_ext.frontend.options import options_of
+from sglang_prefill_ext.frontend.worker import departure
 
 _UNREAD = 400  # to one that has left
 

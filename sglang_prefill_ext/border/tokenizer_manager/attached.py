@@ -31,8 +31,8 @@ from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_o
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
+from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.packed_path import served_rows
 from sglang_prefill_ext.texts.huggingface import PROBES
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked

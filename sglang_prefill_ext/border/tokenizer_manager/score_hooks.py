@@ -24,12 +24,12 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     with_tensors,
 )
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
+from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import headers_of, opted_out
 from sglang_prefill_ext.frontend.score.rerank import check_documents, rerank_prompts
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.score_frontend import Scored
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 

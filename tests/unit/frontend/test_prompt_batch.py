@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, lone_prompt, pack_prompts
+from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts
+from sglang_prefill_ext.frontend.score.score_frontend import lone_prompt
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
