@@ -17,7 +17,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from sglang_prefill_ext.border.model.encoder_model import SglangEncoder
+from sglang_prefill_ext.border.model.vector_models import SglangEncoder
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget

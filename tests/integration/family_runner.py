@@ -45,13 +45,14 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
 )
 
-from sglang_prefill_ext.border.cpu.cpu_hooks import capped_on_host  # noqa: E402
+from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host  # noqa: E402
 from sglang_prefill_ext.border.model.capability import (  # noqa: E402
     ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
     declined_reason,
 )
-from sglang_prefill_ext.border.model.decoder_model import SglangModel, SglangVectorModel  # noqa: E402
+from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
+from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
 from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
 from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room  # noqa: E402
