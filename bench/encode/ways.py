@@ -12,8 +12,8 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
 from sglang_prefill_ext.modelmaker import corpus
-from sglang_prefill_ext.texts.encoder import Encoder, flat
 from sglang_prefill_ext.texts.frame import with_ids
+from sglang_prefill_ext.texts.libraries import Encoder, flat
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array

@@ -25,7 +25,7 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.texts.huggingface import faithful_copy
+from sglang_prefill_ext.texts.libraries import faithful_copy
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes

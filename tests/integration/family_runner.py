@@ -54,8 +54,11 @@ from sglang_prefill_ext.border.model.capability import (  # noqa: E402
 from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
 from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
 from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
-from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
-from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room  # noqa: E402
+from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
+    OwnPool,
+    PrivateSlots,
+    Room,
+)
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402

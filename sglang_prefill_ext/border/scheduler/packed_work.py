@@ -13,7 +13,7 @@ from sglang_prefill_ext.border.messages import PackedRowsResults
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
-from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.process.collector import Collector
 from sglang_prefill_ext.scheduling.policy import IterationPolicy, SchedulingPolicy

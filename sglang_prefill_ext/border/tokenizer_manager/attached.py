@@ -33,7 +33,7 @@ from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.texts.huggingface import PROBES
+from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows

@@ -12,7 +12,7 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import choice, text_encoder
 from sglang_prefill_ext.texts.frame import with_ids
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.libraries import TokenizerCopy
 from sglang_prefill_ext.texts.text_encoder import SAMPLED, TextEncoder
 from sglang_prefill_ext.wire import checks
 from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array

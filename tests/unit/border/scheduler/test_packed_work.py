@@ -9,7 +9,7 @@ import pytest
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
-from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
