@@ -17,18 +17,16 @@ from starlette.responses import Response
 from bench.http_client import post_bytes
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
 from sglang_prefill_ext.forward.upload import upload
+from sglang_prefill_ext.frontend.answers import Scored, scores_from_values
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
 from sglang_prefill_ext.frontend.score.score_body import ScoreBody, answer_body
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
-from sglang_prefill_ext.frontend.score.score_frontend import Scored
-from sglang_prefill_ext.frontend.score.scores import scores_from_values
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
-from sglang_prefill_ext.wire.arrays import Float32Array
-from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
+from sglang_prefill_ext.wire.arrays import FlatRows, Float32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 

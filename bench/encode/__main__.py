@@ -28,7 +28,7 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.texts import libraries
 from sglang_prefill_ext.texts.frame import frame_of
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.libraries import TokenizerCopy
 from sglang_prefill_ext.texts.proof import boundaries_of
 from sglang_prefill_ext.texts.sample_texts import splice_cases, texts
 from sglang_prefill_ext.texts.splice import Splice

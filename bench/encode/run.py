@@ -10,7 +10,7 @@ from statistics import median
 from bench.encode.ways import BATCH, Request, Shape, Way, mismatches, rows_of
 from bench.gate import GateError
 from sglang_prefill_ext.texts.comparison import same
-from sglang_prefill_ext.texts.encoder import flat
+from sglang_prefill_ext.texts.libraries import flat
 from sglang_prefill_ext.texts.splice import Spliced
 from sglang_prefill_ext.texts.text_encoder import Plain, TextEncoder
 

@@ -10,14 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.pack import pack_rows
+from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
 from sglang_prefill_ext.modelmaker import corpus
-from sglang_prefill_ext.texts.encoder import Encoder, flat
 from sglang_prefill_ext.texts.frame import with_ids
+from sglang_prefill_ext.texts.libraries import Encoder, flat
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
-from sglang_prefill_ext.wire.arrays import NO_INTS, int_array
-from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 
@@ -122,7 +121,7 @@ def served_ways(load: Callable[[], TextEncoder]) -> dict[str, Way]:
 
     def packed_from_rows(query: str, items: list[str]) -> PackedRows:
         rows = to_rows.encode([query + item for item in items])
-        return pack_rows(rows, _LABELS, _ANY_VOCABULARY)
+        return pack_token_ids([], rows, False, _LABELS, _ANY_VOCABULARY)
 
     return {
         SERVED: ids,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
-from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.queue import JobQueue, QueueLimits
+from sglang_prefill_ext.scheduling.queue import JobQueue
 
 DEFAULTS = PrefillOnlyConfig()
 
@@ -84,7 +84,7 @@ class Variant:
         """
         launch_tokens = measured_launch if self.launch_tokens is None else self.launch_tokens
         budget = ForwardBudget(DEFAULTS.max_forward_tokens)
-        limits = QueueLimits(UNLIMITED, UNLIMITED, UNLIMITED)
+        limits = QueueLoad(UNLIMITED, UNLIMITED, UNLIMITED)
         order = self.order if isinstance(self.order, Order) else Order.FCFS
         settings = (budget, order, self.ageing, launch_tokens, limits)
         match self.order:

@@ -17,10 +17,9 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.texts.huggingface import faithful_copy
+from sglang_prefill_ext.texts.libraries import faithful_copy
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
-from sglang_prefill_ext.wire.arrays import Int32Array
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows, to_bytes
 from sglang_prefill_ext.wire.prefix_policy import repeated_prefixes
 from sglang_prefill_ext.wire.status import Status, end_with_http

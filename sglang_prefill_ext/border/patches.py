@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import pkgutil
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
 from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching import guard, reach
+from sglang_prefill_ext.patching.reach import unbound
 from sglang_prefill_ext.patching.spec import Aspect, Group, Kind, Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import USES
-
-logger = logging.getLogger(__name__)
 
 _OTHER_PLUGIN = "uninstall the package that changes this too, or start without the flag"
 
@@ -122,12 +121,28 @@ def _install(patch: Patch, *, drift: bool) -> None:
         # A plain function would become a method of the instances that look the attribute up.
         installed: object = staticmethod(hook)
     else:
-        # Imports SGLang, which reading the states does not need.
-        from sglang_prefill_ext.border import registry
-
-        installed = registry.wrapped(original, hook, patch.kind)
+        installed = wrapped(original, hook, patch.kind)
     setattr(owner, patch.attribute, installed)
     _applied[patch.id] = _Applied(patch, owner, original, installed, drift)
+
+
+def wrapped(raw: object, hook: Callable[..., Any], kind: Kind) -> object:
+    """What takes the place of an attribute of a class or module: it, in a wrapper of SGLang's own.
+
+    The public pair `register` and `apply_hooks` would lose hooks: `apply_hooks` applies a
+    target only once, so that calling it here would drop every hook on the same target that a
+    plugin loaded later registers (the gRPC plugin that SGLang depends on also adds flags to
+    `ServerArgs.add_cli_args`), and it only logs a failure. It also looks for every target through
+    all modules anew, which takes a second for all of ours. `_wrap_fn` is what it calls in the end.
+    """
+    # Imported here: reading the states needs no SGLang.
+    from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
+
+    wrapper = _wrap_fn(unbound(raw), hook, HookType(kind.value))
+    return type(raw)(wrapper) if isinstance(raw, classmethod | staticmethod) else wrapper
+
+
+logger = logging.getLogger(__name__)
 
 
 def _rebind(changes: Sequence[_Applied]) -> None:

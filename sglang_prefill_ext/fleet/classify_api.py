@@ -16,7 +16,7 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
-from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.options import Int64
 
 
 class _OpenAiBody(msgspec.Struct):

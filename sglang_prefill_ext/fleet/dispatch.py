@@ -12,8 +12,8 @@ from sglang_prefill_ext.fleet.attempts import Attempts, Carrier, Choice, RowsPar
 from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts
 from sglang_prefill_ext.fleet.planning.planner import allowed_extra_work, plan
-from sglang_prefill_ext.frontend.client_wait import within
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.worker import within
 from sglang_prefill_ext.shared_device.homes import Homes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.parts import is_divisible, join_results

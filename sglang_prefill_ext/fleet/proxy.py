@@ -13,8 +13,8 @@ from yarl import URL
 
 from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError
 from sglang_prefill_ext.fleet.replica import Replica
-from sglang_prefill_ext.frontend.client_wait import departure
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
+from sglang_prefill_ext.frontend.worker import departure
 
 logger = logging.getLogger(__name__)
 

@@ -15,22 +15,22 @@ import torch
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.memory import free_bytes, peak_bytes
-from sglang_prefill_ext.scheduling.budget import (
+from sglang_prefill_ext.forward.memory import (
     SAFETY,
-    ForwardBudget,
     MemoryModel,
     Sample,
     fit_memory,
+    free_bytes,
+    peak_bytes,
 )
-from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels, Vectors
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from sglang_prefill_ext.wire.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
                 Labels(num_best=1, sampling=sampling),
             )
         )
-        for sampling in (NO_SAMPLING, draws)
+        for sampling in (None, draws)
     ]
 
 

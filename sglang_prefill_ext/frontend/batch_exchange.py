@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
+from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.packed_path import PackedPath, Served
+from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.prompt_batch import PackedGroup
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.arrays import Float32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -20,28 +22,6 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 T = TypeVar("T")
-
-
-class PackedGroup(Protocol):
-    """One packed request for some items of a batch.
-
-    Attributes:
-        members: the number of each row's item.
-        keep_prefix: the rows' prefix will come again, whatever the client says of it.
-    """
-
-    @property
-    def members(self) -> list[int]: ...
-
-    @property
-    def keep_prefix(self) -> bool: ...
-
-    @property
-    def rows(self) -> PackedRows: ...
-
-    def tables(self, values: Float32Array) -> list[Float32Array]:
-        """Divide the values of the answer among the members, in their order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

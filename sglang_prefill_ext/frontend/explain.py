@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_prefill_ext.frontend.score.score_frontend import Scored
+from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.scheduling.stats import ExecutionClass
 from sglang_prefill_ext.wire.parts import distinct_rows
 from sglang_prefill_ext.wire.stock_reason import StockReason

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
-from sglang_prefill_ext.frontend.client_wait import outcome_while_connected
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.worker import outcome_while_connected
 
 logger = logging.getLogger(__name__)
 
@@ -94,30 +94,19 @@ class Gatherer(Generic[Item, Answer]):
     Args:
         serve: given a kind and the items of a batch, answers every item, with an exception in
             the place of one that failed on its own.
-        max_items: of a batch; a call with so many gets a batch for itself.
-        max_wait_s: see above.
+        config: has how many items a batch takes, of which a call gets a batch for itself, and how
+            long its first call waits.
     """
 
     def __init__(
         self,
         serve: Callable[[Any, list[Item]], Awaitable[Sequence[Answer | Exception]]],
-        *,
-        max_items: int,
-        max_wait_s: float,
+        config: PrefillOnlyConfig,
     ) -> None:
         self._serve = serve
-        self._max_items = max_items
-        self._max_wait_s = max_wait_s
+        self._max_items = config.gather_rows
+        self._max_wait_s = config.gather_ms / 1e3
         self._lanes: dict[Hashable, _Lane[Item, Answer]] = {}
-
-    @classmethod
-    def configured(
-        cls,
-        serve: Callable[[Any, list[Item]], Awaitable[Sequence[Answer | Exception]]],
-        config: PrefillOnlyConfig,
-    ) -> Gatherer[Item, Answer]:
-        """One as large and as patient as the server's flags say."""
-        return cls(serve, max_items=config.gather_rows, max_wait_s=config.gather_ms / 1e3)
 
     async def ask(
         self, kind: Hashable, items: list[Item], request: Any = None, *, alone: bool = False

@@ -1,4 +1,4 @@
-"""What a client asks for in HTTP headers, beside the body of its request."""
+"""What HTTP requests have in common: what clients ask for in headers, and numbers of bodies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
 
 from sglang_prefill_ext.errors import RequestError
+
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""What orjson, with which SGLang reads bodies, takes for an integer."""
 
 OPT_OUT_HEADER = "x-prefill-only"
 PRIORITY_HEADER = "x-prefill-only-priority"

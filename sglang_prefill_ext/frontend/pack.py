@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array, int_array
+from sglang_prefill_ext.wire.arrays import (
+    NO_INTS,
+    NO_OVERRIDES,
+    FlatRows,
+    Int32Array,
+    OverrideArray,
+    int_array,
+)
 from sglang_prefill_ext.wire.checks import check_prompt, flatten_ids, wrong
-from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
+from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 
-_FIELD = "query, items"
+# Tokens of every row that are compared at a time: at first, and at most.
+_FIRST_LOOK, _LARGEST_LOOK = 16, 1024
+
+FIELD = "query, items"
 """What the user calls the prompts."""
 
 
@@ -57,54 +65,21 @@ class PromptLengths:
 def too_long(lengths: PromptLengths, longest: int) -> RequestError:
     """The error for prompts that no model takes, and that would take much memory to refuse."""
     return wrong(
-        _FIELD,
+        FIELD,
         f"a prompt has {lengths.longest_prompt} tokens, the model takes {longest} at most. "
         "Send a shorter query or shorter items.",
     )
-
-
-def common_prefix_len(rows: Sequence[list[int]]) -> int:
-    """Return how many leading tokens all rows share; 0 without rows.
-
-    The lexicographically smallest and largest row differ first where any two rows differ
-    first, so comparing these two is enough; finding them runs at C speed for lists.
-    """
-    if not rows:
-        return 0
-    low, high = min(rows), max(rows)
-    for position, (a, b) in enumerate(zip(low, high, strict=False)):
-        if a != b:
-            return position
-    return min(len(low), len(high))
-
-
-def shared_prefix_len(rows: Sequence[list[int]], known: int = 0) -> int:
-    """Return the prefix length of a packed request: at least one token stays in every row.
-
-    A single row has nothing to share with, so its prefix is 0 and no merge is needed.
-
-    Args:
-        rows: what follows the `known` tokens in each row; may be empty where `known` > 0.
-        known: tokens that all rows are known to share in front of `rows`.
-
-    Returns:
-        The length in tokens, counted from the start of the prompts.
-    """
-    if len(rows) <= 1:
-        return 0
-    shortest = min(map(len, rows))
-    return max(0, min(known + common_prefix_len(rows), known + shortest - 1))
 
 
 def pack_token_ids(
     query: list[int],
     items: list[list[int]],
     item_first: bool,
-    read: Labels,
+    labels: Labels,
     vocab_size: int,
     overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
-    """Pack ``query + item`` rows (``item + query`` if `item_first`), all given as token ids.
+    """Pack ``query + item`` rows, or ``item + query`` rows if `item_first`, of lists of token ids.
 
     Args:
         overrides: embeddings that negative ids name; not where `item_first`.
@@ -113,54 +88,104 @@ def pack_token_ids(
         RequestError: a row is empty, or an id lies outside the vocabulary.
         TypeError: an element is not an integer.
     """
-    if item_first:
-        flat = flatten_ids([query, *items], vocab_size, field=_FIELD)
-        rest = FlatRows(flat[len(query) :], int_array(list(map(len, items))))
-        return pack_flat(flat[: len(query)], rest, True, read, vocab_size)
-    if not query and not all(items):
-        check_prompt([], vocab_size, field="items")
-    prefix = shared_prefix_len(items, known=len(query))
-    inside = prefix - len(query)
-    if inside == 0:  # the usual case, in which nothing needs to be copied
-        parts = [query, *items]
-        lens = list(map(len, items))
-    elif inside > 0:
-        parts = [query, items[0][:inside], *(item[inside:] for item in items)]
-        lens = [len(item) - inside for item in items]
-    else:
-        tail = query[prefix:]
-        parts = [query[:prefix], *(part for item in items for part in (tail, item))]
-        lens = [len(tail) + len(item) for item in items]
-    tokens = flatten_ids(parts, vocab_size, field=_FIELD, overrides=len(overrides))
-    return PackedRows(tokens, prefix, int_array(lens), read, overrides=overrides)
+    flat = flatten_ids([query, *items], vocab_size, field=FIELD, overrides=len(overrides))
+    rows = FlatRows(flat[len(query) :], int_array(list(map(len, items))))
+    return _pack_checked(flat[: len(query)], rows, item_first, labels, overrides)
 
 
-def pack_rows(
-    rows: list[list[int]],
-    read: Labels,
+def pack_flat(
+    query: Int32Array,
+    items: FlatRows,
+    item_first: bool,
+    labels: Labels,
     vocab_size: int,
-    *,
-    longest_prefix: int | None = None,
-    read_lens: Int32Array = NO_INTS,
-    overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
-    """Pack whole prompts, given as token ids.
+    """Pack ``query + item`` rows, or ``item + query`` rows if `item_first`.
 
     Args:
-        longest_prefix: tokens that rows may share at most; None for all that are equal.
-        read_lens: see `PackedRows`.
-        overrides: embeddings that negative ids name.
+        items: at least one.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
-        TypeError: an element is not an integer.
     """
-    if not all(rows):
-        check_prompt([], vocab_size, field=_FIELD)
-    prefix = shared_prefix_len(rows)
-    if longest_prefix is not None:
-        prefix = min(prefix, longest_prefix)
-    parts: list[Any] = [rows[0][:prefix], *(row[prefix:] for row in rows)]
-    tokens = flatten_ids(parts, vocab_size, field=_FIELD, overrides=len(overrides))
-    lens = np.fromiter(map(len, rows), dtype=np.int32, count=len(rows)) - np.int32(prefix)
-    return PackedRows(tokens, prefix, lens, read, read_lens=read_lens, overrides=overrides)
+    check_ids(query, vocab_size, field="query")
+    check_ids(items.values, vocab_size, field="items")
+    return _pack_checked(query, items, item_first, labels)
+
+
+def _pack_checked(
+    query: Int32Array,
+    items: FlatRows,
+    item_first: bool,
+    labels: Labels,
+    overrides: OverrideArray = NO_OVERRIDES,
+) -> PackedRows:
+    """Likewise of ids in the vocabulary, or of negative ones that name `overrides`.
+
+    Raises:
+        RequestError: a row is empty.
+    """
+    if not len(query) and not items.counts.all():
+        check_prompt([], 0, field="items")
+    if item_first:
+        items, query = _with_query_last(query, items), NO_INTS
+    tokens, prefix_len, lens = shared_once(query, items)
+    return PackedRows(tokens, prefix_len, lens, labels, overrides=overrides)
+
+
+def shared_once(
+    front: Int32Array, rows: FlatRows, most: int | None = None
+) -> tuple[Int32Array, int, Int32Array]:
+    """Lay out ``front + row`` of every row; no such row is empty.
+
+    Args:
+        most: tokens that may be taken out of the rows at most; None for all that are shared.
+
+    Returns:
+        What all have in common, and the rest of each, as `PackedRows` has them: tokens, length
+        of the former, lengths of the latter. One row has nothing to share with.
+    """
+    if len(rows) == 1:
+        return np.concatenate([front, rows.values]), 0, rows.counts + np.int32(len(front))
+    inside = shared_len(rows)
+    if most is not None:
+        inside = min(inside, most)
+    if inside < 0:  # an empty row: what is read is the last token before it
+        parts = [front[:-1], np.insert(rows.values, rows.starts(), front[-1])]
+    elif inside:
+        parts = [front, rows.values[:inside], _without_beginnings(rows, inside)]
+    else:
+        parts = [front, rows.values] if len(front) else [rows.values]
+    tokens = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return tokens, len(front) + inside, rows.counts - np.int32(inside)
+
+
+def shared_len(rows: FlatRows) -> int:
+    """Tokens with which several rows begin alike, but for the last one of the shortest; -1 where
+    that is empty."""
+    shortest, starts = int(np.minimum.reduce(rows.counts)), rows.starts()
+    if shortest and ((first := rows.values[starts]) != first[0]).any():
+        return 0  # as usual
+    done, width = 0, _FIRST_LOOK
+    while done < shortest:
+        columns = np.arange(done, min(done + width, shortest))
+        table = rows.values[starts[:, None] + columns]
+        differ = (table != table[0]).any(axis=0)
+        if differ.any():
+            return done + int(differ.argmax())
+        done, width = done + len(columns), min(2 * width, _LARGEST_LOOK)
+    return shortest - 1
+
+
+def _with_query_last(query: Int32Array, items: FlatRows) -> FlatRows:
+    values = np.concatenate([part for item in items.rows() for part in (item, query)])
+    return FlatRows(values, items.counts + np.int32(len(query)))
+
+
+def _without_beginnings(rows: FlatRows, length: int) -> Int32Array:
+    """The values of rows but the first `length` of each, which is less than any has."""
+    starts = rows.starts()
+    edges = np.zeros(len(rows.values), dtype=np.int8)  # one byte a value, as there may be many
+    edges[starts], edges[starts + length] = 1, -1
+    kept: Int32Array = rows.values[np.cumsum(edges, dtype=np.int8) == 0]
+    return kept

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.pack import shared_len, shared_once
 from sglang_prefill_ext.frontend.read_places import ReadPlaces
-from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array, int_array
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
+from sglang_prefill_ext.wire.arrays import (
+    NO_INTS,
+    NO_OVERRIDES,
+    FlatRows,
+    Float32Array,
+    Int32Array,
+    OverrideArray,
+    int_array,
+)
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Vectors
 
 _BEGINNING = 16
@@ -22,9 +29,6 @@ _BEGINNING = 16
 
 _LEAST_SAVING = 128
 """Tokens that a packed request of its own must save: about what its way costs."""
-
-_WORTH_A_LOOK = 256
-"""Tokens of a prompt that is worth a packed request for what a prefix cache may have of it."""
 
 
 class Beginning(NamedTuple):
@@ -42,12 +46,12 @@ class Beginning(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptGroup:
-    """One packed request for some of the prompts.
+class PackedGroup:
+    """One packed request for some of the prompts of a batch.
 
     Attributes:
         members: the number of each row's prompt.
-        keep_prefix: see `Beginning.repeated`.
+        keep_prefix: the rows' prefix will come again, whatever the client says of it.
     """
 
     members: list[int]
@@ -55,7 +59,7 @@ class PromptGroup:
     keep_prefix: bool = False
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
-        """Return the vector of every member, float32 ``[width]``."""
+        """Divide the values of the answer among the members, evenly and in their order."""
         return list(values.reshape(len(self.members), -1))
 
 
@@ -66,7 +70,7 @@ def pack_prompts(
     *,
     adapter: str = "",
     policy: PrefixPolicy | None = None,
-) -> list[PromptGroup]:
+) -> list[PackedGroup]:
     """Pack prompts, each with at least one token and all ids valid, into requests for vectors.
 
     Args:
@@ -88,7 +92,7 @@ def pack_prompts(
             overrides=overrides,
             adapter=adapter,
         )
-        groups.append(PromptGroup(members, rows, repeated))
+        groups.append(PackedGroup(members, rows, repeated))
     return groups
 
 
@@ -101,8 +105,7 @@ def pack_read_places(
 ) -> PackedRows:
     """Pack prompts into one request for vectors at given places; see `ReadPlaces`."""
     reads = ReadPlaces.of(list(map(len, prompts)), places)
-    prefix = min(_shared_prefix_len(prompts), reads.first)
-    tokens, lens = flat_tokens(prompts, prefix)
+    tokens, prefix, lens = shared_once(NO_INTS, _flat(prompts), most=reads.first)
     return PackedRows(
         tokens,
         prefix,
@@ -136,7 +139,7 @@ def shared_beginnings(
             group = Beginning(members, _shared_prefix_len([prompts[each] for each in members]))
             saving = (len(members) - 1) * group.prefix
         else:
-            group = Beginning(members, *_lone_prefix(prompts[members[0]], adapter, policy))
+            group = Beginning(members, *lone_prefix(prompts[members[0]], adapter, policy))
             saving = group.prefix
         if saving >= least_saving:
             groups.append(group)
@@ -145,47 +148,6 @@ def shared_beginnings(
     if others:
         groups.append(Beginning(others, _shared_prefix_len([prompts[each] for each in others])))
     return groups
-
-
-def lone_prompt(
-    rows: PackedRows, options: RequestOptions, policy: PrefixPolicy | None, longest: int
-) -> tuple[PackedRows, RequestOptions]:
-    """Give a packed request of one prompt the prefix that `shared_beginnings` would give it.
-
-    Args:
-        policy: see `shared_beginnings`.
-        longest: tokens of a prompt that fits a forward; longer ones stay as they are.
-    """
-    usual = rows.reads_row_ends and not len(rows.overrides)
-    if rows.num_rows > 1 or len(rows.tokens) > longest or not usual:
-        return rows, options
-    keep = options.keep_prefix
-    prefix, repeated = _lone_prefix(rows.tokens, rows.adapter, policy, keep=keep)
-    if not prefix:
-        return rows, options
-    rows = replace(rows, prefix_len=prefix, suffix_lens=int_array([len(rows.tokens) - prefix]))
-    return rows, replace(options, keep_prefix=repeated or keep)
-
-
-def _lone_prefix(
-    prompt: Int32Array, adapter: str, policy: PrefixPolicy | None, *, keep: bool = False
-) -> tuple[int, bool]:
-    """How many tokens of a prompt that shares none to look up in the cache, and whether these came
-    before.
-
-    A long prompt is looked up in any case, and the scheduler knows whether it came before. A
-    short one has to come before: most never come again, and a look takes the scheduler a sixth
-    more time than a lone prompt of a small model.
-
-    Args:
-        keep: the client says that it will come again, as if it had come before.
-    """
-    if policy is None:
-        return 0, False
-    if len(prompt) >= _WORTH_A_LOOK:
-        return len(prompt) - 1, False
-    seen = policy.tokens_to_commit(prompt[:-1], adapter, keep=keep)
-    return seen, seen > 0
 
 
 def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array, Int32Array]:
@@ -197,12 +159,8 @@ def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array,
 
 def _shared_prefix_len(prompts: Sequence[Int32Array]) -> int:
     """Leading tokens that all prompts share; at least one token stays in each, 0 for one."""
-    first = prompts[0]
-    shared = 0 if len(prompts) == 1 else min(map(len, prompts)) - 1
-    for other in prompts[1:]:
-        if not shared:
-            break
-        differing = np.flatnonzero(first[:shared] != other[:shared])
-        if len(differing):
-            shared = int(differing[0])
-    return shared
+    return shared_len(_flat(prompts)) if len(prompts) > 1 else 0
+
+
+def _flat(prompts: Sequence[Int32Array]) -> FlatRows:
+    return FlatRows(np.concatenate(prompts), int_array(list(map(len, prompts))))

@@ -1,4 +1,7 @@
-"""Reads at given places of prompts, which packed rows know as their last tokens."""
+"""Reads at given places of prompts, which packed rows know as their last tokens.
+
+Setwise scoring reads labels at every extraction token of an item, not at its end.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.wire.arrays import Int32Array, int_array
+from sglang_prefill_ext.frontend.pack import FIELD, shared_once
+from sglang_prefill_ext.wire.arrays import (
+    NO_INTS,
+    NO_OVERRIDES,
+    FlatRows,
+    Int32Array,
+    OverrideArray,
+    int_array,
+)
+from sglang_prefill_ext.wire.checks import check_memory, flatten_ids
+from sglang_prefill_ext.wire.packed import PackedRows
+from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -59,3 +74,42 @@ def anchors_of(
     if token in query or not all(anchors):
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     return anchors
+
+
+def pack_setwise(
+    prompts: Sequence[list[int]],
+    anchors: Sequence[Sequence[int]],
+    labels: Labels,
+    vocab_size: int,
+    config: PrefillOnlyConfig,
+    overrides: OverrideArray = NO_OVERRIDES,
+) -> PackedRows:
+    """Pack whole prompts whose labels are read at every anchor.
+
+    Args:
+        anchors: places in each prompt, see `ReadPlaces`.
+        overrides: embeddings that negative ids name.
+
+    Raises:
+        RequestError: an id lies outside the vocabulary, or more labels are to be read than
+            `check_memory` allows.
+        TypeError: an element is not an integer.
+    """
+    reads = ReadPlaces.of(list(map(len, prompts)), anchors)
+    counts = list(map(len, anchors))
+    ids, lens = labels.ids, labels.lens_of(0, len(prompts))
+    check_memory(config, numbers=int(np.dot(lens.astype(np.int64), counts)))
+    own = np.split(ids, np.cumsum(lens)[:-1]) if len(labels.lens) else [ids] * len(prompts)
+    label_ids = np.concatenate([np.tile(each, n) for each, n in zip(own, counts, strict=True)])
+    label_lens = (np.repeat(lens, reads.lens) * reads.wanted).astype(np.int32)
+    flat = flatten_ids(prompts, vocab_size, field=FIELD, overrides=len(overrides))
+    rows = FlatRows(flat, int_array(list(map(len, prompts))))
+    tokens, prefix_len, suffix_lens = shared_once(NO_INTS, rows, most=reads.first)
+    return PackedRows(
+        tokens,
+        prefix_len,
+        suffix_lens,
+        Labels(label_ids, label_lens, labels.normalised),
+        read_lens=reads.lens,
+        overrides=overrides,
+    )

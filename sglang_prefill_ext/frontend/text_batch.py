@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, Generic, TypeVar
 
-from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.gather import Gatherer
-from sglang_prefill_ext.frontend.link import SchedulerLink
+from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.worker import Worker
-from sglang_prefill_ext.metrics import FrontendMetrics
 
 Prompt = TypeVar("Prompt")
 
@@ -24,17 +22,14 @@ class TextBatches(Generic[Prompt]):
 
     def __init__(
         self,
-        link: SchedulerLink,
-        config: PrefillOnlyConfig,
-        metrics: FrontendMetrics,
+        path: PackedPath,
         worker: Worker,
         finish: Callable[[list[int]], Prompt],
     ) -> None:
-        self._link = link
-        self.metrics = metrics
+        self.path = path
         self._worker = worker
         self._finish = finish
-        self._gatherer: Gatherer[Any, Prompt] = Gatherer.configured(self._encode, config)
+        self._gatherer: Gatherer[Any, Prompt] = Gatherer(self._encode, path.config)
 
     async def ask(self, texts: Sequence[Any], request: Any = None) -> list[Prompt]:
         """Return a prompt of each text, or of each pair of texts.
@@ -51,12 +46,12 @@ class TextBatches(Generic[Prompt]):
         return await self._gatherer.ask(pairs, list(texts), request)
 
     async def _encode(self, _pairs: bool, texts: list[Any]) -> Sequence[Prompt | Exception]:
-        self.metrics.count("text_batches")
+        self.path.metrics.count("text_batches")
         return await self._worker.run(self._encode_now, texts)
 
     def _encode_now(self, texts: list[Any]) -> list[Prompt | Exception]:
         try:
-            encoded = self._link.encode(texts)
+            encoded = self.path.link.encode(texts)
         except BaseException as error:  # a tokenizer's panic in Rust is no `Exception`
             if len(texts) == 1:
                 return [error if isinstance(error, Exception) else RuntimeError(repr(error))]

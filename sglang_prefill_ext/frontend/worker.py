@@ -1,24 +1,30 @@
-"""What would stall the event loop of a front end for milliseconds: in a thread, and in parts."""
+"""Waiting, while the client that wants an answer is there, for a scheduler or for a thread.
+
+What would stall the event loop of a front end for milliseconds is done in a thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-from numpy.typing import NDArray
+from sglang_prefill_ext.errors import DeadlineExceededError, RequestAbortedError, ServerBusyError
 
-from sglang_prefill_ext.errors import ServerBusyError
-from sglang_prefill_ext.frontend.client_wait import outcome_while_connected, within
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MOST_WAITING = 4096
 """Calls that may wait for the thread; beyond, a call is rejected."""
+
+_DISCONNECT_POLL_S = 1.0
+"""How often a waiting call looks whether its client is still there."""
 
 _INLINE_TOKENS = 20_000
 """Calls with more prompt tokens than this are packed in the thread."""
@@ -26,13 +32,116 @@ _INLINE_TOKENS = 20_000
 _PACE = 0.1
 """Weight of the newest call in the mean time that one takes."""
 
-_AT_A_TIME = 1 << 16
-"""Values that become objects in one step, during which no other thread runs."""
 
-ROWS_AT_A_TIME = 16
-"""Rows of an answer, of up to as many numbers as the vocabulary is large."""
+async def departure(request: Any) -> None:
+    """Return once the client of a request has left whose body was read; nobody else may receive."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
-_ENCODER = msgspec.json.Encoder()
+
+async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
+    """Wait for a future that nobody else waits for.
+
+    Args:
+        request: of the client, see `_watching`.
+
+    Raises:
+        RequestAbortedError: the client left first.
+    """
+
+    def give_up() -> None:
+        if not future.done():
+            future.set_exception(_gone())
+
+    with _watching(request, give_up):
+        return await future
+
+
+@asynccontextmanager
+async def while_connected(request: Any) -> AsyncIterator[None]:
+    """End what is inside once its client has left.
+
+    Args:
+        request: of the client, see `_watching`.
+
+    Raises:
+        RequestAbortedError: it has.
+    """
+    try:
+        async with asyncio.timeout(None) as inside:
+            with _watching(request, partial(inside.reschedule, 0.0)):
+                yield
+    except TimeoutError as error:
+        if not inside.expired():
+            raise
+        raise _gone() from error
+
+
+@asynccontextmanager
+async def within(deadline_ms: float | None, when: str) -> AsyncIterator[None]:
+    """End what is inside once its deadline has passed.
+
+    Args:
+        deadline_ms: Unix time in ms; None for none.
+        when: what was going on, in the words of the error.
+
+    Raises:
+        DeadlineExceededError: it has.
+    """
+    if deadline_ms is None:
+        yield
+        return
+    try:
+        async with asyncio.timeout(deadline_ms / 1e3 - time.time()):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceededError(f"The deadline of the request passed {when}.") from error
+
+
+@contextmanager
+def _watching(request: Any, give_up: Callable[[], object]) -> Iterator[None]:
+    """Look now and then whether a client is still there, and `give_up` once it has left.
+
+    Args:
+        request: with an `is_disconnected`; one without it, as None, cannot leave.
+    """
+    is_disconnected = getattr(request, "is_disconnected", None)
+    if is_disconnected is None:
+        yield
+        return
+    watches: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+
+    def begin_to_look() -> None:
+        watches.append(loop.create_task(_watch(is_disconnected, give_up)))
+
+    # Most waits end before the first look, which then has cost a timer and no task.
+    timer = loop.call_later(_DISCONNECT_POLL_S, begin_to_look)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        for watch in watches:
+            watch.cancel()
+
+
+async def _watch(
+    is_disconnected: Callable[[], Awaitable[bool]], give_up: Callable[[], object]
+) -> None:
+    while True:
+        try:
+            has_left = await is_disconnected()
+        except Exception:
+            logger.exception("A client cannot be watched any more; its request goes on")
+            return
+        if has_left:
+            give_up()
+            return
+        await asyncio.sleep(_DISCONNECT_POLL_S)
+
+
+def _gone() -> RequestAbortedError:
+    return RequestAbortedError("The client disconnected before the answer was ready.")
 
 
 def is_large(tokens: int) -> bool:
@@ -121,23 +230,3 @@ class _Job:
     def drop(self) -> None:
         """Let go of what it holds; nobody waits any more."""
         self._call = None
-
-
-def table_rows(table: NDArray[Any]) -> list[list[Any]]:
-    """Return a table ``[rows, columns]`` as one list a row, some rows at a time."""
-    step = max(1, _AT_A_TIME // max(1, table.shape[1]))
-    if step >= len(table):
-        rows: list[list[Any]] = table.tolist()
-        return rows
-    return [row for a in range(0, len(table), step) for row in table[a : a + step].tolist()]
-
-
-def in_parts(rows: Sequence[Any], at_a_time: int = ROWS_AT_A_TIME) -> Any:
-    """Many rows as JSON, for an encoder of `msgspec` to put in their place; few as they are.
-
-    They are made some at a time, so that other threads run between.
-    """
-    if len(rows) <= at_a_time:
-        return rows
-    parts = (rows[start : start + at_a_time] for start in range(0, len(rows), at_a_time))
-    return msgspec.Raw(b"[%s]" % b",".join(_ENCODER.encode(part)[1:-1] for part in parts))

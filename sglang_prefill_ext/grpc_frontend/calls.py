@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.attach.messages import StockAnswer
 from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.frontend.answers import flat_scores
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.scores import flat_scores
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import (
@@ -19,9 +19,9 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     VectorQuestion,
     stock_arguments,
 )
-from sglang_prefill_ext.wire.arrays import Int32Array, int_array, values_to_bytes
+from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, int_array, values_to_bytes
 from sglang_prefill_ext.wire.checks import check_prompt
-from sglang_prefill_ext.wire.flat import FlatRows, check_ids
+from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason

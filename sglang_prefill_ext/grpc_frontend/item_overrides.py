@@ -9,10 +9,15 @@ import numpy as np
 
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.arrays import (
+    DTYPES,
+    NO_INTS,
+    Int32Array,
+    OverrideArray,
+    overrides_from_bytes,
+)
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import int32_array
-from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray, overrides_from_bytes
 
 _FIELD = "embed_overrides"
 

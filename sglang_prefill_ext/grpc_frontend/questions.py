@@ -10,9 +10,9 @@ from sglang_prefill_ext.frontend.options import OPT_OUT_HEADER, RequestOptions, 
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.item_overrides import ItemOverrides, item_overrides
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array, int_array
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array, int_array
 from sglang_prefill_ext.wire.checks import wrong
-from sglang_prefill_ext.wire.flat import FlatRows, flat_rows, int32_array
+from sglang_prefill_ext.wire.flat import flat_rows, int32_array
 
 _OF_ITEMS = {"item_texts", "item_ids", "embed_overrides"}
 """Fields that every message of a stream may have."""

@@ -193,7 +193,7 @@ def _function(target: str, function: Any) -> Use:
 def _library_uses(modules: Modules, old: Path) -> Iterator[Use]:
     """Without bodies: their releases are SGLang's to choose, and not all run on every machine."""
     for names in modules.values():
-        read = _Read(names.made, names.touched, set(), set(), set())
+        read = _Read(names.made, names.touched, set())
         for target in names.imports:
             if is_of(target, LIBRARIES):
                 yield from (replace(use, body="") for use in _uses_of_library(target, read, old))

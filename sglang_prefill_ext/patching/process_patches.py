@@ -6,7 +6,7 @@ from __future__ import annotations
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
 _GC_CONTROL = "sglang_prefill_ext.border.gc_control"
-_PAGEABLE_HOOK = "sglang_prefill_ext.border.cpu.cpu_hooks:without_pinning"
+_PAGEABLE_HOOK = "sglang_prefill_ext.border.cpu.cpu_platform:without_pinning"
 _REPLICA_HOOKS = "sglang_prefill_ext.border.dp_controller.several_schedulers"
 
 _MANAGERS = "sglang.srt.managers"
@@ -112,7 +112,7 @@ PROCESS_PATCHES: tuple[Patch, ...] = (
         id="P54",
         target=f"{_PROCESSOR}.LogitsProcessor._get_logits",
         kind=Kind.AROUND,
-        hook="sglang_prefill_ext.border.cpu.cpu_hooks:capped_on_host",
+        hook="sglang_prefill_ext.border.cpu.cpu_platform:capped_on_host",
         group=Group.CPU,
         why="Without a GPU a model with a soft cap of its logits would answer nothing.",
         signature="(self, hidden_states, lm_head, logits_metadata, embedding_bias=None, "

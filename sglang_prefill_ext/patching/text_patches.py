@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 
-_CHAT_HOOKS = "sglang_prefill_ext.border.tokenizer_manager.chat_hooks"
+_CHAT_HOOKS = "sglang_prefill_ext.border.tokenizer_manager.text_hooks"
 _HOOKS = "sglang_prefill_ext.border.tokenizer_manager.text_hooks"
 _TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 

@@ -1,16 +1,13 @@
-"""How large one forward may be: in tokens, and in the memory that it takes while it runs."""
+"""How large one forward may be, what it costs, and how much may wait."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sglang_prefill_ext.errors import ConfigError
+from sglang_prefill_ext.wire.packed import PackedRows
 
 UNLIMITED = 1 << 62
-
-SAFETY = 1.25
-"""Measured memory is multiplied by this: layouts differ from those that were measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,72 +67,100 @@ class ForwardBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What one forward took at its highest, in bytes."""
+class GraphCost:
+    """The graphs of a scheduler, and what a forward without one costs; measured at start.
 
-    tokens: int
-    rows: int
-    peak_bytes: int
+    A replayed forward of ``n`` tokens costs ``launch_tokens + n``, in tokens that are computed in
+    the same time. One that is launched kernel by kernel costs as much, but never less than the
+    host needs for its launches.
+
+    Attributes:
+        tokens: of the largest graph; 0: there is none, and no cost has a floor.
+        eager_tokens: what the shortest forward costs that is launched kernel by kernel.
+    """
+
+    tokens: int = 0
+    eager_tokens: int = 0
+
+    def hold(self, tokens: int, groups: int) -> bool:
+        """Whether the largest graph does."""
+        return tokens <= self.tokens and groups <= groups_of(self.tokens)
+
+    def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
+        """What a forward of so many tokens costs."""
+        cost = launch_tokens + tokens
+        return max(cost, self.eager_tokens) if eager and self.tokens else cost
+
+    def leaving_pays(self, tokens: int, launch_tokens: int) -> bool:
+        """Whether so many tokens cost less in one eager forward than in full replays.
+
+        True from ``eager_tokens * tokens / (tokens + launch_tokens)`` on; above `eager_tokens` in
+        any case.
+        """
+        return tokens * (self.tokens + launch_tokens) >= self.eager_tokens * self.tokens
+
+
+NO_GRAPHS = GraphCost()
+
+
+def groups_of(tokens: int) -> int:
+    """Groups that a graph of so many tokens holds.
+
+    Every group may add a tile that is not full, and tiles that are not there cost time.
+    """
+    return max(1, tokens // 16)
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryModel:
-    """Temporary memory that a forward is expected to take at most."""
+class QueueLoad:
+    """What waits, or what one request would add to it.
 
-    fixed_bytes: int
-    bytes_per_token: int
-    bytes_per_row: int
-
-    def num_bytes(self, tokens: int, rows: int) -> int:
-        """Of a forward of so many tokens and rows."""
-        return self.fixed_bytes + self.bytes_per_token * tokens + self.bytes_per_row * rows
-
-
-def fit_memory(some: Sample, most: Sample, most_rows: Sample) -> MemoryModel:
-    """Return a model that lies `SAFETY` above forwards of a size between the samples.
-
-    The peak of a forward is the largest of what its layers, its attention and its read-out take.
-    Each grows evenly, except that what is done in chunks stops growing at the first whole one.
-    Beyond there the peak lies below every straight line between two of its points, hence below
-    the model, which is drawn through the samples.
-
-    Args:
-        some: a forward that is just large enough for whole chunks.
-        most: as many tokens as a forward may have.
-        most_rows: as many tokens, and more rows.
+    Attributes:
+        tokens: still to be computed.
+        rows: of all requests.
+        bytes: of the requests' arrays, their labels repeated for every row.
     """
-    assert some.tokens < most.tokens == most_rows.tokens, (some, most, most_rows)
-    more_rows = most_rows.rows - most.rows
-    per_row = max(0.0, (most_rows.peak_bytes - most.peak_bytes) / more_rows)
-    by_rows = per_row * (most.rows - some.rows)
-    more_tokens = most.tokens - some.tokens
-    per_token = max(0.0, (most.peak_bytes - some.peak_bytes - by_rows) / more_tokens)
-    fixed = max(
-        each.peak_bytes - per_token * each.tokens - per_row * each.rows
-        for each in (some, most, most_rows)
-    )
-    rates = (max(0.0, fixed), per_token, per_row)
-    return MemoryModel(*(math.ceil(SAFETY * rate) for rate in rates))
+
+    tokens: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: QueueLoad) -> QueueLoad:
+        return QueueLoad(
+            self.tokens + other.tokens, self.rows + other.rows, self.bytes + other.bytes
+        )
+
+    def __sub__(self, other: QueueLoad) -> QueueLoad:
+        return QueueLoad(
+            self.tokens - other.tokens, self.rows - other.rows, self.bytes - other.bytes
+        )
 
 
-_READOUT_BYTES = 64 << 20
-_MOST_READOUT_BYTES = 512 << 20
-"""Logits in float32 of the largest vocabularies for 500 reads and more: a forward seldom has more
-that need them, and the output head, hundreds of MB, is read once for each chunk."""
+def load_of(rows: PackedRows) -> QueueLoad:
+    """Return the load of a request that just came; looks at lengths only."""
+    numbers = len(rows.tokens) + 2 * rows.num_reads + rows.num_values
+    num_bytes = numbers * rows.tokens.itemsize + rows.overrides.nbytes
+    return QueueLoad(len(rows.tokens), rows.num_rows, num_bytes)
 
-_READOUT_SHARE = 16
 
+def refusal(limits: QueueLoad, waiting: QueueLoad, request: QueueLoad) -> str:
+    """Return why a request may not join what waits; empty if it may.
 
-def readout_bytes(asked_mib: int, device_type: str, free: int) -> int:
-    """Memory for logits over the vocabulary, which is taken some three times while they are read.
-
-    Args:
-        asked_mib: what the operator wants; 0 leaves it to the device.
-        device_type: `torch.device.type`.
-        free: of the device's memory, in bytes; the same number on every rank.
+    Where nothing waits every request may, as a larger one could never be served otherwise.
     """
-    if asked_mib:
-        return asked_mib << 20
-    if device_type != "cuda":
-        return _READOUT_BYTES
-    return min(max(_READOUT_BYTES, free // _READOUT_SHARE), _MOST_READOUT_BYTES)
+    if waiting == QueueLoad():
+        return ""
+    after = waiting + request
+    for limit in fields(limits):
+        most, would_be = getattr(limits, limit.name), getattr(after, limit.name)
+        if would_be > most:
+            return (
+                f"The server is busy: {would_be} {limit.name} would wait, "
+                f"the limit is {most}. Try again later."
+            )
+    return ""
+
+
+def retry_after_s(waiting: QueueLoad, tokens_per_s: float) -> float:
+    """Estimate in how many seconds what waits now will be computed; 0 if no rate is known."""
+    return waiting.tokens / tokens_per_s if tokens_per_s > 0 else 0.0

@@ -10,10 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sglang_prefill_ext.scheduling.coalesce import choose_jobs
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import Share
-from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import (
     Executor,
@@ -138,8 +137,7 @@ class Forwards:
         Returns:
             Whether that is another division than the job had.
         """
-        assert job.distinct is not None, "a large job knows its rows"
-        cached = self._cached_tokens(job)
+        cached = self.cached_tokens(job)
         if job.pieces and cached == job.cut_behind:
             return False
         job.pieces = split_request(job.distinct, self._policy.budget, cached)
@@ -165,11 +163,8 @@ class Forwards:
 
     def _choose(self, join_tokens: int) -> list[Job]:
         """The jobs of the next forward; large ones among them are divided behind what is cached."""
-        policy = self._policy
         while True:
-            jobs = choose_jobs(
-                self.queue, policy.budget, policy.launch_tokens, join_tokens, policy.graphs
-            )
+            jobs = choose_jobs(self.queue, self._policy, join_tokens)
             fresh = [job for job in jobs if job.large and not job.next_piece]
             if any(self._is_under_way(job) for job in fresh):
                 self.collect(leave=0)
@@ -177,15 +172,15 @@ class Forwards:
                 return jobs
 
     def _recut(self, job: Job) -> bool:
-        if self._cached_tokens(job) == job.cut_behind:
+        if self.cached_tokens(job) == job.cut_behind:
             return False
         self.queue.drop(job)
         self.cut(job)
         self.queue.push(job)
         return True
 
-    def _cached_tokens(self, job: Job) -> int:
-        assert job.distinct is not None, "a large job knows its rows"
+    def cached_tokens(self, job: Job) -> int:
+        """Tokens of a job's prefix that a forward would find in the cache now."""
         prefix = cacheable_prefix(job.distinct)
         if self._cache is None or prefix is None:
             return 0
@@ -193,7 +188,6 @@ class Forwards:
 
     def _is_under_way(self, job: Job) -> bool:
         """Whether a forward in flight is about to complete the very prefix of a large job."""
-        assert job.distinct is not None, "a large job knows its rows"
         prefix = job.distinct.tokens[: job.distinct.prefix_len]
         return any(
             other.launched

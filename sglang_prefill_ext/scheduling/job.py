@@ -10,44 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_prefill_ext.scheduling.budget import QueueLoad
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixTransaction
 from sglang_prefill_ext.scheduling.split import Piece
 from sglang_prefill_ext.wire.arrays import Float32Array, values_to_bytes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLoad:
-    """What waits, or what one request would add to it.
-
-    Attributes:
-        tokens: still to be computed.
-        rows: of all requests.
-        bytes: of the requests' arrays, their labels repeated for every row.
-    """
-
-    tokens: int = 0
-    rows: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: QueueLoad) -> QueueLoad:
-        return QueueLoad(
-            self.tokens + other.tokens, self.rows + other.rows, self.bytes + other.bytes
-        )
-
-    def __sub__(self, other: QueueLoad) -> QueueLoad:
-        return QueueLoad(
-            self.tokens - other.tokens, self.rows - other.rows, self.bytes - other.bytes
-        )
-
-
-def load_of(rows: PackedRows) -> QueueLoad:
-    """Return the load of a request that just came; looks at lengths only."""
-    numbers = len(rows.tokens) + 2 * rows.num_reads + rows.num_values
-    num_bytes = numbers * rows.tokens.itemsize + rows.overrides.nbytes
-    return QueueLoad(len(rows.tokens), rows.num_rows, num_bytes)
-
 
 _NOTHING = QueueLoad()
 
@@ -67,7 +35,7 @@ class Job:
         arrival_s: monotonic time of arrival, for reporting only, never for a decision.
         reply_to: opaque return route of the transport.
         arrived: the load of the rows.
-        distinct: the rows that are computed.
+        distinct: the rows that are computed; those that were asked for until it is planned.
         pieces: what the forwards of the job compute; `next_piece` of them were launched.
         large: the rows fit no forward, unless the prefix cache has enough of the prefix.
         cut_behind: tokens of the prefix that a large job's pieces take to be cached.
@@ -91,7 +59,7 @@ class Job:
     arrival_s: float = 0.0
     reply_to: Any = None
     arrived: QueueLoad = _NOTHING
-    distinct: PackedRows | None = None
+    distinct: PackedRows = field(init=False)
     pieces: Sequence[Piece] = ()
     large: bool = False
     cut_behind: int = 0
@@ -107,6 +75,9 @@ class Job:
     tokens_computed: int = 0
     tokens_cached: int = 0
     ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.distinct = self.rows
 
     def restart(self) -> None:
         """Forget what earlier forwards of the job have computed; nothing is held any more."""

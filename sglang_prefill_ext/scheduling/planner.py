@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 from sglang_prefill_ext.scheduling.split import Piece
-from sglang_prefill_ext.wire.arrays import Int32Array
-from sglang_prefill_ext.wire.overrides import OverrideArray, overrides_of
+from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Int32Array, OverrideArray
 from sglang_prefill_ext.wire.reads import Reads
 
 
@@ -124,3 +123,24 @@ def _shares(
             shares[number] = Share(group, slice(start, stop), tokens)
             start = stop
     return tuple(shares[number] for number in range(len(pieces)))
+
+
+def overrides_of(
+    segments: Sequence[tuple[Int32Array, OverrideArray]],
+) -> tuple[NDArray[np.int64], OverrideArray]:
+    """Return what stands where in token ids that are joined, each with a table of its own.
+
+    Returns:
+        Ascending places in the joined ids, int64 ``[n]``; the embeddings there, ``[n, hidden]``.
+    """
+    places, embeds = [], []
+    start = 0
+    for ids, table in segments:
+        if len(table):
+            inside = np.flatnonzero(ids < 0)
+            places.append(start + inside)
+            embeds.append(table[~ids[inside]])
+        start += len(ids)
+    if not places:
+        return np.empty(0, dtype=np.int64), NO_OVERRIDES
+    return np.concatenate(places), np.concatenate(embeds)

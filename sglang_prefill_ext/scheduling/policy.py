@@ -1,4 +1,4 @@
-"""Which jobs are taken, and when: what a scheduler was told, and forwards beside decode steps.
+"""Which jobs are taken, and when: those that share the next forward, also beside decode steps.
 
 Beside decode steps work is counted in *token equivalents*, tokens that a packed forward computes in
 the same time, so that all ranks decide alike. A forward of ``n`` tokens takes ``launch_tokens + n``
@@ -7,12 +7,19 @@ of them. Pure, without a clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig
-from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
-from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
-from sglang_prefill_ext.scheduling.queue import JobQueue, QueueLimits, order_key
+from sglang_prefill_ext.scheduling.budget import (
+    NO_GRAPHS,
+    UNLIMITED,
+    ForwardBudget,
+    GraphCost,
+    QueueLoad,
+)
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.queue import JobQueue, order_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +30,17 @@ class SchedulingPolicy:
         budget: of one forward.
         order: of waiting jobs.
         ageing: see `order_key`.
-        launch_tokens: see `choose_jobs`.
+        launch_tokens: what a launch costs whatever its size, in tokens that are computed in the
+            same time, >= 0; with 0 no job joins another. Where there are graphs, of a replay.
         limits: of the queue.
-        graphs: see `choose_jobs`.
+        graphs: what is replayed, and what is not costs.
     """
 
     budget: ForwardBudget
     order: Order
     ageing: int
     launch_tokens: int
-    limits: QueueLimits
+    limits: QueueLoad
     graphs: GraphCost = field(default=NO_GRAPHS, kw_only=True)
 
     def new_queue(self) -> JobQueue:
@@ -52,7 +60,7 @@ def policy_of(
         order=config.order,
         ageing=config.ageing,
         launch_tokens=config.launch_tokens or launch_tokens,
-        limits=QueueLimits(
+        limits=QueueLoad(
             tokens=config.max_queued_tokens,
             rows=config.max_queued_rows,
             bytes=config.max_queued_mib << 20,
@@ -61,28 +69,81 @@ def policy_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeShare:
-    """How much packed work running decode requests put up with.
+def choose_jobs(
+    queue: JobQueue, policy: SchedulingPolicy, join_tokens: int = UNLIMITED
+) -> list[Job]:
+    """Return the jobs whose next pieces make up the next forward; empty if none waits.
 
-    Attributes:
-        step_tokens: token equivalents of one decode step, >= 1.
-        slowdown: decode steps may take so many times as long as without packed work, > 1.
-        launch_tokens: what a forward costs besides its tokens, >= 0.
-        max_wait_steps: decode steps after which waiting packed work runs in any case, >= 0.
+    The first in order always runs. Others join in order, up to the first that does not fit: were
+    smaller ones from behind let in, nothing would bound how long a large one waits. A forward has
+    one adapter, so jobs with another one than the first are passed over; they keep their places.
+
+    A job of ``m`` tokens with ``n`` others before it, chosen or passed over, makes each of them
+    wait for its tokens, ``n * m`` in all. It spares a launch to itself and to all that wait behind
+    it. It joins unless the former is more, so forwards stay short under light load and grow with
+    the queue. In an eager forward beside graphs tokens are free up to what its launches cost.
+
+    Nor do jobs join where the forward would leave the graphs for less than that gains: of the
+    forwards that these rules allow, the longest is taken that is replayed, as the first job alone
+    is, or long enough to pay for its launches.
+
+    Args:
+        join_tokens: jobs join only up to so many tokens.
     """
+    budget, launch_tokens, graphs = policy.budget, policy.launch_tokens, policy.graphs
+    chosen: list[Job] = []
+    tokens = reads = groups = num_taken = 0
+    prefixes = set()
+    replayed, eager = True, False  # all chosen jobs in one forward, and the first one alone
+    for before, job in enumerate(in_turn(queue)):
+        piece = job.piece
+        if chosen and piece.adapter != chosen[0].piece.adapter:
+            if job is queue.begun:
+                break  # were it overtaken, a second divided job might begin
+            continue
+        is_shared = piece.prefix_key in prefixes
+        added = len(piece.suffix_ids) if is_shared else piece.num_tokens
+        tokens, reads = tokens + added, reads + len(piece.reads)
+        groups += not is_shared
+        longer = graphs.forward(tokens, launch_tokens, eager=eager)
+        longer -= graphs.forward(tokens - added, launch_tokens, eager=eager)
+        spared = launch_tokens + added - longer
+        if chosen and (
+            job.alone
+            or tokens > join_tokens
+            or not budget.fits(tokens, reads)
+            or before * longer > spared * (len(queue) - before)
+        ):
+            break
+        chosen.append(job)
+        replayed = replayed and piece.is_replayable and graphs.hold(tokens, groups)
+        eager = eager or (len(chosen) == 1 and not replayed)
+        if replayed or eager or graphs.leaving_pays(tokens, launch_tokens):
+            num_taken = len(chosen)
+        if job.alone or job.piece is not job.pieces[-1]:
+            break  # who is behind a job in the order comes after its last forward
+        if piece.prefix_key is not None:
+            prefixes.add(piece.prefix_key)
+    return chosen[:num_taken]
 
-    step_tokens: int
-    slowdown: float
-    launch_tokens: int
-    max_wait_steps: int
 
-    @property
-    def allowance(self) -> int:
-        """Token equivalents of packed work that every decode step allows."""
-        return int((self.slowdown - 1) * self.step_tokens)
+def in_turn(queue: JobQueue) -> Iterator[Job]:
+    """Yield jobs in the order in which forwards may take them.
+
+    A job that takes several forwards starts only when no other one is under way, so that K/V of
+    at most one prefix is held; until then the one under way has its turn.
+    """
+    begun = queue.begun
+    for job in queue:
+        if job is begun:
+            begun = None
+        elif job.divided and begun is not None:
+            yield begun
+            return
+        yield job
 
 
+@dataclass(slots=True)
 class IterationPolicy:
     """Decides before every stock batch whether a packed forward goes first.
 
@@ -97,12 +158,25 @@ class IterationPolicy:
 
     unless a forward costs more than `max_wait_steps` steps allow. Then the other bound holds:
     packed work waits for `max_wait_steps` decode steps at most.
+
+    Attributes:
+        step_tokens: token equivalents of one decode step, >= 1.
+        slowdown: decode steps may take so many times as long as without packed work, > 1.
+        launch_tokens: what a forward costs besides its tokens, >= 0.
+        max_wait_steps: decode steps after which waiting packed work runs in any case, >= 0.
     """
 
-    def __init__(self, share: DecodeShare) -> None:
-        self.share = share
-        self._saved = 0
-        self._waited_steps = 0
+    step_tokens: int
+    slowdown: float
+    launch_tokens: int
+    max_wait_steps: int
+    _saved: int = field(default=0, init=False)
+    _waited_steps: int = field(default=0, init=False)
+
+    @property
+    def allowance(self) -> int:
+        """Token equivalents of packed work that every decode step allows."""
+        return int((self.slowdown - 1) * self.step_tokens)
 
     def join_tokens(self, next_tokens: int, *, decoding: bool) -> int | None:
         """Decide about the iteration that begins; call it once each.
@@ -117,12 +191,11 @@ class IterationPolicy:
         if not decoding or not next_tokens:
             self._saved = self._waited_steps = 0
             return UNLIMITED if next_tokens else None
-        cost = self.share.launch_tokens + next_tokens
-        allowance = self.share.allowance
-        self._saved = min(self._saved + allowance, max(allowance, cost))
-        if self._saved < cost and self._waited_steps < self.share.max_wait_steps:
+        cost = self.launch_tokens + next_tokens
+        self._saved = min(self._saved + self.allowance, max(self.allowance, cost))
+        if self._saved < cost and self._waited_steps < self.max_wait_steps:
             self._waited_steps += 1
             return None
-        payable = self._saved - self.share.launch_tokens
+        payable = self._saved - self.launch_tokens
         self._saved = self._waited_steps = 0
         return payable

@@ -121,7 +121,6 @@ class PrefixedForward:
         return True
 
     def _begin_large(self, job: Job, cache: PrefixCache) -> bool:
-        assert job.distinct is not None, "a large job knows its rows"
         prefix = cacheable_prefix(job.distinct)
         if prefix is not None:
             transaction = cache.begin(prefix, job.distinct.adapter, keep=job.keep_prefix)

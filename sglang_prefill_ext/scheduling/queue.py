@@ -1,4 +1,4 @@
-"""The jobs that wait, the order in which they are served, and how much may wait.
+"""The jobs that wait, and the order in which they are served.
 
 Time is counted in *processed tokens*, the tokens of all forwards launched so far. A job's key
 hangs on nothing that changes while it waits, so a queue that is sorted once stays sorted.
@@ -31,52 +31,37 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.job import Job, QueueLoad
+from sglang_prefill_ext.scheduling.budget import QueueLoad
+from sglang_prefill_ext.scheduling.job import Job
 
 OrderKey: TypeAlias = tuple[float, ...]
 """Jobs with a smaller key are served first, among equals the one that came first."""
 
 
-class Waiting(Protocol):
-    """What an order may look at."""
-
-    @property
-    def mark(self) -> int:
-        """Tokens that were processed when the job came."""
-        ...
-
-    @property
-    def remaining_tokens(self) -> int:
-        """Tokens that are still to be computed, >= 1; without cached ones."""
-        ...
-
-    @property
-    def priority(self) -> int:
-        """Higher is served first."""
-        ...
-
-    @property
-    def deadline_ms(self) -> float | None:
-        """Unix time in ms."""
-        ...
-
-
-def order_key(order: Order, ageing: int) -> Callable[[Waiting], OrderKey]:
-    """Return the key of an order.
+def srpt_key(mark: int, remaining_tokens: int, ageing: int) -> int:
+    """The key of srpt, see the module.
 
     Args:
         ageing: `w`, in tokens a token, >= 1; higher is better for small jobs and worse for large
-            ones. Without effect on fcfs.
+            ones.
+    """
+    return mark + ageing * remaining_tokens
+
+
+def order_key(order: Order, ageing: int) -> Callable[[Job], OrderKey]:
+    """Return the key of an order.
+
+    Args:
+        ageing: see `srpt_key`. Without effect on fcfs.
     """
 
-    def srpt(job: Waiting) -> float:
-        return job.mark + ageing * job.remaining_tokens
+    def srpt(job: Job) -> int:
+        return srpt_key(job.mark, job.remaining_tokens, ageing)
 
-    keys: dict[Order, Callable[[Waiting], OrderKey]] = {
+    keys: dict[Order, Callable[[Job], OrderKey]] = {
         Order.SRPT: lambda job: (srpt(job),),
         Order.FCFS: lambda job: (),
         Order.PRIORITY: lambda job: (-job.priority, srpt(job)),
@@ -156,34 +141,3 @@ class JobQueue:
             for job, deadline_ms in self._with_deadline.items()
             if now_ms + job.remaining_tokens / tokens_per_s * 1e3 > deadline_ms
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLimits:
-    """Most that may wait, in the units of `QueueLoad`."""
-
-    tokens: int
-    rows: int
-    bytes: int
-
-    def refusal(self, waiting: QueueLoad, request: QueueLoad) -> str:
-        """Return why a request may not join what waits; empty if it may.
-
-        Where nothing waits every request may, as a larger one could never be served otherwise.
-        """
-        if waiting == QueueLoad():
-            return ""
-        after = waiting + request
-        for limit in fields(self):
-            most, would_be = getattr(self, limit.name), getattr(after, limit.name)
-            if would_be > most:
-                return (
-                    f"The server is busy: {would_be} {limit.name} would wait, "
-                    f"the limit is {most}. Try again later."
-                )
-        return ""
-
-
-def retry_after_s(waiting: QueueLoad, tokens_per_s: float) -> float:
-    """Estimate in how many seconds what waits now will be computed; 0 if no rate is known."""
-    return waiting.tokens / tokens_per_s if tokens_per_s > 0 else 0.0

@@ -13,15 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from sglang_prefill_ext.scheduling.budget import UNLIMITED
-from sglang_prefill_ext.scheduling.coalesce import choose_jobs
+from sglang_prefill_ext.scheduling.budget import (
+    UNLIMITED,
+    QueueLoad,
+    load_of,
+    refusal,
+    retry_after_s,
+)
 from sglang_prefill_ext.scheduling.forwards import AfterFailure, Forwards
-from sglang_prefill_ext.scheduling.job import Job, QueueLoad, load_of
-from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, in_turn
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
-from sglang_prefill_ext.scheduling.queue import retry_after_s
-from sglang_prefill_ext.scheduling.split import Piece, split_request, unfit_row
+from sglang_prefill_ext.scheduling.split import split_request, unfit_row
 from sglang_prefill_ext.scheduling.stats import RuntimeStats
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -87,8 +91,7 @@ class PackedRuntime:
     @property
     def next_tokens(self) -> int:
         """Tokens of the piece that the next forward computes in any case; 0 if none waits."""
-        jobs = choose_jobs(self._queue, self.policy.budget, launch_tokens=0)
-        return jobs[0].piece.num_tokens if jobs else 0
+        return next((job.piece.num_tokens for job in in_turn(self._queue)), 0)
 
     @property
     def waiting_load(self) -> QueueLoad:
@@ -144,14 +147,14 @@ class PackedRuntime:
         )
         self._num_jobs += 1
         try:
-            refusal = self._plan(job)
+            bad_end = self._plan(job)
         except Exception as error:
             logger.exception("Packed request %s could not be planned", rid)
-            refusal = Status.FAILED, str(error)
-        if refusal is None:
+            bad_end = Status.FAILED, str(error)
+        if bad_end is None:
             self._queue.push(job)
         else:
-            self._end([job], *refusal)
+            self._end([job], *bad_end)
 
     def refuse(self, rid: str, reply_to: Any, why: str) -> None:
         """Answer a request whose rows cannot even be read."""
@@ -216,33 +219,25 @@ class PackedRuntime:
         if self.declined_reason is not None:
             return Status.DECLINED, self.declined_reason
         if not self._shares_prefixes:
-            job.rows = whole_rows(job.rows)
+            job.rows = job.distinct = whole_rows(job.rows)
         unfit = unfit_row(job.rows, budget)
         if unfit is not None:
             return Status.UNFIT, f"A row of {unfit} tokens fits no forward."
         job.arrived = load_of(job.rows)
-        refusal = self.policy.limits.refusal(self._queue.load, job.arrived)
-        if refusal:
-            return Status.REJECTED, refusal
-        job.distinct, job.value_places = distinct_rows(job.rows)
+        if why := refusal(self.policy.limits, self._queue.load, job.arrived):
+            return Status.REJECTED, why
+        if job.rows.num_rows > 1:
+            job.distinct, job.value_places = distinct_rows(job.rows)
         job.large = not budget.fits(len(job.distinct.tokens), job.distinct.num_reads)
-        if job.large:
-            return self._plan_large(job)
-        job.pieces = split_request(job.distinct, budget)
-        job.cached_tokens = self._cached_tokens(job.piece)
-        return None
-
-    def _plan_large(self, job: Job) -> tuple[Status, str] | None:
+        if not job.large:
+            job.pieces = split_request(job.distinct, budget)
+            job.cached_tokens = self._forwards.cached_tokens(job)
+            return None
         self._forwards.cut(job)
         if job.divided and self._cache is not None and job.rows.prefix_len > self._cache.capacity:
             message = f"There is room for {self._cache.capacity} tokens between two forwards."
             return Status.NO_ROOM, message
         return None
-
-    def _cached_tokens(self, piece: Piece) -> int:
-        if self._cache is None or not self._cache.shares or not piece.uses_cache:
-            return 0
-        return self._cache.cached_tokens(piece.prefix_ids, piece.adapter)
 
     def _end(self, jobs: Sequence[Job], status: Status, message: str = "") -> None:
         ended = [(job, self._ended(job, status, message)) for job in jobs if not job.ended]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import GroupSpan
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.wire.arrays import Int32Array, bounds_of
-from sglang_prefill_ext.wire.overrides import OverrideArray
+from sglang_prefill_ext.wire.arrays import Int32Array, OverrideArray, bounds_of
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.reads import Reads
 
@@ -70,22 +69,11 @@ class Piece:
         return replace(self, span=span, prefix_ids=self.prefix_ids[cached:])
 
 
-@dataclass(frozen=True, slots=True)
-class _Starts:
-    """Where each row begins, and where the last one ends; int64 ``[rows + 1]`` each.
-
-    Attributes:
-        tokens: its suffix, in the flat tokens.
-        reads: its reads, among all reads.
-    """
+class _Starts(NamedTuple):
+    """Where each row begins, and where the last one ends; int64 ``[rows + 1]`` each."""
 
     tokens: NDArray[np.int64]
     reads: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, rows: PackedRows) -> _Starts:
-        before = bounds_of(rows.suffix_lens)
-        return cls(rows.prefix_len + before, rows.read_starts())
 
 
 def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
@@ -112,7 +100,7 @@ def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> l
     Raises:
         PackingError: there is an `unfit_row`; such a request must not come here.
     """
-    starts = _Starts.of(rows)
+    starts = _Starts(rows.prefix_len + bounds_of(rows.suffix_lens), rows.read_starts())
     if budget.fits(len(rows.tokens) - cached, rows.num_reads):
         cuts = [(cached, rows.prefix_len - cached, 0, rows.num_rows)]
     else:

@@ -1,6 +1,6 @@
 """``--schedule-policy srpt``: in which order SGLang prefills its own requests; pure, no clock.
 
-Shortest remaining prefill first, with the key of `order.order_key`: ``mark + w * r``, where
+Shortest remaining prefill first, with the key of `queue.srpt_key`: ``mark + w * r``, where
 ``mark`` is the prefill tokens that SGLang had computed when the prompt was queued, ``r`` the tokens
 of the prompt that its prefix cache lacks, and ``w`` the ageing. A retracted request is queued anew.
 
@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
-from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.queue import OrderKey, order_key
+from sglang_prefill_ext.scheduling.queue import srpt_key
 
 POLICY = "srpt"
 """The value of ``--schedule-policy``."""
@@ -49,21 +48,15 @@ class Prompt:
     mark: int
     tokens: int
     cached_tokens: int
-    priority: int = 0
-    deadline_ms: float | None = None
 
     @property
     def remaining_tokens(self) -> int:
         """Tokens that are still to be computed; the last one always is."""
         return max(1, self.tokens - self.cached_tokens)
 
-
-PromptKey: TypeAlias = Callable[[Prompt], OrderKey]
-
-
-def prompt_key(ageing: int) -> PromptKey:
-    """Return the key of the order; prompts with a smaller one are prefilled first."""
-    return order_key(Order.SRPT, ageing)
+    def key(self, ageing: int) -> int:
+        """Prompts with a smaller one are prefilled first."""
+        return srpt_key(self.mark, self.remaining_tokens, ageing)
 
 
 def to_match(queue: Sequence[_Request], is_new: Callable[[_Request], bool]) -> list[_Request]:
@@ -80,7 +73,7 @@ def to_match(queue: Sequence[_Request], is_new: Callable[[_Request], bool]) -> l
 
 
 def chunk_limit(
-    begun: Prompt, waiting: Iterable[Prompt], budget: int, page_size: int, key: PromptKey
+    begun: Prompt, waiting: Iterable[Prompt], budget: int, page_size: int, ageing: int
 ) -> int | None:
     """Return the most tokens of a begun prompt's next chunk, so that others can overtake it.
 
@@ -98,7 +91,7 @@ def chunk_limit(
     reserved = 0
     for prompt in waiting:
         pages = -(-prompt.remaining_tokens // page_size)
-        if key(prompt) >= key(begun) or reserved + pages * page_size > budget // 2:
+        if prompt.key(ageing) >= begun.key(ageing) or reserved + pages * page_size > budget // 2:
             break
         reserved += pages * page_size
     return (budget - reserved) // page_size * page_size if reserved else None

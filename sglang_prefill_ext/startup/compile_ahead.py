@@ -88,9 +88,7 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
     for shape in shapes:
         limit = replace(budget, max_tokens=min(shape.forward, budget.max_tokens))
         rows = _request(shape, limit.max_tokens, executor, slots.capacity)
-        job = Job(
-            "compile-ahead", rows, distinct=rows, pieces=split_request(rows, limit), large=True
-        )
+        job = Job("compile-ahead", rows, pieces=split_request(rows, limit), large=True)
         try:
             while not job.launched:
                 prefixed = PrefixedForward([job], slots)

@@ -13,11 +13,10 @@ import numpy as np
 
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.errors import PackedForwardError
-from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget
+from sglang_prefill_ext.scheduling.budget import UNLIMITED, ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor
-from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array, int_array
 from sglang_prefill_ext.wire.flat import unpacked
@@ -108,7 +107,7 @@ def packed_answers(
         order=Order.FCFS,
         ageing=1,
         launch_tokens=UNLIMITED,  # whatever fits into a forward joins it
-        limits=QueueLimits(tokens=UNLIMITED, rows=UNLIMITED, bytes=UNLIMITED),
+        limits=QueueLoad(tokens=UNLIMITED, rows=UNLIMITED, bytes=UNLIMITED),
     )
     results: dict[str, PackedResult] = {}
 

@@ -12,7 +12,7 @@ from sglang_prefill_ext.texts import libraries, sample_texts
 from sglang_prefill_ext.texts.comparison import Comparison, us_per_text
 from sglang_prefill_ext.texts.comparison_file import key_of, processor, remembered
 from sglang_prefill_ext.texts.comparison_process import NotComparedError, compare_in_child
-from sglang_prefill_ext.texts.encoder import Encoder
+from sglang_prefill_ext.texts.libraries import Encoder
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from sglang_prefill_ext.texts.encoder import Encoder
+from sglang_prefill_ext.texts.libraries import Encoder
 from sglang_prefill_ext.texts.sample_texts import UNREADABLE, ordinary_requests, splice_cases
 from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
 
 # Encoded in one call.
 _CHUNK = 512

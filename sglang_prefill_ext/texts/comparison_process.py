@@ -20,7 +20,7 @@ from sglang_prefill_ext.config import TokenizerChoice
 from sglang_prefill_ext.process.children import module_command
 from sglang_prefill_ext.texts import libraries, sample_texts
 from sglang_prefill_ext.texts.comparison import Comparison, compare
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.libraries import TokenizerCopy
 
 _LOOK_S = 0.2
 """How often each of the two processes looks whether the other is still wanted."""

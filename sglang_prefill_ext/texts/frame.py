@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array, int_array
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array, int_array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,16 +1,47 @@
-"""Libraries that encode faster than Hugging Face's; both are optional."""
+"""What encodes texts: Hugging Face's library, and faster ones, which are optional."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from sglang_prefill_ext.config import TokenizerChoice, flag_name
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.texts.encoder import Encoder, flat
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
+
+
+class Encoder(Protocol):
+    """A library with one tokenizer loaded, called from several threads."""
+
+    @property
+    def name(self) -> str:
+        """The library, as `--prefill-only-tokenizer` names it."""
+        ...
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        """Encode texts without the special tokens around them, one row a text.
+
+        Raises:
+            Exception: whatever the library raises of a text that it cannot read.
+        """
+        ...
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of ids, special tokens included."""
+        ...
+
+
+def flat(ids: Sequence[Sequence[int]]) -> FlatRows:
+    """Put rows of ids behind one another."""
+    counts = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
+    total = int(counts.sum(dtype=np.int64))
+    return FlatRows(np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=total), counts)
+
 
 LIBRARIES = (TokenizerChoice.FASTOKENS, TokenizerChoice.GIGATOKEN)
 
@@ -91,3 +122,54 @@ def require_installed(choice: TokenizerChoice) -> None:
             f"Install sglang-prefill-ext[{choice}], or leave the flag out for "
             f"{TokenizerChoice.AUTO}."
         )
+
+
+PROBES = ("", " ", "Hello, World!", "naïve café", "漢字 かな", "a  b\n\tc", "🙂 <s> </s> 1234567")
+"""Texts by which a copy of a tokenizer is compared with the original."""
+
+
+class TokenizerCopy:
+    """A copy of the engine's tokenizer, as it is called there: nothing is cut or filled up.
+
+    Args:
+        json: of the engine's fast tokenizer.
+    """
+
+    name = "huggingface"
+
+    def __init__(self, json: str) -> None:
+        self._tokenizer = Tokenizer.from_str(json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(
+        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
+    ) -> list[list[int]]:
+        """Encode texts, or pairs of texts; see `SchedulerLink`."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=not continued)
+        return [encoding.ids for encoding in encoded]
+
+    def rows(self, texts: Sequence[str]) -> FlatRows:
+        """Encode texts without special tokens; see `Encoder`."""
+        return flat(self.encode(texts, continued=True))
+
+    def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of ids, special tokens included."""
+        texts: list[str] = self._tokenizer.decode_batch(list(rows), skip_special_tokens=False)
+        return texts
+
+    def agrees_on(self, probes: Mapping[str, list[int]]) -> bool:
+        """Whether the copy makes the same ids of texts as the original did."""
+        return self.encode(list(probes)) == list(probes.values())
+
+
+def faithful_copy(json: str, probes: Mapping[str, list[int]]) -> TokenizerCopy | None:
+    """Return a copy that agrees with the original; None if there is none.
+
+    Args:
+        json: empty where the engine has no fast tokenizer.
+    """
+    if not json:
+        return None
+    copy = TokenizerCopy(json)
+    return copy if copy.agrees_on(probes) else None

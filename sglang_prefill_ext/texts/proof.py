@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sglang_prefill_ext.texts.boundary import MARKS, Boundaries
+from sglang_prefill_ext.texts.splice import MARKS, Boundaries
 
 Config = Mapping[str, Any]
 

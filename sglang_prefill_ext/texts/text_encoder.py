@@ -17,15 +17,13 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.user_cache import cache_directory
 from sglang_prefill_ext.texts.choice import Choice
 from sglang_prefill_ext.texts.comparison import same, splice_difference
-from sglang_prefill_ext.texts.encoder import Encoder, flat
 from sglang_prefill_ext.texts.frame import NO_FRAME, frame_of
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.libraries import Encoder, TokenizerCopy, flat
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
 from sglang_prefill_ext.texts.sample_texts import texts
 from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from sglang_prefill_ext.wire.checks import check_repeated
-from sglang_prefill_ext.wire.flat import FlatRows
 
 logger = logging.getLogger(__name__)
 

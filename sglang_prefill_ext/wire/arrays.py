@@ -1,8 +1,15 @@
-"""Arrays of what travels, and their bytes, which are little-endian."""
+"""Arrays of what travels, and their bytes, which are little-endian.
+
+Embeddings may stand where a token's own would. A packed request has them in one table, and a
+negative token id names a row of it: `~id`, so -1 is row 0. Equal rows have one id, which
+`distinct_overrides` sees to; whatever compares token ids then tells prompts apart by their
+embeddings as well.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -12,11 +19,19 @@ from sglang_prefill_ext.errors import PackingError
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Float32Array: TypeAlias = NDArray[np.float32]
+OverrideArray: TypeAlias = NDArray[np.floating]
+"""``[n, hidden]``, float16 or float32, little-endian."""
+
+DTYPES = ("float16", "float32")
+"""Of an `OverrideArray`."""
 
 _INT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
 
 NO_INTS: Int32Array = np.empty(0, dtype=_INT)
+NO_OVERRIDES: OverrideArray = np.empty((0, 0), dtype=np.float32)
+
+_BOUNDS = {"float16": 2.0**16 - 2.0**4, "bfloat16": 2.0**128 - 2.0**119}
 
 
 def bounds_of(lens: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -33,6 +48,42 @@ def places_of_ranges(firsts: NDArray[np.int64], lens: NDArray[np.int64]) -> NDAr
     offsets = np.repeat(firsts - (np.cumsum(lens) - lens), lens)
     places: NDArray[np.int64] = np.arange(len(offsets), dtype=np.int64) + offsets
     return places
+
+
+@dataclass(frozen=True, slots=True)
+class FlatRows:
+    """Rows of numbers, one behind the other.
+
+    Attributes:
+        values: int32 ``[sum(counts)]``.
+        counts: length of each row, int32 ``[rows]``; none is negative.
+    """
+
+    values: Int32Array
+    counts: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def starts(self) -> NDArray[np.int64]:
+        """Where each row begins in `values`, int64 ``[rows]``."""
+        ends: NDArray[np.int64] = np.add.accumulate(self.counts, dtype=np.int64)
+        return ends - self.counts
+
+    def first(self, count: int) -> FlatRows:
+        """The first rows, without copying."""
+        counts = self.counts[:count]
+        return FlatRows(self.values[: int(counts.sum(dtype=np.int64))], counts)
+
+    def rows(self) -> list[Int32Array]:
+        """One array a row, without copying."""
+        return np.split(self.values, self.starts()[1:]) if len(self) else []
+
+    def tolist(self) -> list[list[int]]:
+        """One list a row."""
+        values = self.values.tolist()
+        ends = np.cumsum(self.counts, dtype=np.int64).tolist()
+        return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def int_array(values: Sequence[int]) -> Int32Array:
@@ -55,3 +106,68 @@ def values_from_bytes(data: bytes) -> Float32Array:
     if len(data) % _FLOAT.itemsize:
         raise PackingError(f"a float32 array cannot have {len(data)} bytes")
     return np.frombuffer(data, dtype=_FLOAT)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingKind:
+    """What a model's embeddings are, and so those that stand in their place.
+
+    Attributes:
+        width: numbers of an embedding.
+        dtype: that the model computes in: "float32", "float16" or "bfloat16".
+    """
+
+    width: int
+    dtype: str
+
+    @property
+    def bound(self) -> float:
+        """Numbers of this size and larger ones are rounded to infinity, as ties are to even."""
+        return _BOUNDS.get(self.dtype, 2.0**128)
+
+    def holds(self, embeds: OverrideArray) -> NDArray[np.bool_]:
+        """Bool ``[n]``: whether all numbers of an embedding are finite in this dtype.
+
+        Args:
+            embeds: ``[n, width]``, any floating dtype, or int.
+        """
+        most, least = (pick(embeds, axis=1, initial=0) for pick in (np.max, np.min))
+        inside: NDArray[np.bool_] = (
+            np.maximum(most.astype(float), -least.astype(float)) < self.bound
+        )
+        return inside
+
+
+def overrides_from_bytes(data: bytes, dtype: str, width: int) -> OverrideArray:
+    """Read a table without copying; the result is read-only.
+
+    Args:
+        width: numbers of an embedding; 0 for an empty table.
+
+    Raises:
+        PackingError: these bytes are no such table.
+    """
+    if not data:
+        return NO_OVERRIDES
+    row_bytes = np.dtype(dtype).itemsize * width if dtype in DTYPES else 0
+    if row_bytes <= 0 or len(data) % row_bytes:
+        raise PackingError(f"{len(data)} bytes are no {dtype} embeddings of {width} numbers")
+    table: OverrideArray = np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(-1, width)
+    return table
+
+
+def distinct_overrides(embeds: OverrideArray) -> tuple[OverrideArray, NDArray[np.int64]]:
+    """Return the distinct rows in order of first appearance, and the id that names each row.
+
+    Rows are equal if their bytes are: 0.0 and -0.0 count as different, which costs a forward a
+    few tokens at most.
+
+    Returns:
+        The table, ``[m, hidden]``, and negative ids, int64 ``[n]``.
+    """
+    numbers: dict[bytes, int] = {}
+    number_of = [numbers.setdefault(row.tobytes(), len(numbers)) for row in embeds]
+    ids = ~np.array(number_of, dtype=np.int64)
+    if len(numbers) == len(embeds):
+        return embeds, ids
+    return embeds[np.unique(number_of, return_index=True)[1]], ids

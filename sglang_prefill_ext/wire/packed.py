@@ -26,13 +26,15 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.wire.arrays import (
     NO_INTS,
+    NO_OVERRIDES,
     Float32Array,
     Int32Array,
+    OverrideArray,
     bounds_of,
     from_bytes,
+    overrides_from_bytes,
     values_from_bytes,
 )
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray, overrides_from_bytes
 from sglang_prefill_ext.wire.read import Read
 from sglang_prefill_ext.wire.sampling import Sampling
 from sglang_prefill_ext.wire.status import Status

@@ -31,7 +31,7 @@ def is_divisible(rows: PackedRows) -> bool:
 
     It can where rows are read at their ends alone. What is drawn stays together.
     """
-    return rows.num_rows > 1 and rows.reads_row_ends and not len(rows.read.sampling)
+    return rows.num_rows > 1 and rows.reads_row_ends and rows.read.sampling is None
 
 
 def take_rows(rows: PackedRows, numbers: RowNumbers) -> PackedRows:
@@ -128,7 +128,7 @@ def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | Non
         The distinct rows in order of first appearance, and the place in their answer of every
         value of the full answer, int64 ``[rows.num_values]``; None if all rows are distinct.
     """
-    if rows.num_rows == 1 or not rows.reads_row_ends or not rows.read.merges:
+    if not rows.reads_row_ends or not rows.read.merges:
         return rows, None
     ends = np.cumsum(rows.suffix_lens, dtype=np.int64) * rows.tokens.itemsize
     suffixes = rows.tokens[rows.prefix_len :].tobytes()

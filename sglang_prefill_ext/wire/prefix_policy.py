@@ -15,6 +15,10 @@ REMEMBERED_BLOCKS = 1 << 16
 """Blocks that are remembered at most; the longest unseen are forgotten first (about 10 MB)."""
 
 
+_WORTH_A_LOOK = 256
+"""Tokens of a prompt that is worth a packed request for what a prefix cache may have of it."""
+
+
 class PrefixPolicy:
     """Says how many tokens of a prefix to commit.
 
@@ -79,3 +83,24 @@ class PrefixPolicy:
 def repeated_prefixes(config: PrefillOnlyConfig, *, caching: bool) -> PrefixPolicy | None:
     """What a front end remembers of the prompts that it sends; None without a prefix cache."""
     return PrefixPolicy(config.prefix_caching, page_tokens=1) if caching else None
+
+
+def lone_prefix(
+    prompt: Int32Array, adapter: str, policy: PrefixPolicy | None, *, keep: bool = False
+) -> tuple[int, bool]:
+    """How many tokens of a prompt that shares none to look up in the cache, and whether these came
+    before.
+
+    A long prompt is looked up in any case, and the scheduler knows whether it came before. A
+    short one has to come before: most never come again, and a look takes the scheduler a sixth
+    more time than a lone prompt of a small model.
+
+    Args:
+        keep: the client says that it will come again, as if it had come before.
+    """
+    if policy is None:
+        return 0, False
+    if len(prompt) >= _WORTH_A_LOOK:
+        return len(prompt) - 1, False
+    seen = policy.tokens_to_commit(prompt[:-1], adapter, keep=keep)
+    return seen, seen > 0

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
 from sglang_prefill_ext.wire.reads import LabelKind, Reads, Values, values_per_read
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Draw, Sampling
+from sglang_prefill_ext.wire.sampling import Draw, Sampling
 
 WHOLE_VECTOR = -1
 """`Vectors.width` of a request that does not know how wide the model's vectors are."""
@@ -42,14 +42,14 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
             only the differences within a read mean something; a softmax over the labels needs no
             more.
         num_best: see `Best`; 0 where no most probable token is wanted.
-        sampling: how a token is drawn behind each row; of no row where none is.
+        sampling: how a token is drawn behind each row; None where none is.
     """
 
     ids: Int32Array = NO_INTS
     lens: Int32Array = NO_INTS
     normalised: bool = True
     num_best: int = 0
-    sampling: Sampling = NO_SAMPLING
+    sampling: Sampling | None = None
 
     def check(self, num_reads: int, num_rows: int, *, row_ends: bool) -> None:
         """Refuse what does not fit the reads of a request.
@@ -60,8 +60,8 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
         Raises:
             PackingError: it does not.
         """
-        lens, draws = self.lens, len(self.sampling)
-        if draws and (draws != num_rows or not self.num_best):
+        lens, sampling = self.lens, self.sampling
+        if sampling is not None and (len(sampling) != num_rows or not self.num_best):
             raise PackingError("packed draws do not fit the rows")
         fits = self.num_best >= 0 and len(self.ids) + self.num_best > 0
         if len(lens) and fits:
@@ -96,8 +96,8 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
         elif count != 1:
             ids = np.tile(ids, count)
         kinds = np.full(count, LabelKind(self.num_best, self.normalised, Draw.NONE).number)
-        sampling = self.sampling[rows]
-        if len(sampling):
+        sampling = None if self.sampling is None else self.sampling[rows]
+        if sampling is not None:
             kinds[ends] += sampling.kinds
         return Reads(ids, self.lens_of(first, last), kinds, sampling)
 
@@ -114,7 +114,7 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
     @property
     def merges(self) -> bool:
         """Whether reads that are computed alike may become one, see `merged`."""
-        return not len(self.sampling) and not (len(self.lens) and self.num_best)
+        return self.sampling is None and not (len(self.lens) and self.num_best)
 
     def merged(self, number_of: NDArray[np.int64]) -> tuple[Labels, NDArray[np.int64]]:
         """Ask once for what several reads ask for, if it `merges`.
@@ -147,7 +147,7 @@ class Vectors(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, 
     """
 
     ids: ClassVar[Int32Array] = NO_INTS
-    sampling: ClassVar[Sampling] = NO_SAMPLING
+    sampling: ClassVar[Sampling | None] = None
     merges: ClassVar[bool] = True
 
     width: int
@@ -169,7 +169,7 @@ class Vectors(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, 
 
     def part(self, first: int, last: int, rows: slice, ends: NDArray[np.int64]) -> Reads:
         no_kinds = np.zeros(last - first, dtype=np.int64)
-        return Reads(NO_INTS, self.lens_of(first, last), no_kinds, NO_SAMPLING)
+        return Reads(NO_INTS, self.lens_of(first, last), no_kinds, None)
 
     def by_read(self, values: Values) -> Values:
         return values.reshape(-1, self.width)

@@ -87,13 +87,13 @@ class Reads:
         label_ids: labels, read by read; int32; empty where vectors are read.
         lens: labels, or numbers of the vector, a read; int32 ``[reads]``.
         kinds: `LabelKind.number` of each read; int64 ``[reads]``.
-        sampling: of those behind which a token is drawn, in their order.
+        sampling: of those behind which a token is drawn, in their order; None without any.
     """
 
     label_ids: Int32Array
     lens: Int32Array
     kinds: NDArray[np.int64]
-    sampling: Sampling
+    sampling: Sampling | None
 
     @classmethod
     def joined(cls, parts: Sequence[Reads]) -> Reads:
@@ -113,7 +113,7 @@ class Reads:
     def __getitem__(self, chosen: NDArray[np.bool_]) -> Reads:
         """Some reads of labels."""
         ids, sampling = self.label_ids[np.repeat(chosen, self.lens)], self.sampling
-        if len(sampling):
+        if sampling is not None:
             sampling = sampling[chosen[self.kinds % _DRAWS > 0]]
         return Reads(ids, self.lens[chosen], self.kinds[chosen], sampling)
 

@@ -52,7 +52,7 @@ class Draw(IntEnum):
 
 
 class Sampling:
-    """How a token is drawn behind each of some rows; none at all where nothing is drawn.
+    """How a token is drawn behind each of some rows.
 
     Raises:
         PackingError: the arrays contradict each other.
@@ -92,18 +92,16 @@ class Sampling:
         Raises:
             PackingError: they are torn, or contradict each other.
         """
-        if not draws and not biases:
-            return NO_SAMPLING
         if len(draws) % _DRAW.itemsize or len(biases) % _BIAS.itemsize:
             raise PackingError(f"draws of {len(draws)} and biases of {len(biases)} bytes are torn")
         return cls(np.frombuffer(draws, dtype=_DRAW), np.frombuffer(biases, dtype=_BIAS))
 
     @classmethod
-    def joined(cls, parts: Iterable[Sampling]) -> Sampling:
-        """Of the rows of all parts, in order."""
-        known = [part for part in parts if len(part)]
+    def joined(cls, parts: Iterable[Sampling | None]) -> Sampling | None:
+        """Of the rows of all parts, in order; None where there are none."""
+        known = [part for part in parts if part is not None]
         if not known:
-            return NO_SAMPLING
+            return None
         return cls(
             np.concatenate([part.draws for part in known]),
             np.concatenate([part.biases for part in known]),
@@ -114,8 +112,6 @@ class Sampling:
 
     def __getitem__(self, rows: Any) -> Sampling:
         """Of some rows, in their order: a slice, numbers or a mask."""
-        if not len(self):
-            return self
         draws, lens = self.draws[rows], self.draws["num_biases"].astype(np.int64)
         starts, counts = (np.cumsum(lens) - lens)[rows], lens[rows]
         return Sampling(draws, self.biases[places_of_ranges(starts, counts)])
@@ -132,6 +128,3 @@ class Sampling:
     def rows_of_biases(self) -> NDArray[np.int64]:
         """The row of every bias; int64 ``[biases]``."""
         return np.repeat(np.arange(len(self)), self.draws["num_biases"])
-
-
-NO_SAMPLING = Sampling(np.empty(0, dtype=_DRAW), np.empty(0, dtype=_BIAS))

@@ -17,8 +17,7 @@ from sglang_prefill_ext.frontend.score.score_body import stock_score_body
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
 from sglang_prefill_ext.frontend.worker import Worker
-from sglang_prefill_ext.scheduling.job import QueueLoad
-from sglang_prefill_ext.scheduling.queue import QueueLimits
+from sglang_prefill_ext.scheduling.budget import QueueLoad, refusal
 from sglang_prefill_ext.wire import checks
 from tests.unit.frontend.links import StubLink, path_of
 
@@ -77,10 +76,10 @@ async def waiting() -> None:
 
 def queued(**load: int) -> Callable[[], Awaitable[None]]:
     async def over() -> None:
-        limits = QueueLimits(tokens=10, rows=10, bytes=10)
-        refusal = limits.refusal(QueueLoad(1, 1, 1), QueueLoad(**load))
-        if refusal:
-            raise ServerBusyError(refusal)
+        limits = QueueLoad(tokens=10, rows=10, bytes=10)
+        reason = refusal(limits, QueueLoad(1, 1, 1), QueueLoad(**load))
+        if reason:
+            raise ServerBusyError(reason)
 
     return over
 

@@ -193,7 +193,7 @@ def test_only_one_module_touches_the_hook_registry() -> None:
         for node in ast.walk(tree)
         if words & {getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", "")}
     }
-    assert using == {"border/registry.py"}
+    assert using == {"border/patches.py"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from sglang_prefill_ext.border.model.encoder_model import SglangEncoder
+from sglang_prefill_ext.border.model.vector_models import SglangEncoder
 from sglang_prefill_ext.errors import PackedForwardError
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
@@ -27,7 +27,6 @@ from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.parts import whole_rows
 from sglang_prefill_ext.wire.read import Vectors
-from sglang_prefill_ext.wire.token_types import typed_ids
 
 BUDGETS = {"one_forward": 16_384, "small_budget": 300}
 SHAPES = ((0, (1, 5, 130, 200, 64, 64, 3)), (40, (1, 2, 8, 30)), (150, (9, 50, 50)))
@@ -82,7 +81,10 @@ def _prompts(shape: tuple[int, tuple[int, ...]], config: Any) -> list[Prompt]:
 def _packed_rows(
     prompts: list[Prompt], prefix: int, vector_width: int, vocab_size: int
 ) -> PackedRows:
-    typed = [typed_ids(ids, types, vocab_size) for ids, types in prompts]
+    typed = [
+        [token + kind * vocab_size for token, kind in zip(ids, types, strict=True)]
+        for ids, types in prompts
+    ]
     suffixes = [ids[prefix:] for ids in typed]
     return PackedRows(
         int_array([*typed[0][:prefix], *(token for suffix in suffixes for token in suffix)]),

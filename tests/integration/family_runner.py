@@ -45,23 +45,27 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
 )
 
-from sglang_prefill_ext.border.cpu.cpu_hooks import capped_on_host  # noqa: E402
+from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host  # noqa: E402
 from sglang_prefill_ext.border.model.capability import (  # noqa: E402
     ENCODER_ARCHITECTURES,
     VECTOR_ARCHITECTURES,
     declined_reason,
 )
-from sglang_prefill_ext.border.model.decoder_model import SglangModel, SglangVectorModel  # noqa: E402
+from sglang_prefill_ext.border.model.decoder_model import SglangModel  # noqa: E402
+from sglang_prefill_ext.border.model.vector_models import SglangVectorModel  # noqa: E402
 from sglang_prefill_ext.forward.executor import PackedExecutor  # noqa: E402
-from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
-from sglang_prefill_ext.forward.private_slots import PrivateSlots, Room  # noqa: E402
+from sglang_prefill_ext.forward.kv_pool import (  # noqa: E402
+    OwnPool,
+    PrivateSlots,
+    Room,
+)
 from sglang_prefill_ext.frontend.pack import pack_token_ids  # noqa: E402
 from sglang_prefill_ext.frontend.score.score_call import pack_labels  # noqa: E402
 from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
-from sglang_prefill_ext.wire.overrides import distinct_overrides  # noqa: E402
+from sglang_prefill_ext.wire.arrays import distinct_overrides  # noqa: E402
 from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.read import Vectors  # noqa: E402
 from tests.integration.encoder_report import encoder_report  # noqa: E402
@@ -140,7 +144,7 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
     if isinstance(model.pool, OwnPool):
         model.pool.capacity, room = FirstSlots.capacity, model.pool
     slots = PrivateSlots(room)
-    job = Job("job", rows, distinct=rows, pieces=pieces, large=len(pieces) > 1)
+    job = Job("job", rows, pieces=pieces, large=len(pieces) > 1)
     values: list[float] = []
     while not job.launched:
         prefixed = PrefixedForward([job], slots)

@@ -54,12 +54,11 @@ from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of  # noqa: E
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
 from sglang_prefill_ext.scheduling import forwards  # noqa: E402
-from sglang_prefill_ext.scheduling.budget import ForwardBudget  # noqa: E402
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad  # noqa: E402
 from sglang_prefill_ext.scheduling.job import Job  # noqa: E402
 from sglang_prefill_ext.scheduling.planner import ForwardPlan  # noqa: E402
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy  # noqa: E402
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward  # noqa: E402
-from sglang_prefill_ext.scheduling.queue import QueueLimits  # noqa: E402
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime  # noqa: E402
 from sglang_prefill_ext.scheduling.split import split_request  # noqa: E402
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array  # noqa: E402
@@ -79,7 +78,7 @@ POLICY = SchedulingPolicy(
     order=Order.FCFS,
     ageing=1,
     launch_tokens=40,
-    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
 )
 
 forwards.logger.disabled = True

@@ -22,13 +22,12 @@ from sglang_prefill_ext.attach.messages import (
     encode,
 )
 from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.frontend.answers import scores_from_values
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.score.scores import scores_from_values
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import PackedRuntime
 from sglang_prefill_ext.wire.arrays import Float32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedResult, rows_from_bytes, to_bytes
@@ -40,7 +39,7 @@ POLICY = SchedulingPolicy(
     order=Order.SRPT,
     ageing=2,
     launch_tokens=100,
-    limits=QueueLimits(tokens=1 << 20, rows=1 << 20, bytes=1 << 30),
+    limits=QueueLoad(tokens=1 << 20, rows=1 << 20, bytes=1 << 30),
 )
 
 

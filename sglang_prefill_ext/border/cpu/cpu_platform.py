@@ -1,12 +1,19 @@
-"""The CPU reference platform, as an SGLang out-of-tree platform class."""
+"""The CPU reference platform, as an SGLang out-of-tree platform class, and what SGLang lacks there.
+
+Capped logits and LoRA it has on a GPU, or on platforms of its own, alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from sglang.srt import platforms
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.interface import PlatformCapabilities, PlatformEnum, SRTPlatform
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity
 
 _STOCK_PROBES = (
@@ -45,3 +52,38 @@ class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
 
     def get_torch_profiler_activity(self) -> ProfilerActivity:
         return ProfilerActivity.CPU
+
+
+def capped_on_host(
+    original: Callable[..., Tensor], processor: Any, hidden: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """AROUND `LogitsProcessor._get_logits`: the cap of Gemma 2 by torch instead of Triton."""
+    cap: float | None = processor.final_logit_softcapping
+    if not cap:
+        return original(processor, hidden, *args, **kwargs)
+    processor.final_logit_softcapping = None
+    try:
+        logits = original(processor, hidden, *args, **kwargs)
+    finally:
+        processor.final_logit_softcapping = cap
+    return cap * torch.tanh(logits / cap)
+
+
+class _Pageable(TorchFunctionMode):
+    """Inside, torch leaves host tensors where they are, whatever it is asked for.
+
+    There is no pinned memory without a CUDA device.
+    """
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is Tensor.pin_memory:
+            return args[0]
+        return func(*args, **{k: v for k, v in (kwargs or {}).items() if k != "pin_memory"})
+
+
+def without_pinning(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """AROUND `LoRAManager.init_state` and `TorchNativeLoRABackend.prepare_lora_batch`."""
+    with _Pageable():
+        return original(*args, **kwargs)

@@ -16,8 +16,7 @@ from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from sglang_prefill_ext import __version__
 from sglang_prefill_ext.border import patches
-from sglang_prefill_ext.border.http_server.fast_route import OUR_PATHS
-from sglang_prefill_ext.border.http_server.http_errors import refusal
+from sglang_prefill_ext.border.http_server.fast_route import OUR_PATHS, refusal
 from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer

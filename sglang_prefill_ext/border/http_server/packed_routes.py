@@ -15,22 +15,22 @@ from sglang.srt.entrypoints.openai.protocol import UsageInfo
 from sglang.srt.managers.io_struct import GenerateReqInput
 from starlette.responses import Response
 
-from sglang_prefill_ext.border.http_server.fast_route import shorten
-from sglang_prefill_ext.border.http_server.http_errors import error_response
+from sglang_prefill_ext.border.http_server.fast_route import error_response, shorten
 from sglang_prefill_ext.border.http_server.own_routes import EXPLAIN_PATH, SERVER_MODULE
-from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
+from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext, counted
 from sglang_prefill_ext.border.tokenizer_manager.direct_generate import DirectGenerate
 from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import packed_vectors
-from sglang_prefill_ext.border.tokenizer_manager.score_hooks import packed_scores
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.frontend.embed import embeddings_api
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS
 from sglang_prefill_ext.frontend.overrides.override_body import BodyOverrides
 from sglang_prefill_ext.frontend.score import score_body
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.token import generate_api
 
 _Stock: TypeAlias = Callable[[], tuple[bytes, BodyOverrides | None]]
@@ -41,10 +41,12 @@ _USAGE = UsageInfo().model_dump()
 
 def shorten_routes(app: Any, server: PrefillServer) -> None:
     """Serve plain requests without SGLang's objects for them, and take arrays as base64."""
-    score = partial(_score if server.manager.is_generation else _stock_score, server)
+    stock_score = partial(_stock, server, score_body.stock_score_body)
+    stock_decisions = partial(_stock, server, score_body.stock_decision_body)
+    score = partial(_score, server) if server.manager.is_generation else stock_score
     shorten(app, "/v1/score", score, READS_ARRAYS)
-    shorten(app, EXPLAIN_PATH, partial(_stock_score, server), READS_ARRAYS)
-    shorten(app, "/v1/decisions", partial(_stock_decisions, server), READS_ARRAYS)
+    shorten(app, EXPLAIN_PATH, stock_score, READS_ARRAYS)
+    shorten(app, "/v1/decisions", stock_decisions, READS_ARRAYS)
     if server.embed is not None:
         shorten(app, "/v1/embeddings", partial(_embed, server, server.embed))
     if server.tokens is not None:
@@ -67,6 +69,23 @@ async def _score(server: PrefillServer, body: bytes, context: CallContext) -> Re
     read = score_body.ScoreBody.of(body)
     stock = partial(read.stock, server.path.config)
     return await _answered(server, context, "openai_serving_score", answer(), stock)
+
+
+async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallContext) -> Scored:
+    """Serve a call on the packed path.
+
+    Raises:
+        StockPathTaken: SGLang is to serve it.
+        RequestError, UnicodeError: the request is wrong (HTTP 400).
+        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
+    """
+    with counted(server.path.metrics, context):
+        server.score.check_limits(call)  # before anything is made of its items, also a record
+        with server.records.keeping(call.request, call.num_items, call.contents) as record:
+            context.raise_if_opted_out()
+            scored = await server.score.score(call, context.options())
+            record.served = scored.served
+    return scored
 
 
 async def _embed(
@@ -123,17 +142,10 @@ async def _answered(
     return Response(content, 200, READS_ARRAYS, JSON)
 
 
-async def _stock_score(
-    server: PrefillServer, body: bytes, context: CallContext
+async def _stock(
+    server: PrefillServer, read: _StockOf, body: bytes, context: CallContext
 ) -> Response | bytes:
-    stock = partial(score_body.stock_score_body, body, server.path.config)
-    return await _answered(server, context, "openai_serving_score", _nothing(), stock)
-
-
-async def _stock_decisions(
-    server: PrefillServer, body: bytes, context: CallContext
-) -> Response | bytes:
-    stock = partial(score_body.stock_decision_body, body, server.path.config)
+    stock = partial(read, body, server.path.config)
     return await _answered(server, context, "openai_serving_score", _nothing(), stock)
 
 

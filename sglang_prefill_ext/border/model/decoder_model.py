@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,17 +10,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from sglang.srt.distributed.communication_op import tensor_model_parallel_all_gather
+from sglang.srt.layers.logits_processor import LogitsMetadata, should_apply_lm_head_quant_method
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from torch import Tensor
 
-from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.border.model.capability import (
     RESIDUAL_ON_BATCH,
     attention_layers,
     head_shape,
 )
 from sglang_prefill_ext.border.model.expert_settings import expert_settings
-from sglang_prefill_ext.border.model.output_head import OutputHead
 from sglang_prefill_ext.border.model.packed_batch import (
     Adapters,
     PackedAttentionBackend,
@@ -28,10 +30,99 @@ from sglang_prefill_ext.border.model.packed_batch import (
 )
 from sglang_prefill_ext.border.model.sampler import SglangSampler
 from sglang_prefill_ext.border.scheduler.kv_pool import plain_pool
+from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
-from sglang_prefill_ext.forward.model import Attend, Drawn, Overrides, ProductHead
-from sglang_prefill_ext.forward.streams import in_order
-from sglang_prefill_ext.wire.sampling import Sampling
+from sglang_prefill_ext.forward.model import Attend, Overrides, ProductHead
+
+
+class OutputHead:
+    """Makes logits; tells where they are a plain product, so that some can be had without the rest.
+
+    The weight is looked up each time: an update may put another tensor in its place.
+
+    Args:
+        model: of a generation server.
+        vocab_size: tokens that have a logit.
+    """
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+        self._is_product = _is_product(model)
+        processor = model.logits_processor
+        self._is_shard = bool(processor.do_tensor_parallel_all_gather)
+        if self._is_shard:
+            self._is_product = self._is_product and _is_cut_evenly(model, vocab_size)
+            # SGLang's own gathers into a buffer that all ranks write to. It is right only if they
+            # wait for each other between two calls, and chunks of logits follow at once.
+            processor = copy.copy(processor)
+            processor._logits_gatherer = partial(tensor_model_parallel_all_gather, dim=-1)
+        self._processor = processor
+        head = self.product()
+        self._is_plain = head is not None and head.is_plain
+        self._metadata = LogitsMetadata(forward_mode=ForwardMode.EXTEND)
+
+    def product(self) -> ProductHead | None:
+        """See `Model.product_head`."""
+        if not self._is_product:
+            return None
+        head, first, num_tokens = output_module(self._model), 0, self._vocab_size
+        if self._is_shard:
+            first = head.shard_indices.org_vocab_start_index
+            num_tokens = head.shard_indices.org_vocab_end_index - first
+        scale = self._processor.logit_scale
+        return ProductHead(
+            head.weight[:num_tokens],
+            first=first,
+            scale=1.0 if scale is None else float(scale),
+            soft_cap=self._processor.final_logit_softcapping or 0.0,
+            gather=_from_all_ranks if self._is_shard else None,
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        if self._is_plain:
+            # What SGLang's method comes to, which looks at many settings first.
+            weight = output_module(self._model).weight[: self._vocab_size]
+            return torch.matmul(hidden.to(weight.dtype), weight.T)
+        logits: Tensor = self._processor._get_logits(
+            hidden, output_module(self._model), self._metadata, use_logits_buffer=False
+        )
+        return logits
+
+
+def output_module(model: Any) -> Any:
+    """The module that makes logits; some models with tied embeddings have no name for it."""
+    return model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
+
+
+def _is_product(model: Any) -> bool:
+    """Whether logits are ``hidden @ weight.T``, scaled and capped."""
+    head, processor = output_module(model), model.logits_processor
+    repacked = getattr(head, "use_intel_amx_backend", False) or hasattr(head, "set_lora")
+    quantised = should_apply_lm_head_quant_method(head, getattr(head, "quant_method", None))
+    other_precision = (
+        processor.use_fp32_lm_head
+        or processor.use_fp32_lm_head_output
+        or processor.rl_on_policy_target is not None
+    )
+    return hasattr(head, "weight") and not (repacked or quantised or other_precision)
+
+
+def _is_cut_evenly(model: Any, vocab_size: int) -> bool:
+    """Whether each rank has tokens of its own; all of them must come to the same answer."""
+    head, processor = output_module(model), model.logits_processor
+    elsewhere = processor.do_tensor_parallel_all_gather_dp_attn or processor.use_attn_tp_group
+    if elsewhere or head.num_added_embeddings or head.org_vocab_size != vocab_size:
+        return False
+    return bool(head.num_embeddings_per_partition * (head.tp_size - 1) < vocab_size)
+
+
+def _from_all_ranks(values: Tensor) -> Tensor:
+    """``[n]`` of every rank: ``[ranks, n]``."""
+    gathered: Tensor = tensor_model_parallel_all_gather(values[None], dim=0)
+    return gathered
+
 
 _IN_FLIGHT_VARIABLE = "PREFILL_ONLY_TEST_IN_FLIGHT"
 """For tests: if set, a CPU's forwards are collected one step after their launch, as on CUDA,
@@ -69,8 +160,10 @@ class SglangModel:
         self.vector_width = self.state_width = 0
         self.unit_length = False
         self._some_zeros = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._sampler = SglangSampler(runner)
-        self._head = OutputHead(runner.model, self.vocab_size) if runner.is_generation else None
+        self.draw = SglangSampler(runner).draw
+        if runner.is_generation:  # else nobody asks for logits
+            head = OutputHead(runner.model, self.vocab_size)
+            self.logits, self.product_head = head.logits, head.product
         runs_on = self.device.type != "cpu" or _IN_FLIGHT_VARIABLE in os.environ
         self.asynchronous = forward_stream is not None and runs_on
 
@@ -132,66 +225,3 @@ class SglangModel:
     def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
         hidden: Tensor = self._model.model(batch.input_ids, batch.positions, batch)
         return hidden[read_at] if batch.read_at is None else hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        assert self._head is not None, "a model that makes vectors has no logits"
-        return self._head.logits(hidden)
-
-    def draw(
-        self,
-        logits: Tensor,
-        sampling: Sampling,
-        positions: Tensor,
-        num_top: int,
-        listed: list[list[int]],
-    ) -> Drawn:
-        return self._sampler.draw(logits, sampling, positions, num_top, listed)
-
-    def product_head(self) -> ProductHead | None:
-        return None if self._head is None else self._head.product()
-
-
-class SglangVectorModel(SglangModel):
-    """A model that makes a vector of every row: an embedding, class logits, a reward.
-
-    SGLang's own pooling and heads run on the read positions. Each of them is the last token of a
-    row of one to them where only these are left; else they are positions that SGLang's setwise
-    scoring names, in the only prompt that there is to it.
-    """
-
-    def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
-        super().__init__(runner, forward_stream)
-        self.unit_length = bool(getattr(runner.model.pooler, "normalize", False))
-        self._hidden_size: int = runner.model_config.hidden_size
-        self._has_states = False
-        self.vector_width, self.state_width = self._measured_widths()
-
-    def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
-        batch.return_pooled_hidden_states = True
-        is_whole = batch.read_at is None
-        if is_whole:
-            batch.extend_seq_lens_cpu = [len(batch.input_ids)]
-            batch.token_indices_to_pool = [read_at]
-        else:
-            ones = torch.ones_like(read_at, dtype=torch.int32)
-            batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
-        output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
-        vectors, states = output.embeddings, output.pooled_hidden_states
-        if is_whole:
-            (vectors,), (states,) = vectors, states
-        self._has_states = states is not None
-        return vectors if states is None else torch.cat((vectors, states), dim=1)
-
-    def _measured_widths(self) -> tuple[int, int]:
-        """Heads differ in where they say it, and in what they show, so one token is tried."""
-
-        def attend_to_itself(_layer: int, inputs: LayerInputs) -> Tensor:
-            q, v = inputs.q, inputs.v
-            return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-
-        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
-        with torch.inference_mode(), self.stream():
-            forward = self.prepare(zero, zero, zero, [1], attend_to_itself, shortened=True)
-            vectors = forward()
-        states = self._hidden_size if self._has_states else 0
-        return int(vectors.shape[1]) - states, states

@@ -9,8 +9,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from torch import Tensor
 
 from sglang_prefill_ext.attention.inputs import HeldKV
-from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
-from sglang_prefill_ext.forward.private_slots import Room
+from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool, Room
 
 LEFT_TO_OTHERS = 16
 """Of so many parts of the pool, what is held from one forward to the next leaves one."""

@@ -13,10 +13,10 @@ from sglang_prefill_ext.border.messages import PackedRowsResults
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import TokenCounters
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
-from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.process.collector import Collector
-from sglang_prefill_ext.scheduling.policy import DecodeShare, IterationPolicy, SchedulingPolicy
+from sglang_prefill_ext.scheduling.policy import IterationPolicy, SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.scheduling.stats import Accounts
 from sglang_prefill_ext.shared_device.board import Board
@@ -118,7 +118,7 @@ def packed_work(
 ) -> PackedWork:
     """Set up the packed work of a scheduler as the flags ask for it."""
     launch_tokens = runtime.policy.launch_tokens
-    share = DecodeShare(
+    iterations = IterationPolicy(
         step_tokens=config.decode_step_tokens or _step_tokens(scheduler, runtime.policy),
         slowdown=config.decode_slowdown,
         launch_tokens=launch_tokens,
@@ -128,9 +128,7 @@ def packed_work(
     stock = scheduler.metrics_collector if shown else None
     metrics = SchedulerMetrics(stock and stock.labels)
     counters = stock and TokenCounters(stock)
-    return PackedWork(
-        runtime, IterationPolicy(share), metrics, collector, graphs, experts, counters
-    )
+    return PackedWork(runtime, iterations, metrics, collector, graphs, experts, counters)
 
 
 def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:

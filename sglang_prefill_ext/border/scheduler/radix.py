@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sglang_prefill_ext.border.scheduler.kv_pool import SglangRoom
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.forward.private_slots import PrivateSlots, PrivateTransaction, Room
+from sglang_prefill_ext.forward.kv_pool import PrivateSlots, PrivateTransaction, Room
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy

@@ -34,7 +34,7 @@ def status_of(
         "forward_budget": asdict(runtime.policy.budget),
         "launch_tokens": runtime.policy.launch_tokens,
         "eager_tokens": runtime.policy.graphs.eager_tokens,
-        "decode_step_tokens": work.policy.share.step_tokens,
+        "decode_step_tokens": work.policy.step_tokens,
         "queue": work.queue,
         "busy_s": runtime.stats.busy_s,
         "tokens_per_s": runtime.stats.tokens_per_s,

@@ -13,7 +13,6 @@ from sglang_prefill_ext.scheduling.stock_order import (
     POLICY,
     Prompt,
     chunk_limit,
-    prompt_key,
     to_match,
 )
 
@@ -45,7 +44,7 @@ class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
             enable_priority_scheduling=False,  # SGLang refuses it with all but fcfs and lof
             schedule_low_priority_values_first=False,
         )
-        self._key = prompt_key(ageing)
+        self._ageing = ageing
 
     def calc_priority(
         self, waiting_queue: list[Any], running_batch: Any = None, processed_tokens: int = 0
@@ -53,7 +52,7 @@ class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
         """Sort the queue in place; among equals the order of the queue stays."""
         for req in to_match(waiting_queue, lambda req: req.last_node is None):
             match_kv_cache(req, self.tree_cache)
-        waiting_queue.sort(key=lambda req: self._key(_waiting(req)))
+        waiting_queue.sort(key=lambda req: _waiting(req).key(self._ageing))
 
     def waiting_queue_prefix_matched(self, waiting_queue: list[Any]) -> bool:
         """Load reports may count cached tokens request by request."""
@@ -63,7 +62,7 @@ class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
         self, chunked_req: Any, waiting_queue: list[Any], budget: int, page_size: int
     ) -> int | None:
         return chunk_limit(
-            _begun(chunked_req), map(_waiting, waiting_queue), budget, page_size, self._key
+            _begun(chunked_req), map(_waiting, waiting_queue), budget, page_size, self._ageing
         )
 
 

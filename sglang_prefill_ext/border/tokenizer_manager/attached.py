@@ -31,9 +31,9 @@ from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_o
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
 from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
+from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.packed_path import served_rows
-from sglang_prefill_ext.texts.huggingface import PROBES
+from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.flat import unpacked
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -129,7 +129,10 @@ class AttachableEngine:
             raise PackingError(
                 f"packed tokens lie outside the vocabulary of {self._path.vocab_size}"
             )
-        for ids in (rows.read.ids, rows.read.sampling.biases["token"]):
+        named, sampling = [rows.read.ids], rows.read.sampling
+        if sampling is not None:
+            named.append(sampling.biases["token"])
+        for ids in named:
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < known:
                 raise PackingError(f"packed labels lie outside the vocabulary of {known}")
 

@@ -21,8 +21,8 @@ from sglang.srt.observability.req_time_stats import APIServerReqTimeStats, Reque
 from sglang_prefill_ext.border.tokenizer_manager.call_context import HTTP_ANSWERED
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import RequestCounters
 from sglang_prefill_ext.errors import PrefillExtError, RequestAbortedError
+from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.exchange import unique_name
-from sglang_prefill_ext.frontend.packed_path import Served
 
 _TRACE_HEADERS = ("traceparent", "tracestate")  # of W3C Trace Context
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -36,23 +36,9 @@ from sglang_prefill_ext.frontend.token.generate_api import (
     sampling_arguments,
 )
 from sglang_prefill_ext.frontend.token.token_answer import answer_of, token_of
-from sglang_prefill_ext.frontend.token.token_call import TokenCall
+from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenNumbers, TokenRequest
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
-from sglang_prefill_ext.frontend.token.token_limits import TokenNumbers
 from sglang_prefill_ext.wire.stock_reason import StockReason
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A prompt of a body as `token_call_of` reads it, with SGLang's defaults."""
-
-    input_ids: Sequence[int]
-    sampling_params: Any
-    return_logprob: bool
-    logprob_start_len: int
-    top_logprobs_num: int
-    token_ids_logprob: list[int] | None
-    lora_id: None = None
 
 
 class _Ended(NamedTuple):
@@ -228,14 +214,18 @@ class DirectGenerate:
         return {"text": text, "output_ids": output_ids, "meta_info": meta_info}
 
 
-def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> _Prompt:
-    """Raises: StockPathTaken: log-probs are wanted of what is not there."""
+def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> TokenRequest:
+    """Fill in SGLang's defaults.
+
+    Raises:
+        StockPathTaken: log-probs are wanted of what is not there.
+    """
     start = body.logprob_start_len if isinstance(body.logprob_start_len, int) else -1
     num_top = body.top_logprobs_num if isinstance(body.top_logprobs_num, int) else 0
     listed = body.token_ids_logprob if isinstance(body.token_ids_logprob, list) else None
     if not -1 <= start <= len(ids) or num_top < 0:
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-    return _Prompt(ids, sampling, body.wants_logprobs, start, num_top, listed)
+    return TokenRequest(ids, sampling, body.wants_logprobs, start, num_top, listed)
 
 
 def _require_within(ids: list[int], limit: int) -> None:

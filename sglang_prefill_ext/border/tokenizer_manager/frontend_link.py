@@ -19,16 +19,13 @@ from sglang_prefill_ext.border.messages import (
 from sglang_prefill_ext.border.model.capability import encoder_traits
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.ask_processes import Questions
-from sglang_prefill_ext.frontend.client_wait import while_connected
 from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.worker import while_connected
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
-from sglang_prefill_ext.wire.arrays import Int32Array
-from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.arrays import EmbeddingKind, FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedRows
-from sglang_prefill_ext.wire.token_types import typed_ids
 
 _STATUS_TIMEOUT_S = 5.0
 
@@ -90,14 +87,16 @@ class TokenizerManagerLink:
         return ids
 
     def _encode_typed(self, pairs: Sequence[Any]) -> list[list[int]]:
-        """Pairs as SGLang encodes them for a cross encoder, see `wire.token_types`.
+        """Pairs as SGLang encodes them for a cross encoder, see `EncoderTraits.token_types`.
 
         A type that the model does not have is an id beyond all that are allowed.
         """
         vocab_size = embedding_rows(self._manager)
         encoded = self._manager.tokenizer(list(pairs), return_token_type_ids=True)
-        typed = zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
-        return [typed_ids(ids, types, vocab_size) for ids, types in typed]
+        return [
+            [token + kind * vocab_size for token, kind in zip(ids, types, strict=True)]
+            for ids, types in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
+        ]
 
     def longest_prompt(self) -> int:
         manager = self._manager

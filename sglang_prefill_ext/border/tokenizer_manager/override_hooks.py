@@ -14,8 +14,8 @@ from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.overrides.placeholders import checked_overrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import wrong
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
 
 
 def call_of(call: ScoreCall, context: CallContext) -> ScoreCall:

@@ -13,7 +13,7 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_overrides,
 )
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
-from sglang_prefill_ext.frontend.token.token_limits import TokenNumbers, check_readout
+from sglang_prefill_ext.frontend.token.token_call import TokenNumbers, check_readout
 from sglang_prefill_ext.wire.checks import check_positions, check_prompt
 
 

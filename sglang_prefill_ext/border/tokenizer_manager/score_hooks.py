@@ -12,10 +12,9 @@ from sglang.srt.entrypoints.openai.serving_rerank import (
 )
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
+from sglang_prefill_ext.border.http_server.packed_routes import packed_scores
 from sglang_prefill_ext.border.tokenizer_manager.call_context import (
-    CallContext,
     call_with,
-    counted,
     stock_path,
 )
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
@@ -23,13 +22,12 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     with_arrays,
     with_tensors,
 )
-from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
+from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.explain import explain_packed, explain_stock
 from sglang_prefill_ext.frontend.options import headers_of, opted_out
 from sglang_prefill_ext.frontend.score.rerank import check_documents, rerank_prompts
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.score_frontend import Scored
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -66,23 +64,6 @@ async def score_request(
         prompt_tokens=scored.prompt_tokens,
         token_logprobs=scored.token_logprobs,
     )
-
-
-async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallContext) -> Scored:
-    """Serve a call on the packed path.
-
-    Raises:
-        StockPathTaken: SGLang is to serve it.
-        RequestError, UnicodeError: the request is wrong (HTTP 400).
-        PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
-    """
-    with counted(server.path.metrics, context):
-        server.score.check_limits(call)  # before anything is made of its items, also a record
-        with server.records.keeping(call.request, call.num_items, call.contents) as record:
-            context.raise_if_opted_out()
-            scored = await server.score.score(call, context.options())
-            record.served = scored.served
-    return scored
 
 
 async def rerank_texts(

@@ -9,8 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sglang_prefill_ext.border.activation import config_of
-from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
-from sglang_prefill_ext.border.http_server.engine_offer import offer_of
+from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes, offer_of
 from sglang_prefill_ext.border.http_server.fast_route import restore
 from sglang_prefill_ext.border.http_server.own_routes import add_gc_route, add_routes, application
 from sglang_prefill_ext.border.http_server.packed_routes import shorten_routes
@@ -130,8 +129,7 @@ def _texts(
     )
     if unusual:
         return None
-    worker = Worker("prefill-only-texts")
-    return TextBatches(link, path.config, path.metrics, worker, list)
+    return TextBatches(path, Worker("prefill-only-texts"), list)
 
 
 def _encodes_chats_as_texts(tokenizer: Any) -> bool:

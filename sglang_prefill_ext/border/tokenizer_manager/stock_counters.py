@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.frontend.packed_path import Served
+from sglang_prefill_ext.frontend.answers import Served
 
 
 class _Histogram:

@@ -1,19 +1,49 @@
-"""Which forwards are replayed as graphs, and how they are padded to a graph's size. Pure numpy.
+"""Which forwards are replayed as graphs, how they are padded to a graph's size, and what is told.
 
 Padding is one more row behind all others, which nobody reads. So it is computed like any other row:
-finite, in its own place and seen by no one. Only its time is lost.
+finite, in its own place and seen by no one. Only its time is lost. Pure numpy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
-from sglang_prefill_ext.scheduling.coalesce import groups_of
+from sglang_prefill_ext.scheduling.budget import groups_of
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
+
+REPLAYED = "graph"
+NO_GRAPHS = "no_graphs"
+"""How a forward runs where there are none although they were asked for."""
+
+
+@dataclass(slots=True)
+class GraphUse:
+    """The graphs of one scheduler.
+
+    Attributes:
+        sizes: tokens of each graph.
+        obstacle: why there is none, or no longer, although they were asked for; empty if there is.
+        bytes: memory of the device that all of them keep; 0 without CUDA, where it is not known.
+        seconds: for which the start was longer.
+        forwards: `REPLAYED` ones, and eager ones by reason. Empty unless graphs were asked for.
+    """
+
+    sizes: tuple[int, ...] = ()
+    obstacle: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    forwards: Counter[str] = field(default_factory=Counter)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it, ready for JSON."""
+        return asdict(self) | {"forwards": dict(self.forwards)}
+
 
 SMALLEST_TOKENS = 16
 """Still smaller graphs would save less than their memory is worth."""

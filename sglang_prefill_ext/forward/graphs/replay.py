@@ -21,9 +21,11 @@ from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward.graphs.capture import Capture, capture_for
-from sglang_prefill_ext.forward.graphs.counts import NO_GRAPHS, REPLAYED, GraphUse
 from sglang_prefill_ext.forward.graphs.plan import (
+    NO_GRAPHS,
+    REPLAYED,
     Bucket,
+    GraphUse,
     PaddedForward,
     buckets_up_to,
     eager_reason,

@@ -79,6 +79,7 @@ class LabelReader:
         logits_of, most = self._model.logits, self._max_rows
         if kind.draw is not Draw.NONE:
             positions = layout.positions()[layout.read_positions()[chosen]]
+            assert reads.sampling is not None, "they are drawn"
             draw = drawn_tokens(kind.num_best, self._model, reads.sampling, positions)
             return values_by_chunk(hidden, reads, logits_of, max(1, most // DRAW_MEMORY), draw)
         if kind.num_best:

@@ -1,9 +1,19 @@
-"""A call for vectors, whoever makes it."""
+"""A call for vectors, whoever makes it, and its prompts as checked token ids."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.text_batch import TextBatches
+from sglang_prefill_ext.frontend.worker import Worker
+from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.checks import check_prompt, flatten_ids
+from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +69,43 @@ class EmbedCall:
     def contents(self) -> dict[str, Any]:
         """Its prompts: `text`, or `input_ids`."""
         return {"text" if self.is_text else "input_ids": self.prompts}
+
+
+class PromptEncoder:
+    """Encodes and checks prompts off the event loop; texts of concurrent calls together."""
+
+    def __init__(self, path: PackedPath, worker: Worker) -> None:
+        self._path = path
+        self._worker = worker
+        types = 1 if path.encoder is None else path.encoder.token_types
+        self._texts, self._pairs = (
+            TextBatches(path, worker, partial(_checked_text, limit))
+            for limit in (path.vocab_size, types * path.vocab_size)
+        )
+
+    async def token_ids(self, call: EmbedCall, request: Any) -> list[Int32Array]:
+        """Return the checked ids of the prompts of a call.
+
+        Raises:
+            RequestError: a prompt is empty, or an id lies outside the vocabulary.
+            StockPathTaken: there is no tokenizer.
+        """
+        if call.is_text:
+            if not self._path.has_tokenizer:
+                raise StockPathTaken(StockReason.NO_TOKENIZER)
+            batches = self._texts if isinstance(call.prompts[0], str) else self._pairs
+            return await batches.ask(call.prompts, request)
+        tokens = sum(map(len, call.prompts))
+        args = (self._path.vocab_size, call.prompts, "input_ids")
+        return await self._worker.run_if_large(tokens, _checked, *args)
+
+
+def _checked_text(limit: int, ids: list[int]) -> Int32Array:
+    (checked,) = _checked(limit, [ids], "text")
+    return checked
+
+
+def _checked(limit: int, prompts: Sequence[list[int]], field: str) -> list[Int32Array]:
+    if not all(prompts):
+        check_prompt([], limit, field=field)
+    return [flatten_ids([prompt], limit, field=field) for prompt in prompts]

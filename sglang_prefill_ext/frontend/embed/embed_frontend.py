@@ -9,25 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from sglang_prefill_ext.frontend.answers import Served, table_rows
 from sglang_prefill_ext.frontend.batch_exchange import (
     BatchExchange,
     ReadOut,
     read_outs,
     served_prompts,
 )
-from sglang_prefill_ext.frontend.client_wait import within
-from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
-from sglang_prefill_ext.frontend.embed.prompt_encoder import PromptEncoder
+from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, PromptEncoder
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import place_of_vectors
-from sglang_prefill_ext.frontend.packed_path import PackedPath, Served
+from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts, pack_read_places
-from sglang_prefill_ext.frontend.worker import Worker, table_rows
-from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
+from sglang_prefill_ext.frontend.worker import Worker, within
+from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Float32Array, Int32Array, OverrideArray
 from sglang_prefill_ext.wire.checks import check_count, check_memory
-from sglang_prefill_ext.wire.overrides import NO_OVERRIDES, OverrideArray
 from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -77,7 +75,7 @@ class EmbedFrontend:
         self._worker = Worker("prefill-only-embed")
         self.encoder = PromptEncoder(path, self._worker)
         self._batches: BatchExchange[Int32Array] = BatchExchange(path, self._worker, size_of=len)
-        self._prompts = Gatherer.configured(self._ask, path.config)
+        self._prompts = Gatherer(self._ask, path.config)
 
     def check_limits(self, num_prompts: int, *, field: str) -> None:
         """Refuse too many prompts, on either path.
@@ -156,7 +154,8 @@ class EmbedFrontend:
         async with self.path.exchange.admitted(options, request):
             rows = await self._worker.run(pack_read_places, *args)
             answer = await self.path.exchange.ask(rows, options, request)
-        self.path.record(rows, answer)
+        self.path.metrics.record_packed()
+        self.path.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         ends = np.cumsum(list(map(len, places)))
         tables = np.split(answer.row_values().reshape(int(ends[-1]), -1), ends[:-1])
         return read_outs(tables, rows, answer)

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from sglang_prefill_ext.frontend.answers import in_parts
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
-from sglang_prefill_ext.frontend.json_types import Int64
-from sglang_prefill_ext.frontend.worker import in_parts
+from sglang_prefill_ext.frontend.options import Int64
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,8 +17,8 @@ import numpy as np
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.wire.arrays import DTYPES, OverrideArray
 from sglang_prefill_ext.wire.checks import check_count
-from sglang_prefill_ext.wire.overrides import DTYPES, OverrideArray
 
 _TOKEN = "embed_override_token_id"
 _QUERY = "query_embed_overrides"

@@ -15,12 +15,10 @@ from sglang_prefill_ext.frontend.overrides.placeholders import (
     place_overrides,
 )
 from sglang_prefill_ext.frontend.pack import pack_token_ids
-from sglang_prefill_ext.frontend.read_places import anchors_of
+from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
-from sglang_prefill_ext.frontend.score.setwise import pack_setwise
-from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.arrays import EmbeddingKind, Int32Array, OverrideArray
 from sglang_prefill_ext.wire.checks import flatten_ids
-from sglang_prefill_ext.wire.overrides import EmbeddingKind, OverrideArray
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason

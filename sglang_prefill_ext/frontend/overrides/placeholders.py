@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import Positional
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.wire.arrays import Int32Array
-from sglang_prefill_ext.wire.overrides import (
+from sglang_prefill_ext.wire.arrays import (
     NO_OVERRIDES,
     EmbeddingKind,
+    Int32Array,
     OverrideArray,
     distinct_overrides,
 )

@@ -13,9 +13,9 @@ import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from sglang_prefill_ext.wire.checks import check_count, wrong
-from sglang_prefill_ext.wire.flat import FlatRows, flat_rows, int32_array
+from sglang_prefill_ext.wire.flat import flat_rows, int32_array
 
 MARK = b'"values"'
 

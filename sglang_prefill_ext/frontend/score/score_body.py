@@ -14,7 +14,8 @@ import msgspec
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.answers import Scored, in_parts
+from sglang_prefill_ext.frontend.options import Int64
 from sglang_prefill_ext.frontend.overrides.override_body import (
     DECISION_MARK,
     SCORE_MARK,
@@ -25,8 +26,6 @@ from sglang_prefill_ext.frontend.overrides.override_body import (
 from sglang_prefill_ext.frontend.score.array_body import MARK as ARRAYS_MARK
 from sglang_prefill_ext.frontend.score.array_body import IdsForm, RowsForm, arrays_of, put_lists
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.score_frontend import Scored
-from sglang_prefill_ext.frontend.worker import in_parts
 
 _Take: TypeAlias = Callable[[dict[str, Any], PrefillOnlyConfig], BodyOverrides | None]
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.flat import FlatRows, flat_labels
+from sglang_prefill_ext.wire.arrays import FlatRows, int_array
+from sglang_prefill_ext.wire.flat import flat_labels
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 

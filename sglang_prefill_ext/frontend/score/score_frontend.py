@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from sglang_prefill_ext.frontend.answers import (
+    Scored,
+    scored_of,
+)
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
-from sglang_prefill_ext.frontend.pack import PromptLengths, pack_token_ids, too_long
-from sglang_prefill_ext.frontend.packed_path import PackedPath, Served, served_rows
-from sglang_prefill_ext.frontend.prompt_batch import lone_prompt
-from sglang_prefill_ext.frontend.read_places import anchors_of
+from sglang_prefill_ext.frontend.pack import PromptLengths, pack_flat, pack_token_ids, too_long
+from sglang_prefill_ext.frontend.packed_path import PackedPath
+from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.frontend.score.score_call import (
     ScoreCall,
     ineligible_reason,
     pack_labels,
     prompts_of,
 )
-from sglang_prefill_ext.frontend.score.scores import Matrix, logprob_rows, scores_from_values
-from sglang_prefill_ext.frontend.score.setwise import pack_setwise, scores_by_item
 from sglang_prefill_ext.frontend.worker import Worker, is_large
+from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.checks import check_count, check_memory, check_repeated
-from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -42,21 +44,6 @@ class _Run(Protocol):
     async def __call__(self, function: Callable[..., T], *args: Any) -> T: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """The result of a packed scoring call, and where it comes from."""
-
-    scores: Matrix | list[Matrix]
-    prompt_tokens: int
-    token_logprobs: Matrix | None
-    rows: PackedRows
-    answer: PackedResult
-
-    @property
-    def served(self) -> Served:
-        return served_rows(self.rows, self.answer)
-
-
 class ScoreFrontend:
     """Serves eligible scoring calls over the packed path."""
 
@@ -67,7 +54,7 @@ class ScoreFrontend:
     async def score(self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS) -> Scored:
         """Serve a call with one packed request; the errors are those of `ask`."""
         rows, answer = await self.ask(call, options)
-        return await self.path.answers.run_if_large(rows.num_values, _scored, answer, rows, call)
+        return await self.path.answers.run_if_large(rows.num_values, scored_of, answer, rows, call)
 
     async def ask(
         self, call: ScoreCall, options: RequestOptions = _NO_OPTIONS
@@ -94,7 +81,8 @@ class ScoreFrontend:
             except StockPathTaken as taken:
                 listed = None if encoded is call else encoded.listed()
                 raise StockPathTaken(taken.reason, listed) from None
-        self.path.record(rows, answer)
+        self.path.metrics.record_packed()
+        self.path.metrics.record_work(rows, answer.forwards, answer.tokens_computed)
         return rows, answer
 
     def check_limits(self, call: ScoreCall) -> None:
@@ -188,19 +176,26 @@ class ScoreFrontend:
         return pack_setwise(prompts, anchors, labels, self.path.vocab_size, self.path.config)
 
 
+def lone_prompt(
+    rows: PackedRows, options: RequestOptions, policy: PrefixPolicy | None, longest: int
+) -> tuple[PackedRows, RequestOptions]:
+    """Give a packed request of one prompt the prefix that `shared_beginnings` would give it.
+
+    Args:
+        policy: see `shared_beginnings`.
+        longest: tokens of a prompt that fits a forward; longer ones stay as they are.
+    """
+    usual = rows.reads_row_ends and not len(rows.overrides)
+    if rows.num_rows > 1 or len(rows.tokens) > longest or not usual:
+        return rows, options
+    keep = options.keep_prefix
+    prefix, repeated = lone_prefix(rows.tokens, rows.adapter, policy, keep=keep)
+    if not prefix:
+        return rows, options
+    rows = replace(rows, prefix_len=prefix, suffix_lens=int_array([len(rows.tokens) - prefix]))
+    return rows, replace(options, keep_prefix=repeated or keep)
+
+
 def _needs_vocabulary(call: ScoreCall) -> bool:
     """Whether the answer depends on more than the labels' logits."""
     return call.return_token_logprobs or not call.apply_softmax
-
-
-def _scored(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
-    values = answer.row_values()
-    setwise = call.score_extraction_token_id is not None
-    scores = scores_from_values(
-        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
-    )
-    token_logprobs = None
-    if call.return_token_logprobs:  # of which SGLang shows none for extraction tokens
-        token_logprobs = [] if setwise else logprob_rows(values, rows.read)
-    shown = scores_by_item(scores, rows) if setwise else scores
-    return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)

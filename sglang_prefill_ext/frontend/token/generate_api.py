@@ -12,9 +12,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from sglang_prefill_ext.frontend.json_types import Int64
+from sglang_prefill_ext.frontend.answers import in_parts
+from sglang_prefill_ext.frontend.options import Int64
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer
-from sglang_prefill_ext.frontend.worker import in_parts
 
 
 class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from sglang_prefill_ext.frontend.answers import table_rows
 from sglang_prefill_ext.frontend.token.token_batch import ReadKind
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
-from sglang_prefill_ext.frontend.worker import table_rows
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
 from sglang_prefill_ext.wire.reads import Best
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.frontend.prompt_batch import Beginning, flat_tokens, shared_beginnings
+from sglang_prefill_ext.frontend.prompt_batch import (
+    Beginning,
+    PackedGroup,
+    flat_tokens,
+    shared_beginnings,
+)
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.wire.arrays import NO_INTS, Float32Array, Int32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -40,7 +45,7 @@ class ReadKind:
 
     @classmethod
     def of(cls, call: TokenCall) -> ReadKind:
-        draws = len(call.sampling) > 0
+        draws = call.sampling is not None
         has_start = call.start is not None
         return cls(has_start, call.token_ids or (), call.num_best, draws, call.adapter)
 
@@ -50,21 +55,15 @@ class ReadKind:
         return int(self.reads_prompt) + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenGroup:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGroup(PackedGroup):
     """One packed request for some of the calls.
 
     Attributes:
-        members: the number of each row's call.
-        keep_prefix: see `Beginning.repeated`.
         starts: the first read of each call, as a position in its prompt.
     """
 
-    members: list[int]
     starts: list[int]
-    kind: ReadKind
-    rows: PackedRows
-    keep_prefix: bool
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
         """Return for every call its reads, ``[reads, values a read]``, to the prompt's last."""
@@ -129,7 +128,7 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
         prefix_reads=prefix_reads,
         adapter=kind.adapter,
     )
-    return TokenGroup(members, starts, kind, rows, repeated)
+    return TokenGroup(members, rows, repeated, starts=starts)
 
 
 def _labels(successors: Int32Array, token_ids: Int32Array) -> Int32Array:

@@ -1,39 +1,37 @@
-"""Generation calls that end with the prompt: its log-probs, and at most one token."""
+"""Generation calls that end with the prompt: its log-probs, and at most one token.
+
+Of SGLang's own calls, numbers that would end its scheduler are refused before that.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from sglang_prefill_ext.wire.arrays import Int32Array
+from sglang_prefill_ext.wire.checks import wrong
 from sglang_prefill_ext.wire.reads import values_per_read
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from sglang_prefill_ext.wire.sampling import Sampling
 
 _USUAL_SEED = 42
 """SGLang's where a request has none; only with --enable-deterministic-inference it is used."""
 
 
-class TokenRequest(Protocol):
-    """What is read of a `TokenizedGenerateReqInput`, see there."""
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """What is read of a `TokenizedGenerateReqInput`, which can stand for it; see there."""
 
-    @property
-    def input_ids(self) -> Sequence[int]: ...
-    @property
-    def sampling_params(self) -> Any: ...
-    @property
-    def return_logprob(self) -> bool: ...
-    @property
-    def logprob_start_len(self) -> int: ...
-    @property
-    def top_logprobs_num(self) -> int: ...
-    @property
-    def token_ids_logprob(self) -> list[int] | None: ...
-    @property
-    def lora_id(self) -> str | None: ...
+    input_ids: Sequence[int]
+    sampling_params: Any
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
+    token_ids_logprob: list[int] | None
+    lora_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class TokenCall:
         num_top: most probable tokens that are wanted at every read.
         token_ids: tokens whose log-probs are wanted at every read; None without the question.
         generates: whether one token is generated.
-        sampling: how the last token's successor is drawn, of one row; of none where the most
+        sampling: how the last token's successor is drawn, of one row; None where the most
             probable one is taken, and log-probs are the model's.
         adapter: see `PackedRows`.
     """
@@ -56,14 +54,14 @@ class TokenCall:
     num_top: int
     token_ids: tuple[int, ...] | None
     generates: bool
-    sampling: Sampling = NO_SAMPLING
+    sampling: Sampling | None = None
     adapter: str = ""
 
     @property
     def num_best(self) -> int:
         """`Labels.num_best` that answers the call."""
         has_labels = self.start is not None or bool(self.token_ids)
-        if self.generates or len(self.sampling) or self.num_top or not has_labels:
+        if self.generates or self.sampling is not None or self.num_top or not has_labels:
             return 1 + self.num_top
         return 0
 
@@ -96,7 +94,7 @@ def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenC
     )
 
 
-def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling:
+def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling | None:
     """Read SGLang's parameters, which it has filled in and checked.
 
     Penalties of frequency, presence and repetition look at generated tokens, so the first one has
@@ -107,7 +105,7 @@ def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling:
         biases |= dict.fromkeys(stop_tokens, -math.inf)
     draws = params.max_new_tokens and params.top_k != 1
     if not draws and not biases:
-        return NO_SAMPLING
+        return None
     return Sampling.one(
         temperature=params.temperature,
         top_p=params.top_p,
@@ -116,3 +114,68 @@ def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling:
         seed=_USUAL_SEED if params.sampling_seed is None else params.sampling_seed,
         biases=biases,
     )
+
+
+_LARGEST_TOP_K = 2**31 - 1  # SGLang puts them into tensors of 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNumbers:
+    """What a request for one prompt asks for, under SGLang's names.
+
+    Attributes:
+        top_logprobs_num, logprob_start_len: SGLang lets lists pass that belong to many prompts.
+    """
+
+    top_logprobs_num: int | list[int] | None = 0
+    logprob_start_len: int | list[int] | None = -1
+    top_k: int = -1
+    min_new_tokens: int = 0
+    stop_token_ids: Collection[int] = ()
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse what SGLang cannot answer with so many tokens to choose from.
+
+        Raises:
+            RequestError: names the field, the value and the remedy.
+        """
+        top, start = self.top_logprobs_num, self.logprob_start_len
+        if isinstance(top, list | None) or top > vocab_size:
+            raise wrong("top_logprobs_num", f"{top} is no number up to {vocab_size}; send one.")
+        if isinstance(start, list | None) or start < -1:
+            raise wrong(
+                "logprob_start_len", f"{start} is no place in the prompt; send one, or -1 for none."
+            )
+        if self.top_k > _LARGEST_TOP_K:
+            raise wrong("top_k", f"{self.top_k} is too large; send -1 for the whole vocabulary.")
+        for token in self.stop_token_ids if self.min_new_tokens > 0 else ():
+            if not 0 <= token < vocab_size:
+                raise wrong(
+                    "stop_token_ids",
+                    f"{token} beside min_new_tokens; valid ids are 0 to {vocab_size - 1}.",
+                )
+
+
+def check_readout(positions: object, tokens: int | None, *, in_one_piece: bool) -> None:
+    """Refuse positions to read that are none, or that SGLang would look for in a part of a prompt.
+
+    Args:
+        positions: a request's `token_indices_to_pool`.
+        tokens: of the prompt; None if they are not counted yet.
+        in_one_piece: the server computes every prompt from its first token to its last at once.
+
+    Raises:
+        RequestError: names the field, the value and the remedy.
+    """
+    field, last = "token_indices_to_pool", 2**63 - 1 if tokens is None else tokens - 1
+    if not isinstance(positions, list) or not positions:
+        raise wrong(field, f"{positions!r:.80} is no list of positions; send one, or leave it out.")
+    for each in positions:
+        if not isinstance(each, int) or not 0 <= each <= last:
+            raise wrong(field, f"{each!r:.80} is no position; valid ones are 0 to {last}.")
+    if not in_one_piece:
+        raise wrong(
+            field,
+            "positions are those of whole prompts. Start the server with --disable-radix-cache "
+            "--chunked-prefill-size -1, and without --allow-auto-truncate.",
+        )

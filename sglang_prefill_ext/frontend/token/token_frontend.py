@@ -44,7 +44,7 @@ class TokenFrontend:
             Worker("prefill-only-tokens"),
             size_of=lambda call: len(call.ids) + call.num_values,
         )
-        self._calls = Gatherer.configured(self._serve, path.config)
+        self._calls = Gatherer(self._serve, path.config)
 
     def call_of(self, request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
         """Read a request of which nothing else is wanted.

@@ -21,8 +21,8 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.metrics.pauses import PauseRecorder
 from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
+from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import wrong
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from tests.unit.frontend.links import StubLink, answer_at_once, stub_answer
 

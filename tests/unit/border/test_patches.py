@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext import border
 from sglang_prefill_ext.border import patches
 from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching import guard
@@ -177,14 +176,14 @@ def test_a_failure_while_applying_takes_everything_back(
     upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = stock(upstream)
-    wrapped = border.registry.wrapped
+    wrapped = patches.wrapped
 
     def fail_at_parse(raw: object, hook: Callable[..., Any], kind: Kind) -> object:
         if raw is vars(upstream.Scheduler)["parse"]:
             raise TypeError("cannot be wrapped")
         return wrapped(raw, hook, kind)
 
-    monkeypatch.setattr(border.registry, "wrapped", fail_at_parse)
+    monkeypatch.setattr(patches, "wrapped", fail_at_parse)
     with pytest.raises(UnsupportedSGLangError, match="TypeError: cannot be wrapped"):
         apply(SCHEDULER, ALL)
     assert stock(upstream) == before
@@ -193,7 +192,7 @@ def test_a_failure_while_applying_takes_everything_back(
 def test_a_hook_that_did_not_arrive_is_noticed(
     upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(border.registry, "wrapped", lambda raw, *_how: raw)
+    monkeypatch.setattr(patches, "wrapped", lambda raw, *_how: raw)
     with pytest.raises(UnsupportedSGLangError, match=f"carries {HOOKS}:around"):
         apply(SCHEDULER, [step_patch()])
 

@@ -16,7 +16,7 @@ from sglang_prefill_ext.attach.carrier import (
 )
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.members import Member, chosen, difference
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from tests.unit.attach.engines import facts
 
 

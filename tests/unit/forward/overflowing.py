@@ -9,9 +9,8 @@ import torch
 
 from sglang_prefill_ext.config import AttentionWay, Order
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import int_array, values_from_bytes
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -33,7 +32,7 @@ _POLICY = SchedulingPolicy(
     order=Order.FCFS,
     ageing=1,
     launch_tokens=10**6,
-    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
 )
 
 

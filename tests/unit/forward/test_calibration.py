@@ -14,17 +14,16 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward import calibration
 from sglang_prefill_ext.forward.calibration import Pace, calibrate, measured_memory, measured_pace
 from sglang_prefill_ext.forward.executor import PackedExecutor
-from sglang_prefill_ext.forward.memory import peak_bytes
+from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
 from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.tokens import ForwardLayout
-from sglang_prefill_ext.scheduling.budget import ForwardBudget, MemoryModel
-from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.forward.tiny_model import TinyModel
 from tests.unit.scheduling.jobs import IdleExecutor
 
@@ -82,7 +81,7 @@ def test_the_most_probable_token_and_a_drawn_one_are_counted(
 ) -> None:
     lens = np.full(rows, 2, np.int32)
     one = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=5, seed=1, biases={})
-    sampling = Sampling(np.repeat(one.draws, rows), one.biases) if drawn else NO_SAMPLING
+    sampling = Sampling(np.repeat(one.draws, rows), one.biases) if drawn else None
     packed = PackedRows(np.ones(2 * rows, np.int32), 0, lens, Labels(num_best=1, sampling=sampling))
     (piece,) = split_request(packed, ForwardBudget(2 * rows))
     plan = plan_forward([piece])
@@ -103,7 +102,8 @@ def test_whole_chunks_are_read_when_memory_is_measured() -> None:
     best, drawn = plans[-2:]
     assert best.num_rows == drawn.num_rows == 2 * executor.chunk_reads
     assert [kind.num_best for plan in (best, drawn) for kind, _ in plan.reads.by_kind()] == [1, 1]
-    assert not len(best.reads.sampling)
+    assert best.reads.sampling is None
+    assert drawn.reads.sampling is not None
     assert len(drawn.reads.sampling) == drawn.num_rows
     logits = best.num_rows * TinyModel.vocab_size * 4 // 2
     assert large.fixed_bytes > logits

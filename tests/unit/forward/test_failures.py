@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import DistBackendError
 
-from sglang_prefill_ext.forward.failures import require_usable
+from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.scheduling import forwards, runtime
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime

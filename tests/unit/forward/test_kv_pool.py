@@ -3,8 +3,7 @@ from __future__ import annotations
 import torch
 
 from sglang_prefill_ext.attention.way import HeadShape
-from sglang_prefill_ext.forward.kv_pool import SHARE, OwnPool
-from sglang_prefill_ext.forward.private_slots import PrivateSlots
+from sglang_prefill_ext.forward.kv_pool import SHARE, OwnPool, PrivateSlots
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 
 HEADS = HeadShape(num_heads=4, num_key_heads=2, head_dim=8, value_dim=6)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from sglang_prefill_ext.forward.streams import in_order
+from sglang_prefill_ext.forward.device import in_order
 
 
 class FakeStream:

@@ -16,10 +16,8 @@ from sglang_prefill_ext.frontend.exchange import PackedExchange
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.texts.encoder import flat
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
-from sglang_prefill_ext.wire.flat import FlatRows
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.texts.libraries import flat
+from sglang_prefill_ext.wire.arrays import NO_INTS, EmbeddingKind, FlatRows, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
 from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut, served_prompts
 from sglang_prefill_ext.frontend.options import RequestOptions
+from sglang_prefill_ext.frontend.prompt_batch import PackedGroup
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.arrays import Float32Array, int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -21,19 +21,8 @@ from tests.unit.frontend.links import StubLink, path_of, stub_answer
 from tests.unit.waiting import until
 
 
-@dataclass
-class Group:
+class Group(PackedGroup):
     """One item after the other; `size` of them share a packed request."""
-
-    members: list[int]
-    items: list[int]
-    keep_prefix = False
-
-    @property
-    def rows(self) -> PackedRows:
-        tokens = [self.items[each] for each in self.members]
-        ones = [1] * len(tokens)
-        return PackedRows(int_array(tokens), 0, int_array(ones), Labels(int_array([5])))
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
         if len(values) != len(self.members):
@@ -41,10 +30,15 @@ class Group:
         return [values[number : number + 1] for number in range(len(values))]
 
 
-def groups_of(size: int) -> object:
+def groups_of(size: int) -> Callable[[list[int]], Sequence[Group]]:
+    def group(members: list[int], items: list[int]) -> Group:
+        tokens, ones = [items[each] for each in members], [1] * len(members)
+        rows = PackedRows(int_array(tokens), 0, int_array(ones), Labels(int_array([5])))
+        return Group(members, rows)
+
     def pack(items: list[int]) -> Sequence[Group]:
-        starts = range(0, len(items), size)
-        return [Group(list(range(len(items)))[start : start + size], items) for start in starts]
+        numbers = list(range(len(items)))
+        return [group(numbers[start : start + size], items) for start in numbers[::size]]
 
     return pack
 
@@ -80,7 +74,7 @@ class Setup:
         asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer)
 
     async def ask(self, items: list[int], size: int) -> list[ReadOut | Exception]:
-        return await self.batches.ask(items, RequestOptions(), groups_of(size))  # type: ignore[arg-type]
+        return await self.batches.ask(items, RequestOptions(), groups_of(size))
 
 
 def shown(outcomes: Sequence[ReadOut | Exception]) -> list[object]:

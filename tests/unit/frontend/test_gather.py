@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import (
     PackedForwardError,
     PackingError,
     PrefillExtError,
     RequestAbortedError,
 )
-from sglang_prefill_ext.frontend import client_wait
+from sglang_prefill_ext.frontend import worker as worker_module
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.gather import Gatherer, _of_its_own
 from sglang_prefill_ext.wire.status import BAD_ENDS
@@ -25,6 +26,10 @@ from tests.unit.frontend.links import StubRequest
 from tests.unit.waiting import until
 
 LONG_S = 60.0
+
+
+def _config(max_items: int, max_wait_s: float) -> PrefillOnlyConfig:
+    return PrefillOnlyConfig(gather_rows=max_items, gather_ms=round(max_wait_s * 1e3))
 
 
 class Server:
@@ -49,7 +54,7 @@ class Server:
         return [ValueError(item) if item < 0 else 10 * item for item in items]
 
     def gatherer(self, max_items: int = 8, max_wait_s: float = LONG_S) -> Gatherer[int, int]:
-        return Gatherer(self, max_items=max_items, max_wait_s=max_wait_s)
+        return Gatherer(self, _config(max_items, max_wait_s))
 
 
 async def _echo(_: object, items: list[int]) -> list[int]:
@@ -107,7 +112,7 @@ async def test_the_next_batch_is_served_before_calls_are_told_their_answers() ->
         await door.wait()
         return items
 
-    gatherer = Gatherer(serve, max_items=8, max_wait_s=LONG_S)
+    gatherer = Gatherer(serve, _config(8, LONG_S))
 
     async def ask(item: int) -> None:
         await gatherer.ask("a", [item])
@@ -186,7 +191,7 @@ async def test_a_batch_that_ends_without_an_answer_leaves_nobody_waiting(
             raise ends.pop()
         return [*items]
 
-    gatherer = Gatherer[int, int](serve, max_items=8, max_wait_s=LONG_S)
+    gatherer = Gatherer[int, int](serve, _config(8, LONG_S))
     asking = [gatherer.ask("a", [n]) for n in (1, 2)]
     found = await asyncio.wait_for(asyncio.gather(*asking, return_exceptions=True), 60)
     assert [type(each) for each in found] == [PackedForwardError] * 2
@@ -205,7 +210,7 @@ async def test_every_caller_raises_an_error_of_its_own(items: list[int]) -> None
             raise shared
         return [shared] * len(items)
 
-    gatherer = Gatherer[int, int](serve, max_items=8, max_wait_s=LONG_S)
+    gatherer = Gatherer[int, int](serve, _config(8, LONG_S))
     asking = (gatherer.ask("a", [item]) for item in items)
     first, second = await asyncio.gather(*asking, return_exceptions=True)
     assert isinstance(first, RequestAbortedError)
@@ -228,7 +233,7 @@ def test_errors_of_ours_can_be_copied_with_what_they_tell(kind: type[PrefillExtE
 
 
 async def test_who_leaves_early_takes_nobody_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_wait, "_DISCONNECT_POLL_S", 0.001)
+    monkeypatch.setattr(worker_module, "_DISCONNECT_POLL_S", 0.001)
     server = Server(open_at_once=False)
     gatherer = server.gatherer()
     staying = asyncio.create_task(gatherer.ask("a", [1]))
@@ -252,7 +257,7 @@ async def test_calls_gather_until_every_batch_is_served() -> None:
             await doors[len(started) - 1].wait()
         return items
 
-    gatherer = Gatherer(serve, max_items=2, max_wait_s=LONG_S)
+    gatherer = Gatherer(serve, _config(2, LONG_S))
     first, second = (asyncio.create_task(gatherer.ask("a", [n, n])) for n in (1, 2))
     await until(lambda: len(started) == 2)
     doors[0].set()
@@ -270,7 +275,7 @@ async def test_a_kind_is_forgotten_once_it_was_served() -> None:
 
     kind = Kind()
     forgotten = weakref.ref(kind)
-    gatherer = Gatherer(_echo, max_items=8, max_wait_s=LONG_S)
+    gatherer = Gatherer(_echo, _config(8, LONG_S))
     assert await gatherer.ask(kind, [1]) == [1]
     del kind
     await _settle()
@@ -305,7 +310,7 @@ async def test_who_leaves_at_the_moment_of_the_start_delays_nobody_behind() -> N
         leaving.cancel()  # in the turn of the loop in which the batch behind this one is started
         return items
 
-    gatherer = Gatherer(serve, max_items=8, max_wait_s=LONG_S)
+    gatherer = Gatherer(serve, _config(8, LONG_S))
     first = asyncio.create_task(gatherer.ask("a", [0]))
     await until(lambda: served == [[0]])
     leaving = asyncio.create_task(gatherer.ask("a", [1]))

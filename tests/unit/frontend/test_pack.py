@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import PromptLengths, pack_rows, pack_token_ids
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.flat import FlatRows, pack_flat
+from sglang_prefill_ext.frontend.pack import PromptLengths, pack_flat, pack_token_ids
+from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 from tests.unit.wire.strategies import labels_by_read
@@ -49,7 +48,7 @@ def test_both_ways_of_packing_find_the_same_prefix(
 ) -> None:
     query = [*query, 1]
     from_ids = pack_token_ids(query, items, False, LABELS, VOCAB)
-    from_rows = pack_rows([query + item for item in items], LABELS, VOCAB)
+    from_rows = pack_token_ids([], [query + item for item in items], False, LABELS, VOCAB)
     assert from_ids.prefix_len == from_rows.prefix_len
     assert from_ids.tokens.tolist() == from_rows.tokens.tolist()
     assert from_ids.suffix_lens.tolist() == from_rows.suffix_lens.tolist()
@@ -119,7 +118,7 @@ def test_an_element_that_is_no_integer_is_a_type_error(element: object, item_fir
 def test_texts_can_be_rebuilt_from_their_encoded_rows(query: str, items: list[str]) -> None:
     texts = [query + item for item in items]
     encoded = [list(text.encode("utf-8", "surrogatepass")) for text in texts]
-    rows = pack_rows(encoded, LABELS, 256)
+    rows = pack_token_ids([], encoded, False, LABELS, 256)
     rebuilt = [bytes(row).decode("utf-8", "surrogatepass") for row in _rebuilt(rows)]
     assert rebuilt == texts
 
@@ -127,7 +126,7 @@ def test_texts_can_be_rebuilt_from_their_encoded_rows(query: str, items: list[st
 @pytest.mark.parametrize("rows", [[[]], [[1], []]])
 def test_a_text_without_tokens_is_refused(rows: list[list[int]]) -> None:
     with pytest.raises(RequestError, match="empty"):
-        pack_rows(rows, LABELS, VOCAB)
+        pack_token_ids([], rows, False, LABELS, VOCAB)
 
 
 @given(TOKEN_LISTS, ITEMS)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefixCaching
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.frontend.prompt_batch import PromptGroup, lone_prompt, pack_prompts
+from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts
+from sglang_prefill_ext.frontend.score.score_frontend import lone_prompt
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
@@ -18,7 +19,7 @@ from sglang_prefill_ext.wire.read import Labels
 BEGINNINGS = [[7] * 40, [7] * 16 + [8] * 30, [9] * 3, [6] * 300, []]
 
 
-def prompts_of(group: PromptGroup) -> list[list[int]]:
+def prompts_of(group: PackedGroup) -> list[list[int]]:
     rows = group.rows
     prefix = rows.tokens[: rows.prefix_len].tolist()
     found, place = [], rows.prefix_len
@@ -54,7 +55,7 @@ def test_every_prompt_is_in_one_group_unchanged(
     assert [found[number] for number in range(len(prompts))] == prompts
 
 
-def groups_of(prompts: list[list[int]], policy: PrefixPolicy | None = None) -> list[PromptGroup]:
+def groups_of(prompts: list[list[int]], policy: PrefixPolicy | None = None) -> list[PackedGroup]:
     return pack_prompts([int_array(prompt) for prompt in prompts], vector_width=1, policy=policy)
 
 

@@ -10,7 +10,7 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.metrics import FrontendMetrics
-from tests.unit.frontend.links import StubLink
+from tests.unit.frontend.links import StubLink, path_of
 
 
 class Panic(BaseException):
@@ -30,8 +30,8 @@ class Link(StubLink):
 class Setup:
     def __init__(self, **knobs: int) -> None:
         self.link, self.metrics = Link(), FrontendMetrics()
-        config, worker = PrefillOnlyConfig(**knobs), Worker("test")
-        self.batches = TextBatches(self.link, config, self.metrics, worker, self._finish)
+        path = path_of(self.link, PrefillOnlyConfig(**knobs), metrics=self.metrics)
+        self.batches = TextBatches(path, Worker("test"), self._finish)
 
     async def ask(self, *calls: list[str]) -> list[list[bytes] | BaseException]:
         asked = (self.batches.ask(texts) for texts in calls)

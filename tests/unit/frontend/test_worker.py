@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import numpy as np
 import pytest
 
 from sglang_prefill_ext.errors import (
@@ -14,15 +13,14 @@ from sglang_prefill_ext.errors import (
     RequestAbortedError,
     ServerBusyError,
 )
-from sglang_prefill_ext.frontend import client_wait
 from sglang_prefill_ext.frontend import worker as worker_module
-from sglang_prefill_ext.frontend.worker import Worker, table_rows
+from sglang_prefill_ext.frontend.worker import Worker
 from tests.unit.frontend.links import StubRequest
 
 
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_wait, "_DISCONNECT_POLL_S", 0.001)
+    monkeypatch.setattr(worker_module, "_DISCONNECT_POLL_S", 0.001)
 
 
 @asynccontextmanager
@@ -99,12 +97,3 @@ async def test_a_caller_that_is_patient_gets_its_outcome() -> None:
     in_an_hour = (time.time() + 3600) * 1e3
     patient = StubRequest(patience=10**6)
     assert await worker.run(abs, -1, request=patient, deadline_ms=in_an_hour) == 1
-
-
-@pytest.mark.parametrize("at_a_time", [1, 3, 4, 7, 12, 13])
-def test_large_tables_become_objects_in_steps(
-    monkeypatch: pytest.MonkeyPatch, at_a_time: int
-) -> None:
-    monkeypatch.setattr(worker_module, "_AT_A_TIME", at_a_time)
-    table = np.arange(12, dtype=np.float32).reshape(4, 3)
-    assert table_rows(table) == table.tolist()

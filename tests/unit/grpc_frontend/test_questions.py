@@ -18,7 +18,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     vector_question,
     without_items,
 )
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
 from tests.unit.grpc_frontend.calls import id_request, int32, int32_rows, text_request
 
 ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6)

@@ -18,7 +18,7 @@ from sglang_prefill_ext.border import patches
 from sglang_prefill_ext.patching import guard
 from tests.unit.patching.stub_sglang import MODULE, UPSTREAM
 
-_OUR_REGISTRY = "sglang_prefill_ext.border.registry"
+_OUR_REGISTRY = "sglang_prefill_ext.border.patches"
 
 
 def load_module(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.job import Job, load_of
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, load_of
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.prefix_cache import PrefixCache
 from sglang_prefill_ext.scheduling.prefixed_forward import PrefixedForward
@@ -42,7 +42,6 @@ def job_of_rows(rows: PackedRows, budget: ForwardBudget, cached: int = 0, **opti
         rows,
         number=number,
         arrived=load_of(rows),
-        distinct=rows,
         pieces=split_request(rows, budget, cached),
         large=large,
         cut_behind=cached,

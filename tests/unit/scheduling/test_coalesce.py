@@ -7,10 +7,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost, choose_jobs
+from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost, QueueLoad
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.planner import plan_forward
+from sglang_prefill_ext.scheduling.policy import SchedulingPolicy, choose_jobs
 from sglang_prefill_ext.scheduling.queue import JobQueue
 from sglang_prefill_ext.scheduling.split import split_request
 from sglang_prefill_ext.wire.arrays import int_array
@@ -29,6 +30,10 @@ def _queue(*jobs: Job) -> JobQueue:
     return queue
 
 
+def _policy(budget: ForwardBudget, launch: int, graphs: GraphCost = NO_GRAPHS) -> SchedulingPolicy:
+    return SchedulingPolicy(budget, Order.FCFS, 1, launch, QueueLoad(), graphs=graphs)
+
+
 def _chosen(
     *jobs: Job,
     budget: int = 100,
@@ -37,7 +42,7 @@ def _chosen(
     graphs: GraphCost = NO_GRAPHS,
 ) -> list[int]:
     """Places of the chosen jobs among those given."""
-    chosen = choose_jobs(_queue(*jobs), ForwardBudget(budget), launch, join, graphs)
+    chosen = choose_jobs(_queue(*jobs), _policy(ForwardBudget(budget), launch, graphs), join)
     return [jobs.index(job) for job in chosen]
 
 
@@ -65,7 +70,7 @@ def test_the_choice_is_the_front_of_the_queue_with_one_adapter_and_fits(
         for one, prefix, adapter in zip(requests, prefixes, adapters, strict=False)
     ]
     queue = _queue(*jobs)
-    chosen = choose_jobs(queue, BUDGET, launch, join)
+    chosen = choose_jobs(queue, _policy(BUDGET, launch), join)
     alike = [job for job in jobs if job.piece.adapter == jobs[0].piece.adapter]
     assert chosen == alike[: len(chosen)]
     assert bool(chosen) == bool(jobs)
@@ -89,7 +94,7 @@ def test_jobs_join_up_to_the_first_that_does_not_fit() -> None:
 def test_rows_take_memory() -> None:
     budget = ForwardBudget(100, max_bytes=40, bytes_per_token=1, bytes_per_row=10)
     queue = _queue(*_jobs(2, 2, 2, 2))
-    assert len(choose_jobs(queue, budget, ALWAYS)) == 3
+    assert len(choose_jobs(queue, _policy(budget, ALWAYS))) == 3
 
 
 def test_a_shared_prefix_counts_once() -> None:
@@ -182,7 +187,7 @@ def _of_usual_size(number: int) -> list[Job]:
 
 
 def _number_chosen(jobs: list[Job], graphs: GraphCost, launch: int = 480) -> int:
-    return len(choose_jobs(_queue(*jobs), ForwardBudget(16384), launch, graphs=graphs))
+    return len(choose_jobs(_queue(*jobs), _policy(ForwardBudget(16384), launch, graphs)))
 
 
 def test_jobs_fill_the_largest_graph_and_stay_in_it() -> None:

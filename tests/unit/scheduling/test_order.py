@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.queue import QueueLimits, order_key
+from sglang_prefill_ext.scheduling.queue import order_key
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from tests.unit.scheduling.jobs import IdleExecutor, job_of, request
 from tests.unit.wire.strategies import PlainRequest, plain_requests
@@ -69,7 +69,7 @@ class Watched:
             Order.SRPT,
             self.ageing,
             self.launch_tokens,
-            QueueLimits(tokens=10**9, rows=10**9, bytes=10**9),
+            QueueLoad(tokens=10**9, rows=10**9, bytes=10**9),
         )
         self.runtime = PackedRuntime(IdleExecutor(self._on_launch), self._on_answer, policy)
         self._last_forward = 0

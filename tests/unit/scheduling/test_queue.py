@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.scheduling.job import Job, QueueLoad
-from sglang_prefill_ext.scheduling.queue import JobQueue, OrderKey, QueueLimits, retry_after_s
+from sglang_prefill_ext.scheduling.budget import QueueLoad, refusal, retry_after_s
+from sglang_prefill_ext.scheduling.job import Job
+from sglang_prefill_ext.scheduling.queue import JobQueue, OrderKey
 from tests.unit.scheduling.jobs import job_of, request
 
 
@@ -87,12 +88,12 @@ def test_a_job_is_late_once_its_own_tokens_take_too_long(
 
 
 LOADS = st.builds(QueueLoad, *[st.integers(0, 20)] * 3)
-LIMITS = st.builds(QueueLimits, *[st.integers(1, 20)] * 3)
+LIMITS = st.builds(QueueLoad, *[st.integers(1, 20)] * 3)
 
 
 @given(LOADS, LOADS, LIMITS)
 def test_a_request_is_refused_where_any_limit_would_be_passed(
-    waiting: QueueLoad, request: QueueLoad, limits: QueueLimits
+    waiting: QueueLoad, request: QueueLoad, limits: QueueLoad
 ) -> None:
     pairs = [
         (waiting.tokens + request.tokens, limits.tokens),
@@ -100,18 +101,18 @@ def test_a_request_is_refused_where_any_limit_would_be_passed(
         (waiting.bytes + request.bytes, limits.bytes),
     ]
     fits = all(after <= most for after, most in pairs) or waiting == QueueLoad()
-    assert (limits.refusal(waiting, request) == "") == fits
+    assert (refusal(limits, waiting, request) == "") == fits
 
 
 def test_what_waits_may_reach_the_limits_and_the_first_may_exceed_them() -> None:
-    limits = QueueLimits(tokens=100, rows=5, bytes=1000)
-    assert limits.refusal(QueueLoad(1, 1, 1), QueueLoad(99, 4, 999)) == ""
-    assert limits.refusal(QueueLoad(), QueueLoad(101, 6, 1001)) == ""
+    limits = QueueLoad(tokens=100, rows=5, bytes=1000)
+    assert refusal(limits, QueueLoad(1, 1, 1), QueueLoad(99, 4, 999)) == ""
+    assert refusal(limits, QueueLoad(), QueueLoad(101, 6, 1001)) == ""
 
 
 def test_a_refusal_names_what_is_full() -> None:
-    limits = QueueLimits(tokens=100, rows=5, bytes=1000)
-    reason = limits.refusal(QueueLoad(10, 4, 10), QueueLoad(10, 2, 10))
+    limits = QueueLoad(tokens=100, rows=5, bytes=1000)
+    reason = refusal(limits, QueueLoad(10, 4, 10), QueueLoad(10, 2, 10))
     assert "6 rows would wait, the limit is 5" in reason
     assert reason.endswith("Try again later.")
 

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import forwards
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import Float32Array, int_array, values_from_bytes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -42,7 +41,7 @@ POLICY = SchedulingPolicy(
     order=Order.FCFS,
     ageing=1,
     launch_tokens=10**6,
-    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
 )
 POLICIES = st.builds(
     lambda order, ageing, launch: replace(POLICY, order=order, ageing=ageing, launch_tokens=launch),
@@ -553,7 +552,7 @@ def test_who_starts_over_again_and_again_saves_no_tokens() -> None:
 
 
 def test_a_full_queue_rejects_at_once_and_says_when_to_come_again() -> None:
-    limits = QueueLimits(tokens=20, rows=10, bytes=10**6)
+    limits = QueueLoad(tokens=20, rows=10, bytes=10**6)
     simulation = Simulation(StubExecutor(asynchronous=False), replace(POLICY, limits=limits))
     simulation.runtime.stats.record_pace(tokens=320, seconds=10.0)
     simulation.submit(REQUEST)

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
 from sglang_prefill_ext.scheduling import forwards
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
+from sglang_prefill_ext.scheduling.budget import ForwardBudget, QueueLoad
 from sglang_prefill_ext.scheduling.planner import ForwardPlan
 from sglang_prefill_ext.scheduling.policy import SchedulingPolicy
-from sglang_prefill_ext.scheduling.queue import QueueLimits
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.wire.arrays import Float32Array
 from sglang_prefill_ext.wire.status import Status
@@ -29,7 +28,7 @@ JOINING = SchedulingPolicy(
     order=Order.FCFS,
     ageing=1,
     launch_tokens=1000,
-    limits=QueueLimits(tokens=10**6, rows=10**6, bytes=10**9),
+    limits=QueueLoad(tokens=10**6, rows=10**6, bytes=10**9),
 )
 ALONE = replace(JOINING, launch_tokens=0)
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from sglang_prefill_ext.scheduling.stock_order import (
     MATCHED_PER_PASS,
     Prompt,
-    PromptKey,
     chunk_limit,
-    prompt_key,
     to_match,
 )
 
@@ -23,16 +21,14 @@ BUDGET = 8
 
 
 def test_short_prompts_come_first_until_the_long_one_has_aged() -> None:
-    key = prompt_key(ageing=2)
-    long = Prompt(mark=0, tokens=100, cached_tokens=0)
-    assert key(Prompt(mark=179, tokens=10, cached_tokens=0)) < key(long)
-    assert key(Prompt(mark=181, tokens=10, cached_tokens=0)) > key(long)
+    long = Prompt(mark=0, tokens=100, cached_tokens=0).key(ageing=2)
+    assert Prompt(mark=179, tokens=10, cached_tokens=0).key(ageing=2) < long
+    assert Prompt(mark=181, tokens=10, cached_tokens=0).key(ageing=2) > long
 
 
 def test_only_uncached_tokens_count_and_the_last_is_never_cached() -> None:
-    key = prompt_key(ageing=3)
-    assert key(Prompt(mark=5, tokens=100, cached_tokens=90)) == (5 + 3 * 10,)
-    assert key(Prompt(mark=5, tokens=100, cached_tokens=100)) == (5 + 3 * 1,)
+    assert Prompt(mark=5, tokens=100, cached_tokens=90).key(ageing=3) == 5 + 3 * 10
+    assert Prompt(mark=5, tokens=100, cached_tokens=100).key(ageing=3) == 5 + 3 * 1
 
 
 @pytest.mark.parametrize("waiting", [0, 1, MATCHED_PER_PASS, MATCHED_PER_PASS + 3])
@@ -64,13 +60,13 @@ def test_a_begun_prompt_leaves_room(
 ) -> None:
     begun = Prompt(mark=0, tokens=300, cached_tokens=100)
     prompts = [Prompt(mark=100, tokens=tokens, cached_tokens=0) for tokens in waiting]
-    assert chunk_limit(begun, prompts, budget, page_size, prompt_key(2)) == limit
+    assert chunk_limit(begun, prompts, budget, page_size, ageing=2) == limit
 
 
 def test_a_begun_prompt_leaves_no_room_once_it_has_aged() -> None:
     begun = Prompt(mark=0, tokens=300, cached_tokens=100)
     late = Prompt(mark=2 * 200, tokens=1, cached_tokens=0)
-    assert chunk_limit(begun, [late], 64, 1, prompt_key(2)) is None
+    assert chunk_limit(begun, [late], 64, 1, ageing=2) is None
 
 
 @dataclass(eq=False)
@@ -90,7 +86,7 @@ class Request:
 class Stock:
     """SGLang's batches: the begun prompt first, then the queue until something does not fit."""
 
-    key: PromptKey
+    ageing: int
     cached_of: Callable[[Request], int]
     """What the cache says whenever it is asked; it may grow and shrink between."""
     page_size: int = 1
@@ -111,7 +107,7 @@ class Stock:
         self.largest_queue = max(self.largest_queue, sum(map(self._paged, queued)))
         for request in to_match(self.queue, lambda request: request.cached == 0):
             request.cached = self.cached_of(request)
-        self.queue.sort(key=lambda request: self.key(request.prompt))
+        self.queue.sort(key=lambda request: request.prompt.key(self.ageing))
         self.processed += BUDGET - self._fill(self._continue_begun())
 
     def run(self, arrivals: Iterable[Iterable[int]]) -> None:
@@ -134,7 +130,7 @@ class Stock:
         if self.begun is None:
             return BUDGET
         prompts = [request.prompt for request in self.queue]
-        limit = chunk_limit(self.begun.prompt, prompts, BUDGET, self.page_size, self.key)
+        limit = chunk_limit(self.begun.prompt, prompts, BUDGET, self.page_size, self.ageing)
         return BUDGET - self._compute(self.begun, limit or BUDGET)
 
     def _fill(self, room: int) -> int:
@@ -167,7 +163,7 @@ class Stock:
 def test_no_prompt_waits_longer_than_the_bound(
     ageing: int, page_size: int, arrivals: list[list[int]], rng: Random
 ) -> None:
-    stock = Stock(prompt_key(ageing), lambda r: rng.randrange(r.tokens), page_size)
+    stock = Stock(ageing, lambda r: rng.randrange(r.tokens), page_size)
     stock.run(arrivals)
     assert len(stock.requests) == sum(map(len, arrivals))
     for request in stock.requests:
@@ -175,9 +171,9 @@ def test_no_prompt_waits_longer_than_the_bound(
         assert request.finished_after < stock.bound(request, ageing)
 
 
-def _wait_of_a_long_prompt(key: PromptKey) -> tuple[Stock, Request]:
+def _wait_of_a_long_prompt(ageing: int) -> tuple[Stock, Request]:
     """A long prompt, and short ones that come as fast as they are served, for ever."""
-    stock = Stock(key, cached_of=lambda request: 0)
+    stock = Stock(ageing, cached_of=lambda request: 0)
     long = stock.arrive(50)
     stock.run([[BUDGET // 2] * 4, *[[BUDGET // 2] * 2] * 100])
     return stock, long
@@ -185,12 +181,12 @@ def _wait_of_a_long_prompt(key: PromptKey) -> tuple[Stock, Request]:
 
 @pytest.mark.parametrize("ageing", [1, 2, 5])
 def test_short_prompts_overtake_until_the_bound(ageing: int) -> None:
-    stock, long = _wait_of_a_long_prompt(prompt_key(ageing))
+    stock, long = _wait_of_a_long_prompt(ageing)
     assert long.finished_after is not None
     assert ageing * (50 - BUDGET) <= long.finished_after < stock.bound(long, ageing)
 
 
 def test_shortest_first_without_ageing_starves_a_long_prompt() -> None:
-    stock, long = _wait_of_a_long_prompt(lambda prompt: (prompt.remaining_tokens,))
+    stock, long = _wait_of_a_long_prompt(ageing=10**9)
     assert long.finished_after is not None
     assert long.finished_after >= stock.bound(long, ageing=5)

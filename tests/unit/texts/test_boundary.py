@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_prefill_ext.texts.boundary import MARKS, Boundaries
+from sglang_prefill_ext.texts.splice import MARKS, Boundaries
 
 
 @pytest.mark.parametrize(

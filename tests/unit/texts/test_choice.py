@@ -14,9 +14,8 @@ from sglang_prefill_ext.texts import choice, libraries
 from sglang_prefill_ext.texts.choice import Choice
 from sglang_prefill_ext.texts.comparison import Comparison
 from sglang_prefill_ext.texts.comparison_process import NotComparedError, compare_here
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy
-from sglang_prefill_ext.texts.libraries import FastokensEncoder
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.texts.libraries import FastokensEncoder, TokenizerCopy
+from sglang_prefill_ext.wire.arrays import FlatRows
 from tests.unit.texts.made import PROVEN, json_of
 
 TEXTS = 3_000

@@ -6,12 +6,11 @@ import pytest
 
 from sglang_prefill_ext.texts import comparison as gate
 from sglang_prefill_ext.texts import sample_texts
-from sglang_prefill_ext.texts.boundary import Boundaries
 from sglang_prefill_ext.texts.comparison import compare
-from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import NO_FRAME
-from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.texts.libraries import flat
+from sglang_prefill_ext.texts.splice import Boundaries, Splice
+from sglang_prefill_ext.wire.arrays import FlatRows
 
 
 class Bytes:

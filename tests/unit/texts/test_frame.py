@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, processors
 
-from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import frame_of
+from sglang_prefill_ext.texts.libraries import flat
 from tests.unit.texts.made import settings
 
 _TEMPLATE = processors.TemplateProcessing("a $A b a", "$A $B", [("a", 1), ("b", 2)])

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from sglang_prefill_ext.texts import sample_texts
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy, faithful_copy
+from sglang_prefill_ext.texts.libraries import TokenizerCopy, faithful_copy
 from tests.unit.attach.engines import word_tokenizer
 from tests.unit.texts.made import SPECIALS, json_of
 

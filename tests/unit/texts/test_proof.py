@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from sglang_prefill_ext.texts import proof
-from sglang_prefill_ext.texts.boundary import MARKS, Boundaries
+from sglang_prefill_ext.texts.splice import MARKS, Boundaries
 from tests.unit.texts.made import DEEPSEEK, LLAMA_3, O200K, PROVEN, json_of, settings
 
 # One character of every class that the patterns know, and those that they name.

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
 from sglang_prefill_ext.texts import sample_texts
-from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import frame_of
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.libraries import TokenizerCopy, flat
 from sglang_prefill_ext.texts.proof import boundaries_of, unproven
 from sglang_prefill_ext.texts.splice import Splice
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows
 from tests.unit.texts.made import PROVEN, json_of
 
 _SEVERE = st.sampled_from(

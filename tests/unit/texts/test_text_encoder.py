@@ -12,11 +12,10 @@ from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts import choice, text_encoder
 from sglang_prefill_ext.texts.frame import with_ids
-from sglang_prefill_ext.texts.huggingface import TokenizerCopy
+from sglang_prefill_ext.texts.libraries import TokenizerCopy
 from sglang_prefill_ext.texts.text_encoder import SAMPLED, TextEncoder
 from sglang_prefill_ext.wire import checks
-from sglang_prefill_ext.wire.arrays import NO_INTS, Int32Array
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from tests.unit.texts.made import json_of
 
 PLAIN = PrefillOnlyConfig(tokenizer=TokenizerChoice.HUGGINGFACE)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.wire.overrides import OverrideArray
+from sglang_prefill_ext.wire.arrays import OverrideArray
 from sglang_prefill_ext.wire.packed import PackedRows
 from tests.unit.wire.strategies import VOCAB, PlainRequest
 

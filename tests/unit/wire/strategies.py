@@ -13,7 +13,7 @@ from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.reads import LabelKind, Reads
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, WHOLE_VOCABULARY, Draw
+from sglang_prefill_ext.wire.sampling import WHOLE_VOCABULARY, Draw
 
 VOCAB = 97
 
@@ -70,7 +70,7 @@ def reads_of(labels: list[list[int]]) -> Reads:
     """Reads of log-probs of their own labels."""
     count, ids = len(labels), int_array([label for own in labels for label in own])
     kinds = np.full(count, LabelKind(0, True, Draw.NONE).number)
-    return Reads(ids, int_array(list(map(len, labels))), kinds, NO_SAMPLING)
+    return Reads(ids, int_array(list(map(len, labels))), kinds, None)
 
 
 def token_lists(min_size: int = 0, max_size: int = 8) -> st.SearchStrategy[list[int]]:

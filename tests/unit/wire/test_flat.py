@@ -1,22 +1,17 @@
 from __future__ import annotations
 
+from itertools import takewhile
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids, shared_len, shared_once
 from sglang_prefill_ext.frontend.score.score_call import pack_labels
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.flat import (
-    FlatRows,
-    check_ids,
-    flat_labels,
-    flat_rows,
-    int32_array,
-    pack_flat,
-)
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, int_array
+from sglang_prefill_ext.wire.flat import check_ids, flat_labels, flat_rows, int32_array
 from sglang_prefill_ext.wire.read import Labels
 
 VOCAB = 40
@@ -46,6 +41,22 @@ def test_arrays_are_packed_like_lists(
     assert found.tokens.tolist() == wanted.tokens.tolist()
     assert found.suffix_lens.tolist() == wanted.suffix_lens.tolist()
     assert found.tokens.dtype == found.suffix_lens.dtype == np.int32
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=2, max_size=5))
+def test_what_rows_share_leaves_a_token_in_every_row(rows: list[list[int]]) -> None:
+    columns = zip(*rows, strict=False)
+    common = len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
+    assert shared_len(flat(rows)) == min(common, min(map(len, rows)) - 1)
+
+
+@given(ITEMS, st.integers(0, 40))
+def test_no_more_is_taken_out_of_rows_than_is_wanted(rows: list[list[int]], most: int) -> None:
+    rows = [[7, *row] for row in rows]
+    tokens, prefix_len, lens = shared_once(NO_INTS, flat(rows), most=most)
+    assert prefix_len == (0 if len(rows) == 1 else min(most, shared_len(flat(rows))))
+    rest = np.split(tokens[prefix_len:], np.cumsum(lens)[:-1])
+    assert [[*tokens[:prefix_len].tolist(), *own.tolist()] for own in rest] == rows
 
 
 def test_long_common_beginnings_are_found_whole() -> None:

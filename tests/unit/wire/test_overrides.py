@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sglang_prefill_ext.errors import PackingError
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.overrides import (
+from sglang_prefill_ext.scheduling.planner import overrides_of
+from sglang_prefill_ext.wire.arrays import (
     DTYPES,
     NO_OVERRIDES,
     EmbeddingKind,
     distinct_overrides,
+    int_array,
     overrides_from_bytes,
-    overrides_of,
 )
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels

@@ -99,10 +99,11 @@ def questions(reads: Reads) -> list[Question]:
     for ids, number in zip(labels, reads.kinds.tolist(), strict=True):
         kind, how = LabelKind.of(number), b""
         if kind.draw is not Draw.NONE:
+            assert reads.sampling is not None
             one = reads.sampling[drawn : drawn + 1]
             how, drawn = one.draws.tobytes() + one.biases.tobytes(), drawn + 1
         found.append((ids.tolist(), kind, how))
-    assert drawn == len(reads.sampling)
+    assert drawn == (0 if reads.sampling is None else len(reads.sampling))
     return found
 
 

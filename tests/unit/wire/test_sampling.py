@@ -11,10 +11,10 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, WHOLE_VOCABULARY, Draw, Sampling
+from sglang_prefill_ext.wire.sampling import WHOLE_VOCABULARY, Draw, Sampling
 from tests.unit.wire.strategies import Params, sampling_params
 
-PARAMS = st.lists(sampling_params(), max_size=6)
+PARAMS = st.lists(sampling_params(), min_size=1, max_size=6)
 USUAL: Params = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -26,7 +26,9 @@ USUAL: Params = {
 
 
 def packed(rows: list[Params]) -> Sampling:
-    return Sampling.joined(Sampling.one(**row) for row in rows)
+    joined = Sampling.joined(Sampling.one(**row) for row in rows)
+    assert joined is not None
+    return joined
 
 
 def unpacked(sampling: Sampling) -> list[Params]:
@@ -38,6 +40,13 @@ def unpacked(sampling: Sampling) -> list[Params]:
         names = ("temperature", "top_p", "min_p", "top_k", "seed")
         rows.append({name: draw[name].item() for name in names} | {"biases": dict(own)})
     return rows
+
+
+def test_of_parts_without_draws_nothing_is_left() -> None:
+    assert Sampling.joined([None, None]) is None
+    joined = Sampling.joined([None, Sampling.one(**USUAL)])
+    assert joined is not None
+    assert unpacked(joined) == [USUAL]
 
 
 @given(PARAMS)
@@ -98,6 +107,6 @@ def test_contradicting_draws_are_refused(rows: int, more: dict[str, Any]) -> Non
         return PackedRows(int_array([4, 5]), 0, int_array([1, 1]), read)
 
     two_rows(num_best=1, sampling=packed([USUAL] * 2))
-    two_rows(sampling=NO_SAMPLING)
+    two_rows()
     with pytest.raises(PackingError, match="draws"):
         two_rows(sampling=packed([USUAL] * rows), **more)

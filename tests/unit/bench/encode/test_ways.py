@@ -7,10 +7,9 @@ import pytest
 from bench.encode import run, ways
 from bench.encode.ways import BATCH, Shape, rows_of
 from bench.gate import GateError
-from sglang_prefill_ext.texts.boundary import Boundaries
-from sglang_prefill_ext.texts.encoder import flat
 from sglang_prefill_ext.texts.frame import NO_FRAME
-from sglang_prefill_ext.texts.splice import Splice
+from sglang_prefill_ext.texts.libraries import flat
+from sglang_prefill_ext.texts.splice import Boundaries, Splice
 from tests.unit.texts.test_comparison import Bytes, WrongOnce
 
 SHAPE = Shape(query=4, item=2, items=3)

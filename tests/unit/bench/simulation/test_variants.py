@@ -4,6 +4,7 @@ import pytest
 
 from bench.simulation.variants import VARIANTS, OtherOrder, Variant
 from sglang_prefill_ext.config import Order
+from sglang_prefill_ext.scheduling.budget import refusal
 from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.queue import JobQueue
 from sglang_prefill_ext.scheduling.split import split_request
@@ -69,4 +70,4 @@ def test_nothing_is_rejected(variant: Variant) -> None:
     for number in range(100):
         _push(queue, number, 8192)
     rows = next(iter(queue)).load
-    assert not policy.limits.refusal(queue.load, rows)
+    assert not refusal(policy.limits, queue.load, rows)

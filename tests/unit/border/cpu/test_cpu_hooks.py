@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_prefill_ext.border.cpu.cpu_hooks import capped_on_host, without_pinning
+from sglang_prefill_ext.border.cpu.cpu_platform import capped_on_host, without_pinning
 
 HIDDEN = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)) * 50
 

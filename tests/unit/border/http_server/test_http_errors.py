@@ -3,7 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_prefill_ext.border.http_server.http_errors import answer_errors
+from sglang_prefill_ext.border.http_server.fast_route import answer_errors
 from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, with_status
 from sglang_prefill_ext.errors import ServerBusyError
 

@@ -9,9 +9,8 @@ import pytest
 from sglang_prefill_ext.border.scheduler.packed_work import PackedWork, packed_work
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
-from sglang_prefill_ext.forward.graphs.counts import GraphUse
-from sglang_prefill_ext.scheduling.budget import ForwardBudget
-from sglang_prefill_ext.scheduling.coalesce import NO_GRAPHS, GraphCost
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
+from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.scheduling.stats import Account, ExecutionClass
@@ -110,7 +109,7 @@ def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy)
     stock = scheduler(replays_graphs=replays_graphs)
     work = packed_work(stock, runtime, config, StubCollector(), GraphUse(), ExpertUse())
-    assert work.policy.share.step_tokens == step_tokens
+    assert work.policy.step_tokens == step_tokens
 
 
 @pytest.mark.parametrize(

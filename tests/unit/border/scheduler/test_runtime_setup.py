@@ -12,7 +12,7 @@ from sglang_prefill_ext.border.messages import PackedRowsReq
 from sglang_prefill_ext.border.scheduler import runtime_setup
 from sglang_prefill_ext.border.scheduler.packed_work import result_messages, tokens_received
 from sglang_prefill_ext.config import AttentionWay, PrefillOnlyConfig
-from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.job import Job

@@ -14,7 +14,7 @@ from sglang_prefill_ext.border.scheduler import scheduler_hooks
 from sglang_prefill_ext.border.scheduler.runtime_setup import RuntimeSetup
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
-from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime

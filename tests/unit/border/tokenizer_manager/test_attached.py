@@ -11,7 +11,7 @@ from sglang_prefill_ext.attach.messages import StockAnswer, StockError, StockSco
 from sglang_prefill_ext.border.tokenizer_manager import attached
 from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.texts.huggingface import PROBES
+from sglang_prefill_ext.texts.libraries import PROBES
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels

@@ -15,8 +15,8 @@ from sglang_prefill_ext.errors import (
     RequestError,
     ServerBusyError,
 )
+from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.packed_path import Served
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.border.collectors import collector, samples

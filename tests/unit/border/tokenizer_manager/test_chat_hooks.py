@@ -14,7 +14,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from sglang_prefill_ext.border.tokenizer_manager import chat_hooks, server_setup
+from sglang_prefill_ext.border.tokenizer_manager import server_setup, text_hooks
 from sglang_prefill_ext.border.tokenizer_manager.call_context import (
     CallContext,
     current_call,
@@ -91,7 +91,7 @@ class Serving(OpenAIServingChat):
         stock = OpenAIServingChat._render_and_encode_chat_template
         return [
             _outcome(lambda: stock(self, messages, **how)),
-            _outcome(lambda: chat_hooks.encode_chat(stock, self, messages, **how)),
+            _outcome(lambda: text_hooks.encode_chat(stock, self, messages, **how)),
         ]
 
     @property
@@ -153,7 +153,7 @@ def test_what_is_unusual_is_left_to_sglang(unusual: str) -> None:
         return messages, given
 
     with working_for(CallContext(SimpleNamespace(headers=headers))):
-        found = chat_hooks.encode_chat(original, serving, CHAT, **how)
+        found = text_hooks.encode_chat(original, serving, CHAT, **how)
     assert found == (CHAT, how | {"add_generation_prompt": True})
     assert serving.encoded == 0
 
@@ -180,7 +180,7 @@ def test_the_thread_that_converts_a_chat_knows_its_client_and_forgets_it() -> No
 
         def converted(headers: dict[str, str]) -> Any:
             client = SimpleNamespace(headers=headers)
-            return pool.submit(chat_hooks.convert_chat, original, None, "chat", client).result()
+            return pool.submit(text_hooks.convert_chat, original, None, "chat", client).result()
 
         off = {"x-prefill-only": "off"}
         assert converted(off) == ("chat", off, True)

@@ -18,7 +18,7 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.arrays import EmbeddingKind
 
 ROW = [0.5, 1.5]
 KIND = EmbeddingKind(2, "bfloat16")

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from sglang_prefill_ext.border.tokenizer_manager.stock_counters import (
     RequestCounters,
 )
-from sglang_prefill_ext.frontend.packed_path import Served
+from sglang_prefill_ext.frontend.answers import Served
 from tests.unit.border.collectors import collector, samples
 
 _PROMPTS = st.lists(

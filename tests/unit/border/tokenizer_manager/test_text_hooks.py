@@ -48,7 +48,7 @@ class Manager(TokenizerManager):
         self.metrics = FrontendMetrics()
         link = TokenizerManagerLink(self, CONFIG, self.metrics)
         assert link.texts.wait_until_ready(60)
-        path: Any = SimpleNamespace(config=CONFIG, metrics=self.metrics)
+        path: Any = SimpleNamespace(link=link, config=CONFIG, metrics=self.metrics)
         self._prefill_only = SimpleNamespace(texts=server_setup._texts(self, path, link))
 
     async def stock(self, asked: Any, **options: Any) -> Any:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from sglang_prefill_ext.forward.graphs.counts import GraphUse
+from sglang_prefill_ext.forward.graphs.plan import GraphUse
 
 
 def test_the_report_is_json() -> None:

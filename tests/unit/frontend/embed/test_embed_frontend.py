@@ -25,7 +25,7 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import EncoderTraits
 from sglang_prefill_ext.frontend.prompt_batch import pack_prompts
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import VECTOR_AND_STATE, WHOLE_VECTOR
 from sglang_prefill_ext.wire.stock_reason import StockReason

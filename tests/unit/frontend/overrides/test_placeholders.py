@@ -18,8 +18,7 @@ from sglang_prefill_ext.frontend.overrides.placeholders import (
 )
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, ineligible_reason
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.overrides import EmbeddingKind
+from sglang_prefill_ext.wire.arrays import EmbeddingKind, int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 

@@ -13,8 +13,7 @@ from sglang_prefill_ext.frontend.score.score_call import (
     pack_labels,
     prompts_of,
 )
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 
 TEXT_CALL: dict[str, Any] = {"query": "q", "items": ["a", "b"], "label_token_ids": [1]}
 ID_CALL: dict[str, Any] = {"query": [1], "items": [[2], []], "label_token_ids": [1]}

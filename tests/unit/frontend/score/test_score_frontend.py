@@ -22,15 +22,15 @@ from sglang_prefill_ext.errors import (
     ServerBusyError,
     TooManyItemsError,
 )
-from sglang_prefill_ext.frontend import client_wait
+from sglang_prefill_ext.frontend import worker as worker_module
+from sglang_prefill_ext.frontend.answers import Scored
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.pack import pack_token_ids
 from sglang_prefill_ext.frontend.score import score_frontend
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
-from sglang_prefill_ext.frontend.score.score_frontend import Scored, ScoreFrontend
-from sglang_prefill_ext.wire.arrays import int_array
-from sglang_prefill_ext.wire.flat import FlatRows
+from sglang_prefill_ext.frontend.score.score_frontend import ScoreFrontend
+from sglang_prefill_ext.wire.arrays import FlatRows, int_array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -43,7 +43,7 @@ CALL = ScoreCall(query=[1, 2], items=[[3], [4, 5]], label_token_ids=[7, 8])
 
 @pytest.fixture(autouse=True)
 def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_wait, "_DISCONNECT_POLL_S", 0.001)
+    monkeypatch.setattr(worker_module, "_DISCONNECT_POLL_S", 0.001)
 
 
 @pytest.fixture
@@ -563,13 +563,13 @@ async def test_large_answers_become_objects_off_the_event_loop(
     link: StubLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[threading.Thread] = []
-    scored = score_frontend._scored
+    scored = score_frontend.scored_of
 
     def noting(*args: Any) -> Scored:
         threads.append(threading.current_thread())
         return scored(*args)
 
-    monkeypatch.setattr(score_frontend, "_scored", noting)
+    monkeypatch.setattr(score_frontend, "scored_of", noting)
     frontend = _frontend(link)
     for items in (100, 101):
         values = [0.0] * 200 * items

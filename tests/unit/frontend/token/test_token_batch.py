@@ -16,7 +16,7 @@ from sglang_prefill_ext.frontend.token.token_batch import ReadKind, pack_calls
 from sglang_prefill_ext.frontend.token.token_call import TokenCall
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
-from sglang_prefill_ext.wire.sampling import NO_SAMPLING, Sampling
+from sglang_prefill_ext.wire.sampling import Sampling
 from tests.unit.frontend.token.token_requests import VOCAB, heated, log_probs, values_of
 from tests.unit.wire.strategies import sampling_params
 
@@ -33,7 +33,7 @@ def calls_of_one_kind(draw: st.DrawFn) -> list[TokenCall]:
     for own in draw(st.lists(st.lists(TOKENS, min_size=1, max_size=4), min_size=1, max_size=5)):
         prompt = (beginning if draw(st.integers(0, 4)) else []) + own
         start = draw(st.integers(0, len(prompt) - 1)) if reads_prompt else None
-        sampling = NO_SAMPLING
+        sampling = None
         if sampled:
             sampling = Sampling.one(**draw(sampling_params()))
         ids = int_array(prompt)
@@ -73,7 +73,7 @@ def test_every_call_gets_the_answer_that_it_gets_alone(
                 tables[place - 1][listed].tolist() for place in later
             ]
         last, token = tables[-1], int(tables[-1].argmax())
-        if len(call.sampling):
+        if call.sampling is not None:
             last = heated(last, call.sampling.draws["temperature"][0])
             token = int(last.argmin())
         assert answer.token == (token if call.generates else None)

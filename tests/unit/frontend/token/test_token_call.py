@@ -51,7 +51,7 @@ def test_best_tokens_are_read_where_they_are_needed(
     "sampling", [{}, {"max_new_tokens": 0, "top_k": 5, "temperature": 2.0}, {"logit_bias": {}}]
 )
 def test_what_is_not_drawn_is_not_sampled(sampling: dict[str, Any]) -> None:
-    assert not len(token_call_of(tokenized([1], sampling=sampling), {2}).sampling)
+    assert token_call_of(tokenized([1], sampling=sampling), {2}).sampling is None
 
 
 def test_a_call_draws_as_its_parameters_say() -> None:

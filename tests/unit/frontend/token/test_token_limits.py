@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.token.token_limits import TokenNumbers, check_readout
+from sglang_prefill_ext.frontend.token.token_call import TokenNumbers, check_readout
 
 VOCAB = 50
 

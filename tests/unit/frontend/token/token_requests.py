@@ -76,7 +76,8 @@ def values_of(rows: PackedRows) -> list[float]:
         place += length
     labels = labels_by_read(rows)
     values: list[float] = []
-    drawn = dict(zip(rows.read_starts()[1:] - 1, rows.read.sampling.draws, strict=False))
+    draws = () if rows.read.sampling is None else rows.read.sampling.draws
+    drawn = dict(zip(rows.read_starts()[1:] - 1, draws, strict=False))
     for number, (context, own) in enumerate(zip(contexts, labels, strict=True)):
         table = log_probs(context)
         if number in drawn:

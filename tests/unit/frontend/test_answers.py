@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.frontend.score.scores import logprob_rows, scores_from_values
+from sglang_prefill_ext.frontend import answers
+from sglang_prefill_ext.frontend.answers import (
+    logprob_rows,
+    scores_from_values,
+    served_rows,
+    table_rows,
+)
+from sglang_prefill_ext.wire.arrays import int_array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import Labels
+from sglang_prefill_ext.wire.status import Status
 from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 LOGPROBS = st.floats(-80, 0, width=32)
@@ -89,3 +99,23 @@ def _assert_equal(scores: list[list[float]], expected: list[list[float]]) -> Non
     assert [len(row) for row in scores] == [len(row) for row in expected]
     for row, expected_row in zip(scores, expected, strict=True):
         assert row == pytest.approx(expected_row, rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.parametrize(("in_cache", "of_each"), [(0, 0), (2, 2), (3, 3), (9, 3)])
+def test_what_is_cached_of_a_prefix_is_cached_of_every_row(in_cache: int, of_each: int) -> None:
+    rows = PackedRows(int_array([1, 2, 3, 4, 5, 6]), 3, int_array([2, 1]), Labels(int_array([7])))
+    answer = PackedResult(Status.OK, queue_ms=250, compute_ms=500, tokens_cached=in_cache)
+    served = served_rows(rows, answer)
+    assert served.prompt_tokens.tolist() == [5, 4]
+    assert served.cached_tokens.tolist() == [of_each] * 2
+    assert (served.num_prompts, served.new_tokens) == (2, 0)
+    assert (served.queue_s, served.compute_s) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 4, 7, 12, 13])
+def test_large_tables_become_objects_in_steps(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    monkeypatch.setattr(answers, "_AT_A_TIME", at_a_time)
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert table_rows(table) == table.tolist()

@@ -1,8 +1,9 @@
-"""Whether forwards can go on after one that has failed."""
+"""Work on another CUDA stream, and whether forwards can go on after one that has failed."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 from torch.distributed import DistError
@@ -31,3 +32,25 @@ def require_usable(device: torch.device, ranks: int, error: Exception) -> None:
     if device.type == "cuda":
         with suppress(torch.OutOfMemoryError):  # it is over with what asked for the memory
             torch.cuda.synchronize(device)
+
+
+@contextmanager
+def in_order(stream: AbstractContextManager[object]) -> Iterator[None]:
+    """Run the body on a stream, behind all that the current one has been given.
+
+    If the body fails, whatever the current stream is given next runs behind what the body has
+    launched. Nobody waits for a forward that failed, so its tensors of the current stream are free
+    at once, and their memory must not change before they were read.
+
+    Args:
+        stream: makes another stream the current one.
+    """
+    outside = torch.cuda.current_stream()
+    with stream:
+        inside = torch.cuda.current_stream()
+        inside.wait_stream(outside)
+        try:
+            yield
+        except Exception:
+            outside.wait_stream(inside)
+            raise

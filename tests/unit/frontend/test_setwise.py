@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
-from sglang_prefill_ext.frontend.read_places import places_of
-from sglang_prefill_ext.frontend.score.scores import scores_from_values
-from sglang_prefill_ext.frontend.score.setwise import pack_setwise, scores_by_item
+from sglang_prefill_ext.frontend.answers import scores_by_item, scores_from_values
+from sglang_prefill_ext.frontend.read_places import pack_setwise, places_of
 from sglang_prefill_ext.wire.arrays import int_array
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels

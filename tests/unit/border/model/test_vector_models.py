@@ -9,7 +9,7 @@ import pytest
 import torch
 from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler
 
-from sglang_prefill_ext.border.model.encoder_model import SglangEncoder
+from sglang_prefill_ext.border.model.vector_models import SglangEncoder
 
 DEVICE = torch.device("meta")  # like a GPU: not the host, and nothing can be read there at once
 

@@ -1,0 +1,107 @@
+"""Models that make vectors, decoders and encoders, behind the executor's `Model` interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from sglang.srt.layers.pooler import CrossEncodingPooler
+from torch import Tensor
+
+from sglang_prefill_ext.attention.inputs import LayerInputs
+from sglang_prefill_ext.border.model.capability import encoder_traits, is_encoder
+from sglang_prefill_ext.border.model.decoder_model import SglangModel
+from sglang_prefill_ext.border.model.packed_batch import PackedForwardBatch
+from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.forward.model import Overrides
+
+
+class SglangVectorModel(SglangModel):
+    """A model that makes a vector of every row: an embedding, class logits, a reward.
+
+    SGLang's own pooling and heads run on the read positions. Each of them is the last token of a
+    row of one to them where only these are left; else they are positions that SGLang's setwise
+    scoring names, in the only prompt that there is to it.
+    """
+
+    def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
+        super().__init__(runner, forward_stream)
+        self.unit_length = bool(getattr(runner.model.pooler, "normalize", False))
+        self._hidden_size: int = runner.model_config.hidden_size
+        self._has_states = False
+        self.vector_width, self.state_width = self._measured_widths()
+
+    def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
+        batch.return_pooled_hidden_states = True
+        is_whole = batch.read_at is None
+        if is_whole:
+            batch.extend_seq_lens_cpu = [len(batch.input_ids)]
+            batch.token_indices_to_pool = [read_at]
+        else:
+            ones = torch.ones_like(read_at, dtype=torch.int32)
+            batch.extend_seq_lens, batch.extend_seq_lens_cpu = ones, [1] * len(ones)
+        output = self._model.forward(batch.input_ids, batch.positions, batch, get_embedding=True)
+        vectors, states = output.embeddings, output.pooled_hidden_states
+        if is_whole:
+            (vectors,), (states,) = vectors, states
+        self._has_states = states is not None
+        return vectors if states is None else torch.cat((vectors, states), dim=1)
+
+    def _measured_widths(self) -> tuple[int, int]:
+        """Heads differ in where they say it, and in what they show, so one token is tried."""
+
+        def attend_to_itself(_layer: int, inputs: LayerInputs) -> Tensor:
+            q, v = inputs.q, inputs.v
+            return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+        zero = torch.zeros(1, dtype=torch.int64, device=self.device)
+        with torch.inference_mode(), self.stream():
+            forward = self.prepare(zero, zero, zero, [1], attend_to_itself, shortened=True)
+            vectors = forward()
+        states = self._hidden_size if self._has_states else 0
+        return int(vectors.shape[1]) - states, states
+
+
+class SglangEncoder(SglangVectorModel):
+    """A model that sees every prompt as a whole: embeddings of the first token, cross encoders.
+
+    Rows are whole prompts, so that SGLang's own pooling and heads take a packed forward as a batch.
+    """
+
+    causal = False
+
+    def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
+        super().__init__(runner, forward_stream)
+        traits = encoder_traits(runner.model_config)
+        assert traits is not None, "a model class of `ENCODER_ARCHITECTURES`"
+        self.longest_prompt = traits.longest_prompt
+
+    def _run(self, batch: PackedForwardBatch, read_at: Tensor) -> Tensor:
+        # See `EncoderTraits.token_types`.
+        batch.token_type_ids = batch.input_ids // self.vocab_size
+        token_ids = batch.input_ids % self.vocab_size
+        # SGLang loops over these; on the device it would wait for every single one.
+        batch.seq_lens = torch.tensor(batch.extend_seq_lens_cpu)
+        if isinstance(self._model.pooler, CrossEncodingPooler):
+            batch.extend_seq_lens = batch.seq_lens
+        output = self._model.forward(token_ids, batch.positions, batch, get_embedding=True)
+        vectors: Tensor = output.embeddings
+        return vectors.view(len(read_at), -1)  # a head of one class makes numbers, not vectors
+
+    @contextmanager
+    def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
+        if overrides is not None:
+            raise PackedForwardError(
+                "Embeddings in the place of tokens are not possible with an encoder; leave them out"
+            )
+        yield
+
+
+def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:
+    """Return the model of a rank, by what is read of it."""
+    kind = SglangModel if runner.is_generation else SglangVectorModel
+    if is_encoder([type(runner.model).__name__]):
+        kind = SglangEncoder
+    return kind(runner, forward_stream)

@@ -1,0 +1,164 @@
+"""From values to answers: scores, tables, JSON in parts, and what was served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_prefill_ext.frontend.score.score_call import (
+    ScoreCall,
+)
+from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
+from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
+from sglang_prefill_ext.wire.read import Read
+
+Matrix: TypeAlias = list[list[float]]
+
+_AT_A_TIME = 1 << 16
+"""Values that become objects in one step, during which no other thread runs."""
+
+ROWS_AT_A_TIME = 16
+"""Rows of an answer, of up to as many numbers as the vocabulary is large."""
+
+_ENCODER = msgspec.json.Encoder()
+
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What there was to compute for a call, and what came of it.
+
+    Attributes:
+        prompt_tokens: of each prompt, int32 ``[prompts]``.
+        cached_tokens: of these, what the prefix cache had, int32 ``[prompts]``.
+        new_tokens: tokens that were generated behind each prompt.
+        queue_s, compute_s: for how long a prompt waited in the scheduler, and how long its
+            forwards took; of several the longest.
+    """
+
+    prompt_tokens: Int32Array
+    cached_tokens: Int32Array
+    new_tokens: int = 0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompt_tokens)
+
+
+def served_rows(rows: PackedRows, answer: PackedResult) -> Served:
+    """Every row is a prompt; what was cached is a part of the prefix, so of every row."""
+    lens = rows.suffix_lens + np.int32(rows.prefix_len)
+    cached = np.full_like(lens, min(answer.tokens_cached, rows.prefix_len))
+    return Served(lens, cached, 0, answer.queue_ms / 1e3, answer.compute_ms / 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The result of a packed scoring call, and where it comes from."""
+
+    scores: Matrix | list[Matrix]
+    prompt_tokens: int
+    token_logprobs: Matrix | None
+    rows: PackedRows
+    answer: PackedResult
+
+    @property
+    def served(self) -> Served:
+        return served_rows(self.rows, self.answer)
+
+
+def scored_of(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored:
+    values = answer.row_values()
+    setwise = call.score_extraction_token_id is not None
+    scores = scores_from_values(
+        values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
+    )
+    token_logprobs = None
+    if call.return_token_logprobs:  # of which SGLang shows none for extraction tokens
+        token_logprobs = [] if setwise else logprob_rows(values, rows.read)
+    shown = scores_by_item(scores, rows) if setwise else scores
+    return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)
+
+
+def scores_from_values(
+    values: Float32Array, read: Read, *, apply_softmax: bool, temperature: float
+) -> Matrix:
+    """Return `flat_scores` as one list a row, in the order of its labels."""
+    flat = flat_scores(values, read, apply_softmax=apply_softmax, temperature=temperature)
+    return _matrix(flat, read)
+
+
+def flat_scores(
+    values: Float32Array, read: Read, *, apply_softmax: bool, temperature: float
+) -> NDArray[np.float64]:
+    """Return the scores of all rows, float64 ``[values]``.
+
+    Without `apply_softmax` a score is the label's probability over the whole vocabulary,
+    ``exp(logprob)``; with it, ``softmax(logprob / temperature)`` over the row's labels,
+    computed in float64 like `_convert_logprobs_to_scores` does.
+
+    Args:
+        values: natural-log probabilities (or logits, with `apply_softmax`), float32.
+        temperature: finite and > 0.
+    """
+    if not apply_softmax:
+        return np.exp(values, dtype=np.float64)
+    rows = read.by_read(values.astype(np.float64))
+    if isinstance(rows, np.ndarray):
+        return _softmax(rows, temperature).ravel()
+    return np.concatenate([_softmax(row, temperature) for row in rows])
+
+
+def logprob_rows(values: Float32Array, read: Read) -> Matrix:
+    """Return the label log-probs (natural log), one list a row."""
+    return _matrix(values, read)
+
+
+def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
+    """Return a matrix ``[anchors, labels]`` for every item, of the scores of all anchors."""
+    is_anchor = rows.read.lens_of(0, rows.num_reads) > 0
+    ends = np.cumsum(np.add.reduceat(is_anchor, rows.read_starts()[:-1], dtype=np.int64)).tolist()
+    return [scores[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _matrix(values: NDArray[Any], read: Read) -> Matrix:
+    """Flat label values as one list a row."""
+    rows = read.by_read(values)
+    if isinstance(rows, np.ndarray):  # in few steps: a fifth of the time of one for each row
+        return table_rows(rows)
+    return [row.tolist() for row in rows]
+
+
+def _softmax(values: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    # Centred before scaling, so that small temperatures do not overflow.
+    weights = np.exp((values - values.max(axis=-1, keepdims=True)) / temperature)
+    normalised: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    return normalised
+
+
+def table_rows(table: NDArray[Any]) -> list[list[Any]]:
+    """Return a table ``[rows, columns]`` as one list a row, some rows at a time."""
+    step = max(1, _AT_A_TIME // max(1, table.shape[1]))
+    if step >= len(table):
+        rows: list[list[Any]] = table.tolist()
+        return rows
+    return [row for a in range(0, len(table), step) for row in table[a : a + step].tolist()]
+
+
+def in_parts(rows: Sequence[Any], at_a_time: int = ROWS_AT_A_TIME) -> Any:
+    """Many rows as JSON, for an encoder of `msgspec` to put in their place; few as they are.
+
+    They are made some at a time, so that other threads run between.
+    """
+    if len(rows) <= at_a_time:
+        return rows
+    parts = (rows[start : start + at_a_time] for start in range(0, len(rows), at_a_time))
+    return msgspec.Raw(b"[%s]" % b",".join(_ENCODER.encode(part)[1:-1] for part in parts))
