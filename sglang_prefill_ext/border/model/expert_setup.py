@@ -75,11 +75,13 @@ def _set_up(layers: Sequence[Any], device: torch.device, config: PrefillOnlyConf
         table = table_of(call)
         entries = table.reachable(LEAST_TOKENS, config.max_forward_tokens)
         times = _times(entries, shape, layer, call, device)
+        if not times:
+            raise RuntimeError("no entry of SGLang's table can be run")
         experts = len(call.w1)
         counts = ExpertCounts(len(group), experts, device)
         alone = rows_by_tma(call, table)
         if config.moe_source is MoeSource.DEVICE:
-            usable = [entry for entry in times or entries if entry not in alone]
+            usable = [entry for entry in times if entry not in alone]
             if len(usable) > 1:  # any two will do
                 _check_pair((usable[0], usable[1]), layer, device)
         blocks = ExpertBlocks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,7 +171,9 @@ class Layer:
     SGLang's own needs a device for weights and kernels.
     """
 
-    def __init__(self, call: Call, fails_with: int = 0, *, loses_pairs: bool = False) -> None:
+    def __init__(
+        self, call: Call, fails_with: Collection[int] = (), *, loses_pairs: bool = False
+    ) -> None:
         self._call, self.fails_with, self.loses_pairs = call, fails_with, loses_pairs
         self.quant_method = self
         self.top_k, self.num_experts = call.top_k, len(call.w1)
@@ -192,7 +194,7 @@ class Layer:
             **call.flags,
         )
         self.blocks.append(config["BLOCK_SIZE_M"])
-        if self.blocks[-1] == self.fails_with:
+        if self.blocks[-1] in self.fails_with:
             raise RuntimeError("out of resource")
         if not (self.loses_pairs and isinstance(config, PairedConfig)):
             self._output = 3 * dispatch_output.hidden_states
@@ -253,10 +255,21 @@ def test_a_block_that_cannot_be_computed_is_never_chosen(
     timed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
-    use = expert_setup._set_up([Layer(call, fails_with=16)], CPU, PrefillOnlyConfig())
+    use = expert_setup._set_up([Layer(call, fails_with=[16])], CPU, PrefillOnlyConfig())
     (group,) = use.groups
     assert [entry.block for entry in group.times] == [64]
-    assert "blocks of 16 rows are left out" in caplog.text
+    assert caplog.text.count("blocks of 16 rows are left out: out of resource") == 1
+
+
+@pytest.mark.parametrize("policy", [MoePolicy.AUTO, MoePolicy.PADDING_RATIO])
+def test_where_no_block_can_be_timed_sglangs_choice_stays(
+    timed: Path, monkeypatch: pytest.MonkeyPatch, policy: MoePolicy
+) -> None:
+    call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
+    monkeypatch.setattr(expert_setup, "_seconds", lambda *_: 1 / 0)
+    with pytest.raises(RuntimeError, match="no entry of SGLang's table can be run"):
+        expert_setup._set_up([Layer(call)], CPU, PrefillOnlyConfig(moe=policy))
+    assert prepared(call, 100)[0] == prepared(call, 100, hooked=False)[0]
 
 
 def test_a_kept_block_that_fails_now_is_left_out(
@@ -265,7 +278,7 @@ def test_a_kept_block_that_fails_now_is_left_out(
     call = Call(torch.empty(16, 64, 64), torch.empty(16, 64, 32), torch.bfloat16, 2, PLAIN)
     layer = Layer(call)
     assert len(expert_setup._set_up([layer], CPU, PrefillOnlyConfig()).groups[0].times) == 2
-    layer.fails_with = 64
+    layer.fails_with = [64]
     (group,) = expert_setup._set_up([layer], CPU, PrefillOnlyConfig()).groups
     assert [entry.block for entry in group.times] == [16]
     assert "blocks of 64 rows are left out" in caplog.text
