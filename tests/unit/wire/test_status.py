@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import re
 
 import msgspec
 import pytest
 
-from sglang_prefill_ext import errors
 from sglang_prefill_ext.errors import (
     PackedForwardError,
     PackingError,
@@ -73,7 +71,6 @@ def test_an_error_has_the_details_of_its_kind() -> None:
 
 
 @pytest.mark.parametrize("end", BAD_ENDS, ids=lambda end: end.status)
-def test_the_tree_of_errors_names_the_status(end: BadEnd) -> None:
-    drawn = dict(re.findall(r"(\w+Error) .*-> (.*)", errors.__doc__ or ""))
+def test_an_error_says_its_status(end: BadEnd) -> None:
     told = f"HTTP {end.http}" if end.http else f"gRPC {end.grpc}"
-    assert drawn[end.error.__name__] == told
+    assert told in (end.error.__doc__ or "")
