@@ -30,7 +30,8 @@ is logged, and the server starts.
 A patch can go when SGLang has the names in its last column, which its
 [diffs](../patches/README.md) add. They were not sent upstream yet. Names of SGLang are below
 `{_SGLANG.rstrip(".")}`, hooks below `{_BORDER.rstrip(".")}`.
-`patching/*_patches.py` has the rest: signatures, the names that a hook relies on, verified bodies.
+`patching/*_patches.py` has the names that a hook relies on, `patching/patches.lock.json` the
+signatures and verified bodies.
 """
 
 _APPLIED: Mapping[Group, str] = {

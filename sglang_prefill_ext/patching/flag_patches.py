@@ -17,9 +17,7 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         hook=f"{_FLAGS}:add_flags",
         group=Group.FLAGS,
         why="SGLang's parser would not know --enable-prefill-only and its knobs.",
-        signature="(parser)",
         relies_on="parser.add_argument",
-        fingerprints={"0.5.23": "af9b7887090bb720a8855b81805392a485f830d3ac5f0c565b23eb85a1b0d95f"},
         diffs=_ARGUMENTS,
     ),
     Patch(
@@ -29,9 +27,7 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         hook=f"{_FLAGS}:attach_config",
         group=Group.FLAGS,
         why="Only declared fields are copied from the command line: our flags would be dropped.",
-        signature="(cls, args)",
         relies_on="record_fields args",
-        fingerprints={"0.5.23": "8e4a5631cf3ea5ec16238d33745e6ac6d598dde7bbef4ec1b3c6a5a745394916"},
         diffs=_ARGUMENTS,
     ),
     Patch(
@@ -52,9 +48,7 @@ FLAG_PATCHES: tuple[Patch, ...] = (
         hook=f"{_FLAGS}:refuse_impossible",
         group=Group.FLAGS,
         why="Combinations under which packed work could never run would be accepted in silence.",
-        signature="(self)",
         relies_on="check_server_args",
-        fingerprints={"0.5.23": "2cdfa63e9fa39693f01be1cb69a5b7f9b68af880fbba5adebb772eb7a0ea74b3"},
         diffs=_ARGUMENTS,
     ),
 )

@@ -25,9 +25,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.server_setup:attach_server",
         group=Group.FRONTEND,
         why="The tokenizer manager ends its process on a result type that it does not know.",
-        signature="(self)",
         relies_on="self._result_dispatcher TypeBasedDispatcher",
-        fingerprints={"0.5.23": "ac8dbd5bbea52dc74dd50e772a3cdce411590b16927038d83514b76c8ce3712b"},
         diffs=_MESSAGES,
     ),
     Patch(
@@ -37,13 +35,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.score_hooks:score_request",
         group=Group.FRONTEND,
         why="Every item of a scoring call would become a request of its own.",
-        signature="(self, query=None, items=None, label_token_ids=None, apply_softmax=False, "
-        "item_first=False, embed_override_token_id=None, query_embed_overrides=None, "
-        "item_embed_overrides=None, stacked_query_item_embed_overrides=None, request=None, "
-        "return_pooled_hidden_states=False, score_extraction_token_id=None, temperature=1.0, "
-        "return_token_logprobs=False, image_data=None)",
         relies_on="ScoreResult",
-        fingerprints={"0.5.23": "5c0df92bd53442bab5c91319dfbc9d08ef834625f4c412d0f3083433a1d5d25e"},
         diffs=("0005-score-fast-path.patch",),
     ),
     Patch(
@@ -54,9 +46,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         group=Group.FRONTEND,
         why="An empty prompt, an id outside the vocabulary, more tokens or positions than there "
         "are, or unfit embeddings would end the scheduler.",
-        signature="(self, obj, input_ids)",
         relies_on="obj.input_embeds input_ids",
-        fingerprints={"0.5.23": "9d3b5b9f071d4afca320fb72e49bdee29c98eb65700f3f65796392153ad38c29"},
         diffs=(
             "0007-reject-empty-prompts.patch",
             "0008-reject-out-of-vocabulary-ids.patch",
@@ -72,9 +62,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_BORDER}.http_server.fast_route:answer_errors",
         group=Group.FRONTEND,
         why="A rejected client would not learn when to come again: headers of errors are dropped.",
-        signature="(self, request, raw_request)",
         relies_on="HTTPException self.create_error_response",
-        fingerprints={"0.5.23": "fe9651c76ec2aff4c998b988a20a33e9b8204515a46553a1e712c7ca2c3597c3"},
         diffs=("0013-keep-headers-of-http-errors.patch",),
     ),
     Patch(
@@ -84,9 +72,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.embed_hooks:generate_request",
         group=Group.FRONTEND,
         why="Every prompt of an embedding call would become a request of its own.",
-        signature="(self, obj, request=None)",
         relies_on="EmbeddingReqInput obj.normalize_batch_and_arguments",
-        fingerprints={"0.5.23": "f10a15468e06516a000262477fdb9e7e63d6d38bb457da26fa6e2c9ee5ba0eb7"},
         diffs=("0016-embedding-fast-path.patch",),
     ),
     Patch(
@@ -96,10 +82,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.score_hooks:rerank_texts",
         group=Group.FRONTEND,
         why="The chat template would be compiled for every document, on the event loop.",
-        signature="(self, *, request, raw_request, chat_template)",
         relies_on="_render_jinja_chat_template self.tokenizer_manager.score_prompts "
         "_qwen3_rerank_score self._build_rerank_response",
-        fingerprints={"0.5.23": "a0d59cf2204faa801f89fedc0479d9a0ace5458411b4bc258aba2b76fb6166e3"},
         diffs=("0017-rerank-compile-template-once.patch",),
     ),
     Patch(
@@ -109,9 +93,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.token_hooks:send_one",
         group=Group.FRONTEND,
         why="A request that ends with its prompt would go through batches, sampling and decoding.",
-        signature="(self, tokenized_obj)",
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
-        fingerprints={"0.5.23": "c7f76df463817c8e329413230bf379178f07397b081032480981b954640fa647"},
         diffs=_TOKENS,
     ),
     Patch(
@@ -121,9 +103,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}.token_hooks:send_batch",
         group=Group.FRONTEND,
         why="Likewise, where a list of texts was tokenized in one call.",
-        signature="(self, tokenized_objs)",
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
-        fingerprints={"0.5.23": "71f56b37e6eccf173b670f40c40528a4e6ca64f94d484ef97300c1ff3c14b25f"},
         diffs=_TOKENS,
     ),
     Patch(
@@ -133,9 +113,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         hook=f"{_BORDER}.dp_controller.dp_hooks:route_packed",
         group=Group.DP_CONTROLLER,
         why="Every replica would do the same packed work, and nobody would notice a killed one.",
-        signature="(self)",
         relies_on="self._request_dispatcher TypeBasedDispatcher self.send_control_message",
-        fingerprints={"0.5.23": "ded2b688c2b4edf97a91aa309ff0de0e208e950e0ecf5bb95cf10b7815f1bdda"},
         diffs=(*_MESSAGES, *_WATCHED),
     ),
 )

@@ -1,7 +1,8 @@
-"""The lock of what is used of SGLang: generated from our source and the installed SGLang.
+"""The locks of what is used and changed of SGLang: generated from our source and its own.
 
-``python -m sglang_prefill_ext.patching.lock`` writes it (``make lock`` the docs as well), after a
-change of what the border uses and for a new release of SGLang; the diff tells what has changed.
+``python -m sglang_prefill_ext.patching.lock`` writes them (``make lock`` the docs as well), after
+a change of what the border uses or of the table of changes, and for a new release of SGLang; the
+diff tells what has changed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sglang_prefill_ext.patching import scan, source
+from sglang_prefill_ext.patching import guard, scan, source
 from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE, WHY
 from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
 from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
-from sglang_prefill_ext.patching.table import PATCHES
+from sglang_prefill_ext.patching.table import LOCK, PATCHES
 
 PATH = Path(__file__).with_name("uses.lock.json")
 
@@ -207,10 +208,25 @@ def _uses_of_library(target: str, read: _Read, old: Path) -> list[Use]:
         return [use for use in load(old) if f"{use.target}.".startswith(f"{target}.")]
 
 
+def changed(patches: Sequence[Patch] = PATCHES) -> str:
+    """The text of the lock of changes: a line a patch, with the installed release's body added."""
+    release = guard.installed_version() or ""
+    lines = []
+    for patch in patches:
+        if inspect.isfunction(target := source.find(patch.target)):
+            body = source.fingerprint(source.source_of(target))
+            facts = {
+                "signature": source.signature_text(target),
+                "fingerprints": {**patch.fingerprints, release: body},
+            }
+            lines.append(f" {json.dumps(patch.id)}: {json.dumps(facts)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def main() -> None:
-    text = dump(build(scan.read_package()))
-    PATH.write_text(text)
-    sys.stdout.write(f"{PATH}: {text.count(chr(10)) - 2} uses\n")
+    for path, text in ((LOCK, changed()), (PATH, dump(build(scan.read_package())))):
+        path.write_text(text)
+        sys.stdout.write(f"{path}: {text.count(chr(10)) - 2}\n")
 
 
 if __name__ == "__main__":

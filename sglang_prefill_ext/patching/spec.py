@@ -41,11 +41,11 @@ class Patch:
         group: who applies it, and when.
         why: the symptom without it.
         signature: the target's parameters without annotations, e.g. ``"(self, recv_req)"``;
-            empty for `Kind.ATTRIBUTE`.
+            empty for `Kind.ATTRIBUTE`; locked.
         relies_on: names that the hook needs the target's source to contain, with spaces between,
             e.g. ``"self._request_dispatcher"``; for `Kind.ATTRIBUTE` the source of the whole class.
-        fingerprints: SGLang version -> `guard.fingerprint` of each body that was verified. The
-            hash decides; the version only says where it was seen.
+        fingerprints: SGLang version -> `source.fingerprint` of each body that was verified;
+            locked. The hash decides; the version only says where it was seen.
         diffs: the files in ``patches/`` that would make this patch unnecessary upstream.
         only_if_imported: never import the target's module just to patch it.
     """

@@ -1,6 +1,13 @@
-"""The one list of what this package changes in SGLang. Pure data: importing it imports nothing."""
+"""The one list of what this package changes in SGLang. Pure data: importing it imports nothing.
+
+What a target is like in the releases that were verified is locked: `lock` writes it.
+"""
 
 from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
 
 from sglang_prefill_ext.patching.expert_patches import EXPERT_PATCHES
 from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
@@ -10,7 +17,9 @@ from sglang_prefill_ext.patching.scheduler_patches import SCHEDULER_PATCHES
 from sglang_prefill_ext.patching.spec import Patch
 from sglang_prefill_ext.patching.text_patches import TEXT_PATCHES
 
-PATCHES: tuple[Patch, ...] = (
+LOCK = Path(__file__).with_name("patches.lock.json")
+_LOCKED = json.loads(LOCK.read_text())
+_ALL = (
     *FLAG_PATCHES,
     *SCHEDULER_PATCHES,
     *FRONTEND_PATCHES,
@@ -18,3 +27,4 @@ PATCHES: tuple[Patch, ...] = (
     *TEXT_PATCHES,
     *EXPERT_PATCHES,
 )
+PATCHES: tuple[Patch, ...] = tuple(replace(each, **_LOCKED.get(each.id, {})) for each in _ALL)

@@ -21,9 +21,7 @@ TEXT_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}:tokenize_texts",
         group=Group.FRONTEND,
         why="Texts of concurrent requests would be encoded one by one on the event loop.",
-        signature="(self, texts, is_cross_encoder=False)",
         relies_on="self.async_dynamic_batch_tokenizer self.model_config.is_embedding_gemma",
-        fingerprints={"0.5.23": "bd8d9d8555149765d4c6b8178a471c3db4fc37a20ec396c5fff21e2add865e17"},
         diffs=_TEXTS,
     ),
     Patch(
@@ -33,9 +31,7 @@ TEXT_PATCHES: tuple[Patch, ...] = (
         hook=f"{_HOOKS}:handle_batch",
         group=Group.FRONTEND,
         why="So would the texts of a list, each waiting for the one before it.",
-        signature="(self, obj, request, request_states)",
         relies_on="obj.batch_size self._tokenize_one_request",
-        fingerprints={"0.5.23": "a9202493777b956bea560a850f98dc7b990d1b7da79f0d1de946dd6df2874703"},
         diffs=_TEXTS,
     ),
     Patch(
@@ -45,12 +41,9 @@ TEXT_PATCHES: tuple[Patch, ...] = (
         hook=f"{_CHAT_HOOKS}:encode_chat",
         group=Group.FRONTEND,
         why="Encoding a chat would take several times as long as rendering it.",
-        signature="(self, messages, *, tools, template_kwargs, encode_kwargs, use_cache, "
-        "add_generation_prompt=True)",
         relies_on="self._prompt_text_round_trip_is_lossy "
         "self.template_manager.python_chat_template "
         "self.tokenizer_manager.tokenizer.apply_chat_template parallel_prompt_encode",
-        fingerprints={"0.5.23": "fa3f7f7648ec3a5f74270e6fc4decdb686b4ed721f030ea9766c011dd12a5e3d"},
         diffs=_CHATS,
     ),
     Patch(
@@ -60,9 +53,7 @@ TEXT_PATCHES: tuple[Patch, ...] = (
         hook=f"{_CHAT_HOOKS}:convert_chat",
         group=Group.FRONTEND,
         why="The thread that encodes a chat does not know whether its client wants the stock path.",
-        signature="(self, request, raw_request=None)",
         relies_on="self._process_messages",
-        fingerprints={"0.5.23": "d9525a2d6a89f44ba7519451d288815b0e2c1ad61be5b6d9c3c90d3d903d3bf6"},
         diffs=_CHATS,
     ),
 )

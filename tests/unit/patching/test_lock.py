@@ -13,7 +13,14 @@ import pytest
 from sglang_prefill_ext.patching import guard, lock, scan
 from sglang_prefill_ext.patching.scan import BORDER, PACKAGE
 from sglang_prefill_ext.patching.spec import Aspect, Group, Use, UseKind
-from tests.unit.patching.stub_sglang import MODULE, OWNER, UPSTREAM, scheduler_use, step_patch
+from tests.unit.patching.stub_sglang import (
+    MODULE,
+    OWNER,
+    UPSTREAM,
+    known_body,
+    scheduler_use,
+    step_patch,
+)
 
 HOOKS = f"""
 from {MODULE} import Message, wait
@@ -158,6 +165,17 @@ def test_what_is_no_lock_is_an_error(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises((ValueError, AttributeError)):
         lock.load(path)
+
+
+def test_what_is_changed_is_locked_as_it_is_and_as_it_was(
+    upstream: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "installed_version", lambda: "0.5.23")
+    older = {"0.5.22": "0" * 64}
+    attribute = step_patch(id="T2", target=f"{OWNER}.message_class")
+    locked = json.loads(lock.changed([step_patch(signature="", fingerprints=older), attribute]))
+    known = {"signature": PATCH.signature, "fingerprints": older | known_body(upstream)}
+    assert locked == {"T1": known}
 
 
 # A changed SGLang
