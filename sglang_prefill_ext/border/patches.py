@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_prefill_ext.errors import UnsupportedSGLangError
 from sglang_prefill_ext.patching import guard, reach
-from sglang_prefill_ext.patching.reach import unbound
+from sglang_prefill_ext.patching.source import unbound
 from sglang_prefill_ext.patching.spec import Aspect, Group, Kind, Mismatch, Patch, Use
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import USES
@@ -151,7 +151,7 @@ def _rebind(changes: Sequence[_Applied]) -> None:
     A pass for all of them: there are thousands of modules, and this is done in every process.
     """
     functions = {
-        id(reach.unbound(change.original)): reach.unbound(change.installed)
+        id(unbound(change.original)): unbound(change.installed)
         for change in changes
         if change.patch.kind is not Kind.ATTRIBUTE
     }

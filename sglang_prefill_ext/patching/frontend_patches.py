@@ -1,5 +1,5 @@
-"""What is changed in SGLang's front end and its data-parallel controller; a part of
-`table.PATCHES`."""
+"""What is changed in SGLang's front end, where it encodes texts, and in its data-parallel
+controller; a part of `table.PATCHES`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ _SCORE_MIXIN = f"{_MANAGERS}.tokenizer_manager_score_mixin.TokenizerManagerScore
 _SERVING = "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase"
 _TOKENIZER_MANAGER = f"{_MANAGERS}.tokenizer_manager.TokenizerManager"
 _RERANK = "sglang.srt.entrypoints.openai.serving_rerank"
+_CHAT = "sglang.srt.entrypoints.openai.serving_chat.OpenAIServingChat"
 
 _MESSAGES = ("0003-plugin-message-types.patch",)
 _WATCHED = ("0022-watch-data-parallel-replicas.patch",)
 _TOKENS = ("0018-offer-tokenized-requests.patch",)
+_CHATS = ("0027-offer-rendered-chats.patch",)
+_TEXTS = ("0025-encode-texts-off-the-event-loop.patch",)
 
 FRONTEND_PATCHES: tuple[Patch, ...] = (
     Patch(
@@ -115,5 +118,47 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         why="Every replica would do the same packed work, and nobody would notice a killed one.",
         relies_on="self._request_dispatcher TypeBasedDispatcher self.send_control_message",
         diffs=(*_MESSAGES, *_WATCHED),
+    ),
+    Patch(
+        id="P56",
+        target=f"{_TOKENIZER_MANAGER}._tokenize_texts",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.text_hooks:tokenize_texts",
+        group=Group.FRONTEND,
+        why="Texts of concurrent requests would be encoded one by one on the event loop.",
+        relies_on="self.async_dynamic_batch_tokenizer self.model_config.is_embedding_gemma",
+        diffs=_TEXTS,
+    ),
+    Patch(
+        id="P57",
+        target=f"{_TOKENIZER_MANAGER}._handle_batch_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.text_hooks:handle_batch",
+        group=Group.FRONTEND,
+        why="So would the texts of a list, each waiting for the one before it.",
+        relies_on="obj.batch_size self._tokenize_one_request",
+        diffs=_TEXTS,
+    ),
+    Patch(
+        id="P59",
+        target=f"{_CHAT}._render_and_encode_chat_template",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.text_hooks:encode_chat",
+        group=Group.FRONTEND,
+        why="Encoding a chat would take several times as long as rendering it.",
+        relies_on="self._prompt_text_round_trip_is_lossy "
+        "self.template_manager.python_chat_template "
+        "self.tokenizer_manager.tokenizer.apply_chat_template parallel_prompt_encode",
+        diffs=_CHATS,
+    ),
+    Patch(
+        id="P60",
+        target=f"{_CHAT}._convert_to_internal_request",
+        kind=Kind.AROUND,
+        hook=f"{_HOOKS}.text_hooks:convert_chat",
+        group=Group.FRONTEND,
+        why="The thread that encodes a chat does not know whether its client wants the stock path.",
+        relies_on="self._process_messages",
+        diffs=_CHATS,
     ),
 )

@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from sglang_prefill_ext.patching.source import names_in, source_of, underlying
-
-
-def unbound(raw: object) -> object:
-    """The function in a `classmethod` or `staticmethod`; anything else as it is."""
-    return raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
+from sglang_prefill_ext.patching.source import names_in, source_of, unbound, underlying
 
 
 def carries(raw: object, hook: Callable[..., Any]) -> bool:

@@ -16,13 +16,18 @@ from types import CodeType, ModuleType
 from typing import Any
 
 
+def unbound(raw: object) -> object:
+    """The function in a `classmethod` or `staticmethod`; anything else as it is."""
+    return raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
+
+
 def underlying(raw: object) -> object:
     """Return what a class attribute holds below descriptors and wrappers.
 
     `functools.wraps` leaves a chain of ``__wrapped__``; its end is the function that SGLang
     wrote, whoever has wrapped it since.
     """
-    value = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
+    value = unbound(raw)
     return inspect.unwrap(value) if inspect.isfunction(value) else value
 
 

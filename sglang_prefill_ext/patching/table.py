@@ -9,22 +9,16 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from sglang_prefill_ext.patching.expert_patches import EXPERT_PATCHES
 from sglang_prefill_ext.patching.flag_patches import FLAG_PATCHES
 from sglang_prefill_ext.patching.frontend_patches import FRONTEND_PATCHES
 from sglang_prefill_ext.patching.process_patches import PROCESS_PATCHES
 from sglang_prefill_ext.patching.scheduler_patches import SCHEDULER_PATCHES
 from sglang_prefill_ext.patching.spec import Patch
-from sglang_prefill_ext.patching.text_patches import TEXT_PATCHES
 
 LOCK = Path(__file__).with_name("patches.lock.json")
 _LOCKED = json.loads(LOCK.read_text())
-_ALL = (
-    *FLAG_PATCHES,
-    *SCHEDULER_PATCHES,
-    *FRONTEND_PATCHES,
-    *PROCESS_PATCHES,
-    *TEXT_PATCHES,
-    *EXPERT_PATCHES,
+_ALL = sorted(
+    (*FLAG_PATCHES, *SCHEDULER_PATCHES, *FRONTEND_PATCHES, *PROCESS_PATCHES),
+    key=lambda patch: patch.id,
 )
 PATCHES: tuple[Patch, ...] = tuple(replace(each, **_LOCKED.get(each.id, {})) for each in _ALL)
