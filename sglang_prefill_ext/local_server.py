@@ -304,7 +304,6 @@ def _signal_group(group: int | None, number: signal.Signals) -> None:
 
 
 def _wait_until(done: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> bool:
-    """Whether it was done in time."""
     deadline = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() > deadline:

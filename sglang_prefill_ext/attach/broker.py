@@ -30,8 +30,6 @@ _LINGER_MS = 200
 
 @dataclass
 class _Peer:
-    """A front end that said hello."""
-
     pid: int
     heard_s: float
     in_flight: int = 0

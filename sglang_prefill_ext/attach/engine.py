@@ -48,7 +48,9 @@ class Engine(Protocol):
 async def result_of(engine: Engine, row_bytes: bytes, options: RequestOptions) -> PackedResult:
     """Serve rows whose adapter is a name; however they end, it is a result."""
     try:
-        _require_finite(options)
+        if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
+            # No queue could be sorted by it.
+            raise PackingError(f"a deadline cannot be {options.deadline_ms}")
         rows = rows_from_bytes(row_bytes)
         async with engine.adapter(rows.adapter) as adapter:
             if adapter:
@@ -62,9 +64,3 @@ async def result_of(engine: Engine, row_bytes: bytes, options: RequestOptions) -
     except Exception as error:
         logger.exception("A packed request of a front end failed")
         return PackedResult(Status.FAILED, f"{type(error).__name__}: {error}")
-
-
-def _require_finite(options: RequestOptions) -> None:
-    """Raises: PackingError: no queue could be sorted by such a deadline."""
-    if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
-        raise PackingError(f"a deadline cannot be {options.deadline_ms}")

@@ -181,17 +181,13 @@ def _read_scores(answer: pb.ScoreResponse, items: int) -> Scores:
     )
 
 
-def _read_embeddings(answer: pb.EmbedResponse, prompts: int) -> NDArray[np.float32]:
-    return np.frombuffer(answer.vectors, "<f4").reshape(prompts, -1)
-
-
-def _read_classes(answer: pb.ClassifyResponse, prompts: int) -> NDArray[np.float32]:
-    return np.frombuffer(answer.values, "<f4").reshape(prompts, -1)
+def _rows(numbers: bytes, prompts: int) -> NDArray[np.float32]:
+    return np.frombuffer(numbers, "<f4").reshape(prompts, -1)
 
 
 _METHODS: dict[str, tuple[str, Callable[[dict[str, Any]], Any], Callable[[Any, int], Any]]] = {
     "/v1/score": ("Score", _score_message, _read_scores),
-    "/v1/embeddings": ("Embed", _embed_message, _read_embeddings),
-    "/classify": ("Classify", _classify_message, _read_classes),
+    "/v1/embeddings": ("Embed", _embed_message, lambda answer, n: _rows(answer.vectors, n)),
+    "/classify": ("Classify", _classify_message, lambda answer, n: _rows(answer.values, n)),
 }
 """For each path: the method, what makes its message, and what reads its answer."""

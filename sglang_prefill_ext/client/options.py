@@ -32,6 +32,7 @@ from sglang_prefill_ext.frontend.options import (
 )
 
 _LONGEST_S = 2_000_000.0  # the server takes at most 2**31 - 1 ms
+_AGAIN = (ServerBusyError, ServerUnavailableError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +139,15 @@ class Retries:
         enough = stop_after_attempt(self.max_attempts)
 
         def wait(state: RetryCallState) -> float:
-            asked_s = min(_asked_for(state), self.longest_asked_s)
+            error = state.outcome and state.outcome.exception()
+            assert isinstance(error, _AGAIN), "waiting comes after an attempt that failed so"
+            asked_s = min(error.retry_after_s, self.longest_asked_s)
             return asked_s * random.uniform(1, 1.5) + backoff(state)
 
         def stop(state: RetryCallState) -> bool:
             return enough(state) or state.upcoming_sleep >= deadline.left_s()
 
-        again = retry_if_exception_type((ServerBusyError, ServerUnavailableError))
-        return kind(retry=again, wait=wait, stop=stop, reraise=True)
+        return kind(retry=retry_if_exception_type(_AGAIN), wait=wait, stop=stop, reraise=True)
 
 
 DEFAULT_RETRIES = Retries()
-
-
-def _asked_for(state: RetryCallState) -> float:
-    """Seconds that the server wants to be left alone."""
-    assert state.outcome is not None, "waiting comes after an attempt"
-    error = state.outcome.exception()
-    assert isinstance(error, (ServerBusyError, ServerUnavailableError))
-    return error.retry_after_s

@@ -103,14 +103,7 @@ def _typed(row: dict[str | Any, Any]) -> Fields:
 
 
 Answer = Callable[[Fields], Fields]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of the record at `line`: its fields with the answer, or the error."""
-
-    line: int
-    result: Fields | PrefillExtError
+Outcome = tuple[int, Fields | PrefillExtError]
 
 
 def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency: int) -> bool:
@@ -127,20 +120,23 @@ def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency:
     failed = 0
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=_lines(source))
-        for outcome in outcomes(_records(source), answer, concurrency):
-            if isinstance(outcome.result, PrefillExtError):
+        for line, result in outcomes(_records(source), answer, concurrency):
+            if isinstance(result, PrefillExtError):
                 failed += 1
-                said = f"line {outcome.line}: {outcome.result}"
+                said = f"line {line}: {result}"
                 console.print(said, markup=False, highlight=False, soft_wrap=True)
             else:
-                output.write(json.dumps(outcome.result) + "\n")
+                output.write(json.dumps(result) + "\n")
                 output.flush()  # whatever ends the run later
-            progress.update(task, completed=outcome.line)
+            progress.update(task, completed=line)
     return not failed
 
 
 def outcomes(records: Iterable[Record], answer: Answer, concurrency: int) -> Iterator[Outcome]:
-    """Yield what becomes of each record, in order; holds a few records a thread at most."""
+    """Yield the line of each record, and its fields with the answer or what is wrong, in order.
+
+    Holds a few records a thread at most.
+    """
     pool = ThreadPoolExecutor(concurrency)
     pending: deque[Future[Outcome]] = deque()
     try:
@@ -156,11 +152,11 @@ def outcomes(records: Iterable[Record], answer: Answer, concurrency: int) -> Ite
 
 def _outcome(record: Record, answer: Answer) -> Outcome:
     try:
-        return Outcome(record.line, answer(record.load()))
+        return record.line, answer(record.load())
     except ServerUnavailableError:
         raise  # The records to come would wait as long, and fail as well.
     except PrefillExtError as error:
-        return Outcome(record.line, error)
+        return record.line, error
 
 
 def _records(source: IO[bytes]) -> Iterator[Record]:

@@ -73,17 +73,13 @@ class ScoringClient:
         if path == "packed":
             counters = self._page("/prefill_only/status").json()["frontend"]["counters"]
             return Cost(counters["tokens_computed"], counters["requests"].get("packed", 0))
-        totals = self._metrics()
-        computed = totals["sglang:prompt_tokens"] - totals.get("sglang:cached_tokens", 0.0)
-        return Cost(int(computed), int(totals["sglang:num_requests"]))
-
-    def _metrics(self) -> dict[str, float]:
-        """Sum every counter family of `/metrics` over its labels."""
-        return {
+        totals = {  # of every counter family, over its labels
             family.name: sum(s.value for s in family.samples if s.name.endswith("_total"))
             for family in text_string_to_metric_families(self._page("/metrics").text)
             if family.type == "counter"
         }
+        computed = totals["sglang:prompt_tokens"] - totals.get("sglang:cached_tokens", 0.0)
+        return Cost(int(computed), int(totals["sglang:num_requests"]))
 
     def _page(self, path: str) -> httpx.Response:
         return self._http.get(path).raise_for_status()

@@ -15,16 +15,9 @@ MARKER = ".sglang-prefill-model.json"
 """Says which preset, seed and version a directory holds; written last."""
 
 
-def _recipe_digest() -> str:
-    """Changes with any source file of this package."""
-    digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
-
-
+_SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 # On import: a file that is edited while this process runs is not what this process builds from.
-RECIPE = _recipe_digest()
+RECIPE = hashlib.sha256(b"".join(each.read_bytes() for each in _SOURCES)).hexdigest()[:16]
 """With any change to how models are made, every model made before is out of date."""
 
 

@@ -70,7 +70,10 @@ def build(
     Raises:
         Exception: something that is used cannot be imported, or does not exist.
     """
-    of_modules = _groups_of_modules(modules, patches)
+    of_modules: dict[str, set[Group]] = defaultdict(set)  # those that hooks run in
+    for patch in patches:
+        for module in scan.reached(modules, patch.hook.partition(":")[0]):
+            of_modules[module].add(patch.group)
     read, read_elsewhere = _what_is_read(modules, of_modules)
     patched = {patch.target for patch in patches}
     targets = _groups_of_targets(modules, of_modules, patches, handed)
@@ -108,15 +111,6 @@ def _what_is_read(modules: Modules, running: Iterable[str]) -> tuple[_Read, _Rea
             touched.union(*(names.all for names in everywhere)),
         ),
     )
-
-
-def _groups_of_modules(modules: Modules, patches: Iterable[Patch]) -> dict[str, set[Group]]:
-    """Our modules that hooks run in, and those hooks' groups."""
-    found: dict[str, set[Group]] = defaultdict(set)
-    for patch in patches:
-        for module in scan.reached(modules, patch.hook.partition(":")[0]):
-            found[module].add(patch.group)
-    return found
 
 
 def _groups_of_targets(

@@ -126,7 +126,9 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, bound: Mapping[str, str]) -> None:
         self.names = Names(imports=set(bound.values()))
         self._bound = bound
-        self._ours = {name for name, full in bound.items() if not self._may_be_foreign(full)}
+        self._ours = {
+            n for n, full in bound.items() if not (is_of(full, GUARDED) or is_border(full))
+        }
         self._in_own_class = False
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -163,9 +165,6 @@ class _Reader(ast.NodeVisitor):
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.names.defined.add(getattr(node.target, "id", ""))
         self.generic_visit(node)
-
-    def _may_be_foreign(self, full: str) -> bool:
-        return is_of(full, GUARDED) or is_border(full)
 
     def _is_own(self, node: ast.ClassDef) -> bool:
         """Whether no base of a class can be another's; one in the same module may have another."""

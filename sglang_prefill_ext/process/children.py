@@ -16,11 +16,8 @@ def module_command(module: str, *args: str) -> list[str]:
     there could have a `grpc.py` of his own imported. That is left out, unless this package itself
     is there, as in a source checkout.
     """
-    return [sys.executable, *(() if _is_here(_ROOT) else ("-P",)), "-m", module, *args]
-
-
-def _is_here(directory: Path) -> bool:
     try:
-        return directory.samefile(os.curdir)
+        is_here = _ROOT.samefile(os.curdir)
     except OSError:  # the current directory is there no more
-        return False
+        is_here = False
+    return [sys.executable, *(() if is_here else ("-P",)), "-m", module, *args]

@@ -100,7 +100,7 @@ def test_order_is_kept_whoever_is_faster() -> None:
         time.sleep(0.01 * (fields["line"] % 3 == 1))
         return fields | {"done": True}
 
-    found = [(each.line, each.result) for each in outcomes(records(20, []), answer, 3)]
+    found = list(outcomes(records(20, []), answer, 3))
     assert found == [(line, {"line": line, "done": True}) for line in range(1, 21)]
 
 
@@ -110,7 +110,7 @@ def test_a_bad_record_costs_only_itself() -> None:
             raise RequestError("bad")
         return fields
 
-    found = [each.result for each in outcomes(records(3, []), answer, 2)]
+    found = [result for _, result in outcomes(records(3, []), answer, 2)]
     assert isinstance(found[1], RequestError)
     assert [found[0], found[2]] == [{"line": 1}, {"line": 3}]
 
@@ -132,7 +132,7 @@ def test_a_server_that_is_gone_ends_the_run() -> None:
         return fields
 
     answers = outcomes(records(1000, taken), answer, 1)
-    assert next(answers).result == {"line": 1}
+    assert next(answers) == (1, {"line": 1})
     with pytest.raises(ServerUnavailableError, match="gone"):
         next(answers)
     assert len(taken) == 5
