@@ -86,7 +86,7 @@ proto: setup
 # What is used of SGLang, as our source and the installed release say, and the table in the docs.
 lock: setup
 	$(BIN)/python -m sglang_prefill_ext.patching.lock
-	$(BIN)/python -m sglang_prefill_ext.patching.docs > docs/patches.md
+	$(BIN)/python -m sglang_prefill_ext.patching.docs
 
 clean:
 	rm -rf $(VENV) $(JUDGES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

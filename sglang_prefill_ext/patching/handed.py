@@ -1,4 +1,4 @@
-"""What of the uses is kept by hand: what hooks are handed without an import, and reasons.
+"""What of the uses is kept by hand: what hooks are handed without an import.
 
 `lock` finds all else: what the border imports, classes whose functions are changed, and what of all
 these classes is read.
@@ -123,38 +123,3 @@ READ_ELSEWHERE = frozenset(
 """)
 )
 """Classes whose objects the border hands on, so that other code of ours reads or replaces them."""
-
-WHY: Mapping[str, str] = {
-    "BatchPrefillWithRaggedKVCacheWrapper": "prefixes by FlashInfer (merge-flashinfer)",
-    "BasePrefixCache": "how many slots there is room for",
-    "DPBudget": "whose place our balance takes",
-    "FreezeGCReq": "a message that reaches every detokenizer",
-    "LogitsProcessor": "whether logits are a product, and of which part of the vocabulary",
-    "LoRARegistry": "lets an adapter be unloaded again",
-    "MHATokenToKVPool": "K/V, if they are in the model's own format",
-    "NextBatchPlan": "the stock batch of an iteration",
-    "Phi3LongRoPEScaledRotaryEmbedding": "positions that depend on the longest prompt: declined",
-    "RWLock": "keeps weight updates away from requests under way",
-    "Req": "age, length and cached tokens; a known prompt as a request",
-    "ReqState": "a call that is waited for on SIGTERM, and dumped in a crash",
-    "RequestLogger": "whether SGLang has to see every body",
-    "ResidualStream": "the last layer goes on with the read positions alone",
-    "SchedulePolicy": "the base of our policy",
-    "SchedulerIpcChannels": "the way of answers past the detokenizer",
-    "SpeculativeAlgorithm": "whether another model drafts, and has K/V in the same slots",
-    "SubprocessWatchdog": "ends the server when a replica dies",
-    "TemplateManager": "templates in Python come in segments, which SGLang caches",
-    "TypeBasedDispatcher": "registers handlers of our messages",
-    "UnifiedRadixCache": "the tree, if packed work can share it",
-    "_ConfigBag": "what MoE layers read, set for one forward",
-    "auth_level": "our administrative routes are protected like SGLang's",
-    "flash_attn_varlen_func": "prefixes by FlashAttention-3 (merge-fa3)",
-    "hook_custom_types": "lets msgpack decode our messages",
-    "load_plugins": "child processes in which SGLang loads no plugins",
-    "num_dp_ranks_of": "how many replicas answer a status request",
-    "parallel_prompt_encode": "encodes a chat that the faster library cannot, or has the error",
-    "resolving_view": "arguments as far as SGLang has resolved them",
-    "score_and_pool": "a head of classes at any token of a prompt",
-    "serve_generate_request": "serves a request of `/generate` that was read already",
-}
-"""Class or function -> what for, where its name does not say it."""

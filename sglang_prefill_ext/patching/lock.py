@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sglang_prefill_ext.patching import guard, scan, source
-from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE, WHY
+from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE
 from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
 from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
 from sglang_prefill_ext.patching.table import LOCK, PATCHES
@@ -37,7 +37,8 @@ def load(path: Path = PATH) -> tuple[Use, ...]:
         OSError: there is none; it comes with the package.
         ValueError: it is none, as after a merge with conflicts.
     """
-    return tuple(_use(target, entry) for target, entry in json.loads(path.read_text()).items())
+    locked = json.loads(path.read_text()).items()
+    return tuple(msgspec.convert({"target": target, **entry}, Use) for target, entry in locked)
 
 
 def dump(uses: Iterable[Use]) -> str:
@@ -50,11 +51,6 @@ def dump(uses: Iterable[Use]) -> str:
 def _entry(use: Use) -> dict[str, Any]:
     names = ("kind", "groups", "signature", "body", "members")
     return {name: fact for name in names if (fact := getattr(use, name))}
-
-
-def _use(target: str, entry: Mapping[str, Any]) -> Use:
-    why = WHY.get(target.rpartition(".")[2], "")
-    return msgspec.convert({"target": target, "why": why, **entry}, Use)
 
 
 def build(

@@ -93,7 +93,6 @@ class Use:
         target: ``"package.module.function"``, ``"package.module.Class.method"`` or
             ``"package.module.Class"``; methods may be inherited.
         groups: the patches whose hooks need it; of none where only `doctor` has to know.
-        why: what it is used for, where its name does not say it.
         signature: of a function or method, as in `Patch`.
         body: the beginning of its `source.fingerprint`; empty where any will do.
         members: of a class: names that it or a base defines, declares, or assigns to ``self``
@@ -106,7 +105,6 @@ class Use:
     target: str
     kind: UseKind
     groups: tuple[Group, ...] = ()
-    why: str = ""
     signature: str = ""
     body: str = ""
     members: tuple[str, ...] = ()

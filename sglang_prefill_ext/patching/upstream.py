@@ -20,8 +20,7 @@ DIRECTORY = Path(__file__).parents[2] / "patches"
 _COLUMNS = {"Upstream-Status": "upstream", "Targets": "against"}
 """Trailer -> what the table calls it."""
 
-_BEGIN = "<!-- begin of the table, written by `python -m sglang_prefill_ext.patching.upstream` -->"
-_END = "<!-- end of the table -->"
+_MARKED = re.compile(r"(?P<head>.*<!-- begin .*? -->).*(?P<tail><!-- end .*? -->.*)", re.DOTALL)
 _FILES = re.compile(r"^--- (\S+)\n\+\+\+ b/(\S+)$", re.MULTILINE)
 _TRAILER = re.compile(r"^([A-Z][A-Za-z-]+): (\S.*)$", re.MULTILINE)
 
@@ -107,23 +106,21 @@ def _row(diff: Diff, patches: Sequence[Patch], columns: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def with_table(text: str, rendered: str) -> str:
-    """Put a rendered table between the markers of `text`.
+def renewed(page: Path, rendered: str) -> str:
+    """The text of a page with what was rendered between its markers.
 
     Raises:
-        ValueError: `text` does not have the two markers, in this order.
+        ValueError: it does not have the two markers, in this order.
     """
-    head, begin, rest = text.partition(_BEGIN)
-    _, end, tail = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"patches/README.md lacks a marker: {_BEGIN if not begin else _END}")
-    return f"{head}{begin}\n\n{rendered}\n\n{end}{tail}"
+    parts = _MARKED.fullmatch(page.read_text(encoding="utf-8"))
+    if parts is None:
+        raise ValueError(f"{page} lacks a marker: <!-- begin ... --> or <!-- end ... -->")
+    return f"{parts['head']}\n\n{rendered}\n\n{parts['tail']}"
 
 
 def main(directory: Path = DIRECTORY) -> None:
     readme = directory / "README.md"
-    text = with_table(readme.read_text(encoding="utf-8"), table(read_series(directory)))
-    readme.write_text(text, encoding="utf-8")
+    readme.write_text(renewed(readme, table(read_series(directory))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching import docs, upstream
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 from sglang_prefill_ext.patching.table import PATCHES
@@ -40,8 +41,9 @@ def test_an_entry_is_complete(patch: Patch) -> None:
 
 
 def test_the_documentation_is_up_to_date() -> None:
-    written = (ROOT / "docs" / "patches.md").read_text()
-    assert written == docs.markdown(DIFFS), docs.__doc__
+    written = docs.PAGE.read_text()
+    assert written == upstream.renewed(docs.PAGE, docs.tables(DIFFS)), docs.__doc__
+    assert f"`{SUPPORTED_SGLANG}`" in written
 
 
 # The upstream diffs

@@ -60,8 +60,8 @@ def test_the_series_lists_every_diff_once_and_in_order() -> None:
 
 
 def test_the_table_is_up_to_date() -> None:
-    text = (upstream.DIRECTORY / "README.md").read_text()
-    assert text == upstream.with_table(text, upstream.table(DIFFS)), upstream.__doc__
+    page = upstream.DIRECTORY / "README.md"
+    assert page.read_text() == upstream.renewed(page, upstream.table(DIFFS)), upstream.__doc__
 
 
 @each_diff

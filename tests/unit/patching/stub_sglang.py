@@ -114,7 +114,6 @@ def scheduler_use(**changes: Any) -> Use:
         "target": OWNER,
         "kind": UseKind.CLASS,
         "groups": (Group.SCHEDULER,),
-        "why": "a test",
         "members": ("step", "queue"),
     }
     return Use(**(fields | changes))

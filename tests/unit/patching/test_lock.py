@@ -18,7 +18,6 @@ from tests.unit.patching.stub_sglang import (
     OWNER,
     UPSTREAM,
     known_body,
-    scheduler_use,
     step_patch,
 )
 
@@ -153,10 +152,6 @@ def test_a_lock_has_a_line_a_use_in_the_order_of_the_targets(upstream: ModuleTyp
     assert text == lock.dump(reversed(uses))
     lines = [line.strip().partition('"')[2].partition('"')[0] for line in text.splitlines()[1:-1]]
     assert lines == sorted(json.loads(text)) == sorted(use.target for use in uses)
-
-
-def test_reasons_are_not_in_the_file() -> None:
-    assert "a test" not in lock.dump([scheduler_use()])
 
 
 @pytest.mark.parametrize("text", ["", "<<<<<<< ours\n{}", "[]"])

@@ -123,26 +123,28 @@ def test_every_row_has_the_columns_of_the_header(subject: str) -> None:
     assert {row.replace(r"\|", "").count("|") for row in rows} == {4}
 
 
-def test_only_the_part_between_the_markers_is_renewed() -> None:
-    text = f"head\n{upstream._BEGIN}\nold\n{upstream._END}\ntail\n"
-    renewed = upstream.with_table(text, "new")
-    assert renewed.startswith("head\n")
-    assert renewed.endswith("\ntail\n")
-    assert "new" in renewed
-    assert "old" not in renewed
-    assert upstream.with_table(renewed, "new") == renewed
+BEGIN, END = "<!-- begin of it, by a tool -->", "<!-- end of it -->"
 
 
-@pytest.mark.parametrize("marker", [upstream._BEGIN, upstream._END])
-def test_a_missing_marker_is_named(marker: str) -> None:
-    text = f"{upstream._BEGIN}\n{upstream._END}\n".replace(marker, "")
-    with pytest.raises(ValueError, match=r"README\.md lacks a marker") as error:
-        upstream.with_table(text, "new")
-    assert marker in str(error.value)
+def test_only_the_part_between_the_markers_is_renewed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"head\n{BEGIN}\nold\n{END}\ntail\n")
+    renewed = upstream.renewed(page, "new")
+    assert renewed == f"head\n{BEGIN}\n\nnew\n\n{END}\ntail\n"
+    page.write_text(renewed)
+    assert upstream.renewed(page, "new") == renewed
+
+
+@pytest.mark.parametrize("marker", [BEGIN, END])
+def test_a_missing_marker_is_an_error(tmp_path: Path, marker: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n".replace(marker, ""))
+    with pytest.raises(ValueError, match=r"page\.md lacks a marker"):
+        upstream.renewed(page, "new")
 
 
 def test_the_command_renews_the_readme(patch_file: Path, tmp_path: Path) -> None:
     (tmp_path / "series").write_text(NAME)
-    (tmp_path / "README.md").write_text(f"head\n{upstream._BEGIN}\n{upstream._END}\n")
+    (tmp_path / "README.md").write_text(f"head\n{BEGIN}\n{END}\n")
     upstream.main(tmp_path)
     assert f"[0007]({patch_file.name})" in (tmp_path / "README.md").read_text()
