@@ -1,6 +1,6 @@
 """The least that stock's forward must do beside the packed one, and the time of both (pure).
 
-What is counted stands in `sglang_prefill_ext.sizing.floor`. All host work is left out, so a
+What is counted stands in `sglang_prefill_ext.sizing.forward`. All host work is left out, so a
 measured ratio may exceed the one counted here: the extension also removes work per row that is no
 arithmetic at all.
 
@@ -20,7 +20,7 @@ import typer
 from bench import host_cost
 from bench.workloads import LABEL_IDS
 from sglang_prefill_ext.config import GRAPH_TOKENS
-from sglang_prefill_ext.sizing.floor import (
+from sglang_prefill_ext.sizing.forward import (
     kv_numbers,
     packed_bytes,
     packed_operations,

@@ -250,11 +250,9 @@ class LocalServer:
         return "\n".join(text.splitlines()[-lines:])
 
     def _is_healthy(self) -> bool:
-        try:
-            status, _ = self._get("/health")
-        except (OSError, http.client.HTTPException):
-            return False
-        return status == http.HTTPStatus.OK
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self._get("/health")[0] == http.HTTPStatus.OK
+        return False
 
     def _is_settled(self) -> bool:
         status, page = self._get("/prefill_only/status")

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError
 
+ENGINE_FLAG = flag_name("attach")
 _LONGEST = 107  # bytes of a path in a Unix socket's address
 _BACKLOG = 128
 _WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -53,32 +55,33 @@ def require_private(directory: Path, *, flag: str) -> None:
         )
 
 
-def claim(path: Path, *, flag: str) -> None:
+def claim(path: Path) -> None:
     """See that an engine can listen at a path; a dead engine's socket is taken away.
 
     Raises:
         ConfigError: another engine listens there, or there is something else; or the directory
             is of no use (see `require_private`).
     """
-    require_private(path.parent, flag=flag)
+    require_private(path.parent, flag=ENGINE_FLAG)
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(
-            f"{flag}: nothing can be made in {path.parent}. Choose a directory that you may write."
+            f"{ENGINE_FLAG}: nothing can be made in {path.parent}. "
+            "Choose a directory that you may write."
         )
     if not os.path.lexists(path):
         return
     if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise ConfigError(f"{flag}: {path} is not a socket. Choose another path.")
+        raise ConfigError(f"{ENGINE_FLAG}: {path} is not a socket. Choose another path.")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(os.fspath(path)) == 0:
             raise ConfigError(
-                f"{flag}: another engine listens at {path}. Stop it, or choose another path."
+                f"{ENGINE_FLAG}: another engine listens at {path}. Stop it, or choose another path."
             )
     path.unlink(missing_ok=True)
 
 
 @contextmanager
-def listening(path: Path, *, flag: str) -> Iterator[int]:
+def listening(path: Path) -> Iterator[int]:
     """Listen at a path that nobody but this user may connect to.
 
     Yields:
@@ -88,7 +91,7 @@ def listening(path: Path, *, flag: str) -> Iterator[int]:
     Raises:
         ConfigError: see `claim`.
     """
-    claim(path, flag=flag)
+    claim(path)
     with socket.socket(socket.AF_UNIX) as made:
         # The file gets the mode of its socket; the umask is the whole process's.
         os.fchmod(made.fileno(), 0o600)

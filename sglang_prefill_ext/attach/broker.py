@@ -40,10 +40,9 @@ class _Peer:
 class Broker:
     """Serves front ends at a socket file while `running`."""
 
-    def __init__(self, engine: Engine, path: Path, *, flag: str) -> None:
+    def __init__(self, engine: Engine, path: Path) -> None:
         self._engine = engine
         self._path = path
-        self._flag = flag
         self._peers: dict[bytes, _Peer] = {}
         self._gc_calls: Questions[list[GcReport]] = Questions()
 
@@ -72,7 +71,7 @@ class Broker:
         Raises:
             ConfigError: see `address.claim`.
         """
-        with listening(self._path, flag=self._flag) as descriptor:
+        with listening(self._path) as descriptor:
             # A router that must reach whom it sends to says who has gone.
             options = {"USE_FD": descriptor, "ROUTER_MANDATORY": 1}
             socket = socket_of(zmq.SocketType.ROUTER, **options)

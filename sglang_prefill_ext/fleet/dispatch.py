@@ -14,7 +14,7 @@ from sglang_prefill_ext.fleet.planning.cost import RowCosts
 from sglang_prefill_ext.fleet.planning.planner import allowed_extra_work, plan
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.worker import within
-from sglang_prefill_ext.shared_device.homes import Homes
+from sglang_prefill_ext.shared_device.balance import Homes
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.parts import is_divisible, join_results
 from sglang_prefill_ext.wire.prefix_policy import BLOCK_TOKENS

@@ -25,7 +25,7 @@ class GrpcServer:
         self._fleet = fleet
         self._listening = listening
         self._tokens = [api_key] if api_key else []
-        self._service = PrefillService(fleet)
+        self._service = PrefillService(lambda: fleet.session)
 
     async def serve(self, stopped: Callable[[], bool]) -> None:
         """Serve until `stopped`, then until the calls under way have ended.

@@ -1,29 +1,44 @@
-"""Calls for scores and for vectors: packed here, or handed to the engine."""
+"""Calls for scores and vectors: packed here, or handed to the engine; and how they end badly."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
 import numpy as np
+from google.protobuf.any_pb2 import Any
+from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
 from sglang_prefill_ext.attach.messages import StockAnswer
 from sglang_prefill_ext.attach.session import Session
+from sglang_prefill_ext.errors import (
+    EngineUnavailableError,
+    PrefillExtError,
+    RequestError,
+    ServerBusyError,
+)
 from sglang_prefill_ext.frontend.answers import flat_scores
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
-from sglang_prefill_ext.grpc_frontend.outcomes import counted
 from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
     ScoreQuestion,
     VectorQuestion,
     stock_arguments,
 )
+from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, int_array, values_to_bytes
 from sglang_prefill_ext.wire.checks import check_prompt
 from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import WHOLE_VECTOR
+from sglang_prefill_ext.wire.status import end_by
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _DOUBLES = np.dtype("<f8")
@@ -137,3 +152,34 @@ async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[In
         check_prompt([], vocab_size, field="prompts")
     check_ids(prompts.values, vocab_size, field="prompts")
     return prompts.rows()
+
+
+_RETRY_S = 1.0  # the engine's return cannot be foreseen
+
+
+@contextmanager
+def counted(metrics: FrontendMetrics) -> Iterator[None]:
+    """Count how a packed call inside ends badly."""
+    try:
+        yield
+    except PrefillExtError as error:
+        metrics.record_error(end_by(error).counted)
+        raise
+
+
+def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
+    """Return the code of an error, and its message with the details that a program can read."""
+    code = grpc.StatusCode[end_by(error).grpc]
+    status = Status(code=code.value[0], message=str(error))
+    detail = Any()
+    if isinstance(error, RequestError):
+        violation = BadRequest.FieldViolation(field=error.field, description=str(error))
+        detail.Pack(BadRequest(field_violations=[violation]))
+    elif isinstance(error, (ServerBusyError, EngineUnavailableError)):
+        wait = RetryInfo()
+        asked_s = error.retry_after_s if isinstance(error, ServerBusyError) else 0.0
+        wait.retry_delay.FromMilliseconds(math.ceil((asked_s or _RETRY_S) * 1e3))
+        detail.Pack(wait)
+    if detail.type_url:
+        status.details.append(detail)
+    return code, status

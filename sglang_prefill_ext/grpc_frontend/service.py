@@ -6,15 +6,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from grpc_status import rpc_status
 
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import EngineUnavailableError, PackedForwardError, PrefillExtError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
-from sglang_prefill_ext.grpc_frontend.calls import score, vectors
-from sglang_prefill_ext.grpc_frontend.outcomes import status_of
+from sglang_prefill_ext.grpc_frontend.calls import score, status_of, vectors
 from sglang_prefill_ext.grpc_frontend.questions import (
     CallOptions,
     next_items,
@@ -31,20 +30,15 @@ T = TypeVar("T")
 _AT_A_TIME = 3  # messages of a stream; while one is computed the next ones are packed
 
 
-class Engines(Protocol):
-    """One engine or several, which may be others later."""
-
-    @property
-    def session(self) -> Session:
-        """Raises: EngineUnavailableError: there is none."""
-        ...
-
-
 class PrefillService:
-    """Serves calls by whatever session there is with the engines."""
+    """Serves calls by whatever session there is with the engines.
 
-    def __init__(self, engines: Engines) -> None:
-        self._engines = engines
+    Args:
+        session: returns that of now, or raises EngineUnavailableError.
+    """
+
+    def __init__(self, session: Callable[[], Session]) -> None:
+        self._session = session
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:  # noqa: N802
         return await _answer(context, self._score(request, context))
@@ -93,13 +87,13 @@ class PrefillService:
 
     async def _by_session(self, ask: Callable[[Session], Awaitable[T]]) -> T:
         """Serve by the session of now; again, if other engines have taken over meanwhile."""
-        session = self._engines.session
+        session = self._session()
         try:
             return await ask(session)
         except EngineUnavailableError:
-            if self._engines.session is session:
+            if self._session() is session:
                 raise
-            return await ask(self._engines.session)
+            return await ask(self._session())
 
 
 async def _whole(requests: AsyncIterator[pb.ScoreRequest]) -> AsyncIterator[pb.ScoreRequest]:

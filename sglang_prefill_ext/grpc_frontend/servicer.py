@@ -41,9 +41,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         health_of_engine.show(session is not None)
 
     engine = EngineConnection(settings.attach, metrics, collector, on_change)
+    service = PrefillService(lambda: engine.session)
     async with engine.running():
         tokens = transport.bearer_tokens(settings)
-        server = server_of(settings, PrefillService(engine), health_of_engine, tokens)
+        server = server_of(settings, service, health_of_engine, tokens)
         # One that takes the place of another must not refuse what the other's neighbours can serve.
         await engine.wait_attached(_ATTACH_S)
         await server.start()

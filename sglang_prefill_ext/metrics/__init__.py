@@ -51,10 +51,9 @@ class FrontendMetrics:
         self._labels = prometheus_labels or {}
         if prometheus_labels is not None:
             for name, (text, *more) in _COUNTERS.items():
-                labels = (*prometheus_labels, *more)
-                self._exported[name] = _metric("Counter", name, text, labels)
-            for name in _TOTALS:  # shown from the start, so that alerts see the first one
-                self._exported[name].labels(**self._labels)
+                counter = _metric("Counter", name, text, (*prometheus_labels, *more))
+                # Totals are shown from the start, so that alerts see the first one.
+                self._exported[name] = counter if more else counter.labels(**prometheus_labels)
 
     def record_packed(self) -> None:
         """Count one request answered on the packed path."""
@@ -117,7 +116,7 @@ class FrontendMetrics:
                 self.totals[name] += amount
         if self._exported:
             for name, amount in amounts.items():
-                self._exported[name].labels(**self._labels).inc(amount)
+                self._exported[name].inc(amount)
 
 
 _QUEUE = {

@@ -1,4 +1,9 @@
-"""How long a packed forward is expected to take on tensor-parallel ranks. Pure."""
+"""What a packed forward must do at least, and how long it is expected to take. Pure.
+
+Counted are multiplications and additions (two operations per multiply-add) of linear layers,
+attention and read-out of a decoder, and the bytes of weights, keys and values. Norms, rotary
+embedding, softmax and activations are left out.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,45 @@ from dataclasses import dataclass
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.sizing.device import Device
-from sglang_prefill_ext.sizing.floor import packed_bytes, packed_operations
 from sglang_prefill_ext.sizing.model import Experts, ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
+
+
+def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
+    """The least of a packed forward: the prefix once, every row's rest, the labels' columns.
+
+    The last layer needs keys and values of all tokens, and all else at the rows' last tokens only.
+    A softmax over the labels needs only their logits: what normalises over the vocabulary
+    cancels out.
+    """
+    tokens = shape.packed_tokens
+    others = tokens * (model.body_operations - model.layer_operations)
+    others += (model.layers - 1) * shape.packed_pairs * model.pair_operations
+    last = (
+        tokens * model.kv_operations
+        + shape.items * (model.layer_operations - model.kv_operations)
+        + shape.items * shape.row_tokens * model.pair_operations
+    )
+    return others + last + shape.items * model.readout_operations(labels)
+
+
+def packed_bytes(
+    model: ModelShape, shape: Shape, labels: int, number_bytes: int, requests: int = 1
+) -> int:
+    """The least traffic of a packed forward: weights once, K/V written and read once.
+
+    Args:
+        requests: of that shape that share the forward.
+    """
+    tokens = requests * shape.packed_tokens
+    numbers = model.read_weights(tokens) + kv_numbers(model, tokens)
+    return number_bytes * (numbers + labels * model.hidden)
+
+
+def kv_numbers(model: ModelShape, tokens: int) -> int:
+    """Keys and values of so many tokens, written and read once."""
+    return 2 * model.layers * 2 * model.kv_heads * model.head_dim * tokens
+
 
 LABELS = 2
 """Tokens whose probabilities are asked for, as for a yes/no question."""

@@ -12,7 +12,7 @@ from sglang.srt.environ import Envs
 from sglang.srt.runtime_context import attn_dp_enabled_of
 from sglang.srt.server_args import ServerArgs
 
-from sglang_prefill_ext.attach.address import checked_path, claim
+from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path, claim
 from sglang_prefill_ext.border import activation
 from sglang_prefill_ext.border.dp_controller.several_schedulers import ask_for_replicas
 from sglang_prefill_ext.config import (
@@ -84,8 +84,7 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
     try:
         require_installed(config.tokenizer)
         if config.attach:
-            flag = flag_name("attach")
-            claim(checked_path(config.attach, flag=flag), flag=flag)
+            claim(checked_path(config.attach, flag=ENGINE_FLAG))
     except ConfigError as error:
         raise SystemExit(str(error)) from error
     conflicts = list(_conflicts(resolving_view(server_args), config))

@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import EmbeddingReqInput
 
-from sglang_prefill_ext.attach.address import checked_path
+from sglang_prefill_ext.attach.address import ENGINE_FLAG, checked_path
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.attach.messages import (
     Beat,
@@ -29,7 +29,6 @@ from sglang_prefill_ext.attach.messages import (
 from sglang_prefill_ext.border.tokenizer_manager.embed_hooks import acquired_adapter
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import thresholds_of_server
 from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer
-from sglang_prefill_ext.config import flag_name
 from sglang_prefill_ext.errors import ConfigError, PackingError, RequestError
 from sglang_prefill_ext.frontend.answers import served_rows
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -41,8 +40,6 @@ from sglang_prefill_ext.wire.status import Status
 
 logger = logging.getLogger(__name__)
 
-_FLAG = flag_name("attach")
-
 
 def accept_frontends(app: Any, server: PrefillServer) -> Broker:
     """Serve front ends in other processes for as long as the HTTP application runs.
@@ -51,9 +48,9 @@ def accept_frontends(app: Any, server: PrefillServer) -> Broker:
         ConfigError: there is no HTTP application.
     """
     if app is None:
-        raise ConfigError(f"{_FLAG} needs a server; an offline engine cannot be attached to.")
-    path = checked_path(server.path.config.attach, flag=_FLAG)
-    broker = Broker(AttachableEngine(server), path, flag=_FLAG)
+        raise ConfigError(f"{ENGINE_FLAG} needs a server; an offline engine cannot be attached to.")
+    path = checked_path(server.path.config.attach, flag=ENGINE_FLAG)
+    broker = Broker(AttachableEngine(server), path)
     stock = app.router.lifespan_context
 
     @asynccontextmanager

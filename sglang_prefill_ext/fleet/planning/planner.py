@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.fleet.planning.assignment import Floats, assign, ends_of
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Rows, Speed
 from sglang_prefill_ext.fleet.planning.levels import levels_of, most_useful
-from sglang_prefill_ext.shared_device.homes import soonest
+from sglang_prefill_ext.shared_device.balance import soonest
 
 MAX_PARTS = 128
 """Of one request; more replicas than that, the soonest free, are not looked at."""

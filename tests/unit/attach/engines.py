@@ -147,7 +147,7 @@ async def attached(
     engine: StubEngine, path: Path
 ) -> AsyncIterator[tuple[Broker, EngineConnection, FrontendMetrics]]:
     """A broker and a front end that is attached to it, over a real socket."""
-    broker, metrics = Broker(engine, path, flag="--attach"), FrontendMetrics()
+    broker, metrics = Broker(engine, path), FrontendMetrics()
     connection = EngineConnection(path, metrics, StubCollector())
     async with broker.running(), connection.running():
         assert await connection.wait_attached(60)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_prefill_ext.attach.address import (
+    ENGINE_FLAG,
     checked_path,
     claim,
     listening,
@@ -16,7 +17,7 @@ from sglang_prefill_ext.attach.address import (
 )
 from sglang_prefill_ext.errors import ConfigError
 
-FLAG = "--attach"
+FLAG = ENGINE_FLAG
 
 
 def test_a_path_becomes_absolute_and_must_fit_an_address(
@@ -24,12 +25,12 @@ def test_a_path_becomes_absolute_and_must_fit_an_address(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert checked_path("engine.sock", flag=FLAG) == tmp_path / "engine.sock"
-    with pytest.raises(ConfigError, match=r"--attach: .* is longer than 107 bytes"):
+    with pytest.raises(ConfigError, match=r"--prefill-only-attach: .* is longer than 107 bytes"):
         checked_path("/" + "é" * 60, flag=FLAG)
 
 
 def test_a_missing_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    claim(tmp_path / "private" / "engine.sock", flag=FLAG)
+    claim(tmp_path / "private" / "engine.sock")
     assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
 
 
@@ -38,23 +39,23 @@ def test_another_engine_is_not_robbed_of_its_socket(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        with pytest.raises(ConfigError, match="--attach: another engine listens at"):
-            claim(path, flag=FLAG)
-    claim(path, flag=FLAG)  # it has gone and left its socket
+        with pytest.raises(ConfigError, match="--prefill-only-attach: another engine listens at"):
+            claim(path)
+    claim(path)  # it has gone and left its socket
 
 
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("precious")
     with pytest.raises(ConfigError, match="is not a socket"):
-        claim(path, flag=FLAG)
+        claim(path)
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="is not a socket"):
-        claim(path, flag=FLAG)
+        claim(path)
 
 
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
@@ -62,9 +63,11 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None
     shared.mkdir()
     for mode in (0o777, 0o1777, 0o770):
         shared.chmod(mode)
-        with pytest.raises(ConfigError, match=f"--attach: other users may write .*{mode:o}"):
-            claim(shared / "engine.sock", flag=FLAG)
-        claim(shared / "own" / "engine.sock", flag=FLAG)
+        with pytest.raises(
+            ConfigError, match=f"--prefill-only-attach: other users may write .*{mode:o}"
+        ):
+            claim(shared / "engine.sock")
+        claim(shared / "own" / "engine.sock")
         assert "Other users may write" in stranger_at(shared / "own")
     shared.chmod(0o755)
     require_private(shared, flag=FLAG)
@@ -76,14 +79,14 @@ def test_a_directory_of_somebody_else_is_refused(
     found = list(tmp_path.stat())
     found[stat.ST_UID] = 12345
     monkeypatch.setattr(Path, "stat", lambda _: os.stat_result(found))
-    with pytest.raises(ConfigError, match=r"--attach: .* belongs to user"):
+    with pytest.raises(ConfigError, match=r"--prefill-only-attach: .* belongs to user"):
         require_private(tmp_path, flag=FLAG)
 
 
 def test_only_the_owner_may_connect_whatever_the_umask(tmp_path: Path) -> None:
     path, before = tmp_path / "engine.sock", os.umask(0)
     try:
-        with listening(path, flag=FLAG) as descriptor, socket.socket(fileno=descriptor):
+        with listening(path) as descriptor, socket.socket(fileno=descriptor):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert os.umask(0) == 0
             assert stranger_at(path) == ""
@@ -99,7 +102,7 @@ def test_a_socket_of_somebody_else_or_none_is_a_strangers(
 ) -> None:
     path = tmp_path / "engine.sock"
     assert "No such file" in stranger_at(path)
-    with listening(path, flag=FLAG) as descriptor, socket.socket(fileno=descriptor):
+    with listening(path) as descriptor, socket.socket(fileno=descriptor):
         monkeypatch.setattr(os, "geteuid", lambda: 54321)
         assert "Run engine and front ends as one user" in stranger_at(path)
 
@@ -107,7 +110,7 @@ def test_a_socket_of_somebody_else_or_none_is_a_strangers(
 def test_the_socket_of_a_successor_stays(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with socket.socket(socket.AF_UNIX) as successor:
-        with listening(path, flag=FLAG) as descriptor, socket.socket(fileno=descriptor):
+        with listening(path) as descriptor, socket.socket(fileno=descriptor):
             path.unlink()
             successor.bind(str(path))
         assert path.is_socket()
@@ -116,7 +119,7 @@ def test_the_socket_of_a_successor_stays(tmp_path: Path) -> None:
 def test_where_nothing_can_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file cannot be made .*Choose another path"):
-        claim(tmp_path / "file" / "engine.sock", flag=FLAG)
+        claim(tmp_path / "file" / "engine.sock")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(ConfigError, match="Choose a directory that you may write"):
-        claim(tmp_path / "engine.sock", flag=FLAG)
+        claim(tmp_path / "engine.sock")

@@ -181,7 +181,7 @@ async def test_a_front_end_that_dies_leaves_nothing_in_the_engine(
     monkeypatch.setattr(messages, "SILENCE_S", 0.2)
     engine = StubEngine()
     engine.fall_silent()
-    broker = Broker(engine, path, flag="--attach")
+    broker = Broker(engine, path)
     other = EngineConnection(path, FrontendMetrics(), StubCollector())
     async with broker.running(), other.running():
         connection = EngineConnection(path, FrontendMetrics(), StubCollector())
@@ -211,7 +211,7 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
         with pytest.raises(EngineUnavailableError, match="No engine answers at"):
             _ = connection.session
         assert not await connection.wait_attached(0.05)
-        async with Broker(engine, path, flag="--attach").running():
+        async with Broker(engine, path).running():
             assert await connection.wait_attached(60)
             session = connection.session
             packed = asyncio.ensure_future(ask(session))
@@ -224,7 +224,7 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
             await ask(session)
         with pytest.raises(EngineUnavailableError):
             _ = connection.session
-        async with Broker(StubEngine(), path, flag="--attach").running():
+        async with Broker(StubEngine(), path).running():
             assert await connection.wait_attached(60)
             assert (await ask(connection.session)).status == "ok"
     assert changes == [True, False, True, False]
@@ -239,7 +239,7 @@ from tests.unit.attach.engines import StubEngine
 async def main():
     engine = StubEngine()
     engine.fall_silent()
-    async with Broker(engine, Path(sys.argv[1]), flag="--attach").running():
+    async with Broker(engine, Path(sys.argv[1])).running():
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -272,7 +272,7 @@ async def test_another_version_is_refused_with_what_to_do(
 ) -> None:
     monkeypatch.setattr("sglang_prefill_ext.attach.broker.__version__", "0.0.0")
     connection = EngineConnection(path, FrontendMetrics(), StubCollector())
-    async with Broker(StubEngine(), path, flag="--attach").running(), connection.running():
+    async with Broker(StubEngine(), path).running(), connection.running():
         await until(lambda: "Install the same" in caplog.text)
         await asyncio.sleep(0.1)
         with pytest.raises(EngineUnavailableError, match=r"the engine is version 0\.0\.0"):
@@ -430,7 +430,7 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
     engine = StubEngine()
     engine.fall_silent()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    async with Broker(engine, path, flag="--attach").running():
+    async with Broker(engine, path).running():
         busy = context.socket(zmq.SocketType.DEALER)  # says hello, asks, and never beats
         busy.connect(f"ipc://{path}")
         busy.send(messages.encode(messages.Hello(pid=1)))
@@ -453,7 +453,7 @@ async def test_a_front_end_that_is_busy_is_not_taken_for_a_dead_one(
 async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(path: Path) -> None:
     engine = StubEngine(facts(tokenizer="no tokenizer at all"))
     connection = EngineConnection(path, FrontendMetrics(), StubCollector())
-    async with Broker(engine, path, flag="--attach").running(), connection.running():
+    async with Broker(engine, path).running(), connection.running():
         await until(lambda: connection._failures)
         with pytest.raises(EngineUnavailableError, match="cannot serve the engine of stub"):
             _ = connection.session
@@ -466,7 +466,7 @@ async def test_an_engine_that_cannot_be_served_is_asked_less_and_less_often(path
 async def test_nothing_is_told_where_others_could_be_listening(path: Path) -> None:
     engine = StubEngine()
     connection = EngineConnection(path, FrontendMetrics(), StubCollector())
-    async with Broker(engine, path, flag="--attach").running() as _:
+    async with Broker(engine, path).running() as _:
         path.parent.chmod(0o777)
         async with connection.running():
             await until(lambda: "Other users may write" in connection._why)
@@ -494,7 +494,7 @@ async def test_a_session_that_has_ended_is_freed_though_it_was_frozen(path: Path
         async with connection.running():
             sessions = []
             for _ in range(3):  # whatever a thread still has of it at the second one
-                async with Broker(StubEngine(), path, flag="--attach").running():
+                async with Broker(StubEngine(), path).running():
                     assert await connection.wait_attached(60)
                     sessions.append(weakref.ref(connection.session))
                 await until(lambda: connection._session is None)
@@ -578,7 +578,7 @@ async def test_bytes_that_are_no_message_harm_nobody(path: Path, parts: list[byt
 async def test_a_front_end_freezes_once_attached_and_collects_for_the_engine(path: Path) -> None:
     engine = StubEngine()
     metrics, collector = FrontendMetrics(), StubCollector()
-    broker = Broker(engine, path, flag="--attach")
+    broker = Broker(engine, path)
     connection = EngineConnection(path, metrics, collector)
     async with broker.running(), connection.running():
         assert await connection.wait_attached(60)

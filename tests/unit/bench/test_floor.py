@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.floor import host_costs, least_ms, operation_ratio, stock_bytes, stock_operations
-from sglang_prefill_ext.sizing.floor import packed_bytes, packed_operations
+from sglang_prefill_ext.sizing.forward import packed_bytes, packed_operations
 from sglang_prefill_ext.sizing.model import ModelShape
 from sglang_prefill_ext.sizing.shape import Shape
 

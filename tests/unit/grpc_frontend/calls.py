@@ -64,10 +64,10 @@ async def listening(
     metrics = FrontendMetrics()
     connection = EngineConnection(path, metrics, StubCollector())
     server = grpc.aio.server(interceptors=[BearerAuth(tokens)] if tokens else [])
-    service = PrefillService(connection)
+    service = PrefillService(lambda: connection.session)
     prefill_pb2_grpc.add_PrefillServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
-    async with Broker(engine, path, flag="--attach").running(), connection.running():
+    async with Broker(engine, path).running(), connection.running():
         assert await connection.wait_attached(60)
         await server.start()
         yield f"127.0.0.1:{port}", metrics

@@ -32,7 +32,7 @@ REQUEST = id_request([1], [[2]])
 async def serving(engine: StubEngine, path: Path, **given: Any) -> AsyncIterator[str]:
     """The address of a front end."""
     settings, stop = Settings(attach=path, port=free_port(), grace_s=0, **given), asyncio.Event()
-    async with Broker(engine, path, flag="--attach").running():
+    async with Broker(engine, path).running():
         running = asyncio.ensure_future(servicer.serve(settings, stop))
         address = f"127.0.0.1:{settings.port}"
         async with grpc.aio.insecure_channel(address, OWN) as channel:

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.shared_device.balance import SchedulerLoads
-from sglang_prefill_ext.shared_device.homes import MAX_HOMES
+from sglang_prefill_ext.shared_device.balance import MAX_HOMES, SchedulerLoads
 
 
 def loads_of(schedulers: int) -> SchedulerLoads:

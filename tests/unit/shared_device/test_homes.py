@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.shared_device.homes import MAX_HOMES, Homes, soonest
+from sglang_prefill_ext.shared_device.balance import MAX_HOMES, Homes, soonest
 
 
 @pytest.mark.parametrize(

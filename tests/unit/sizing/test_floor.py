@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sglang_prefill_ext.sizing.floor import (
+from sglang_prefill_ext.sizing.forward import (
     kv_numbers,
     packed_bytes,
     packed_operations,

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from bench.floor import least_ms
 from sglang_prefill_ext.sizing.device import DEVICES, Device
-from sglang_prefill_ext.sizing.floor import packed_bytes, packed_operations
-from sglang_prefill_ext.sizing.forward import LABELS, ForwardTime, Serving
+from sglang_prefill_ext.sizing.forward import (
+    LABELS,
+    ForwardTime,
+    Serving,
+    packed_bytes,
+    packed_operations,
+)
 from sglang_prefill_ext.sizing.shape import Shape
 from tests.unit.sizing.models import DENSE, SPARSE, servings, shapes
 
