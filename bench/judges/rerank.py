@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.judges.opinion import Opinion
 from bench.judges.tools import Tools
-from sglang_prefill_ext.demo.client import ScoringClient
+from sglang_prefill_ext.demo.measure import ScoringClient
 from sglang_prefill_ext.modelmaker.catalogue import (
     MAX_RELEVANCE,
     NO_LABEL,

@@ -102,7 +102,7 @@ class RowsAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class StockScore(msgspec.Struct, tag=True, frozen=True):
-    """A scoring call for the engine's own `score_request`."""
+    """A scoring call for the engine's own `score_request`; headers are as they come by HTTP."""
 
     rid: str
     arguments: dict[str, Any]
@@ -110,7 +110,7 @@ class StockScore(msgspec.Struct, tag=True, frozen=True):
 
 
 class StockVectors(msgspec.Struct, tag=True, frozen=True):
-    """A call for vectors for the engine's own `generate_request`."""
+    """A call for vectors for the engine's own `generate_request`; `adapter` is a name or empty."""
 
     rid: str
     prompts: list[Any]

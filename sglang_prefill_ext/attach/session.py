@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
@@ -146,36 +145,12 @@ class Session:
     def longest_prompt(self) -> int:
         return self.facts.longest_prompt
 
-    # Calls that are the engine's own.
-
-    async def stock_scores(
-        self, arguments: dict[str, Any], headers: Mapping[str, str]
-    ) -> messages.StockAnswer:
-        """Have the engine serve a scoring call.
-
-        Args:
-            arguments: of `score_request`.
-            headers: as they would come by HTTP.
+    async def ask(self, call: messages.Stock) -> messages.StockAnswer:
+        """Have the engine serve a call of its own.
 
         Raises:
             PrefillExtError: the call ended badly, or the engine has gone.
         """
-        return await self._ask(messages.StockScore(uuid.uuid4().hex, arguments, dict(headers)))
-
-    async def stock_vectors(
-        self, prompts: list[Any], dimensions: int | None, adapter: str, headers: Mapping[str, str]
-    ) -> messages.StockAnswer:
-        """Have the engine serve a call for vectors; see `stock_scores`.
-
-        Args:
-            adapter: name of a LoRA adapter; empty for none.
-        """
-        rid = uuid.uuid4().hex
-        return await self._ask(
-            messages.StockVectors(rid, prompts, dimensions, adapter, dict(headers))
-        )
-
-    async def _ask(self, call: messages.Stock) -> messages.StockAnswer:
         self._require_open()
         future: asyncio.Future[messages.StockAnswer] = asyncio.get_running_loop().create_future()
         self._stock[call.rid] = future

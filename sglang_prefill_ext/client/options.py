@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -80,22 +79,14 @@ DEFAULT_OPTIONS = Options()
 
 
 class Deadline:
-    """When a call must have its answer.
+    """When a call must have its answer: in `timeout_s` seconds from now, at any time if None."""
 
-    Args:
-        timeout_s: seconds from now; None for no deadline.
-        clock: seconds that never go back.
-    """
-
-    def __init__(
-        self, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock = clock
-        self._at = math.inf if timeout_s is None else clock() + timeout_s
+    def __init__(self, timeout_s: float | None) -> None:
+        self._at = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
     def left_s(self) -> float:
         """Seconds left; infinite without a deadline, at most 0 once it has passed."""
-        return self._at - self._clock()
+        return self._at - time.monotonic()
 
 
 RetryingT = TypeVar("RetryingT", Retrying, AsyncRetrying)

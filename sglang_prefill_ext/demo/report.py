@@ -9,8 +9,7 @@ from pathlib import Path as FilePath
 from rich.console import Console
 from rich.table import Table
 
-from sglang_prefill_ext.demo.client import PATHS, Path
-from sglang_prefill_ext.demo.measure import Ranking, Throughput
+from sglang_prefill_ext.demo.measure import PATHS, Path, Ranking, Throughput
 
 _SHOWN = 10
 _NUMBERS_WIDTH = 32  # characters that the columns of numbers take

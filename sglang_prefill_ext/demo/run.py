@@ -9,8 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from sglang_prefill_ext.demo.client import PATHS, ScoringClient
-from sglang_prefill_ext.demo.measure import Request, measure_throughput, rank_by_both
+from sglang_prefill_ext.demo.measure import (
+    PATHS,
+    Request,
+    ScoringClient,
+    measure_throughput,
+    rank_by_both,
+)
 from sglang_prefill_ext.demo.report import plot, show_costs, show_rankings, show_throughput
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.local_server import LocalServer

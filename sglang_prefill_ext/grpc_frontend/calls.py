@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.attach.messages import StockAnswer
+from sglang_prefill_ext.attach.messages import StockAnswer, StockScore, StockVectors
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import (
     EngineUnavailableError,
@@ -64,8 +65,8 @@ async def score(
             return _response(call, *await session.scoring.ask(call, options.scheduling))
     except StockPathTaken as stock:
         arguments = stock_arguments(stock.call or call)
-        answer = await session.stock_scores(arguments, options.headers())
-        return _stock_response(answer, stock.reason)
+        own = StockScore(uuid.uuid4().hex, arguments, options.headers())
+        return _stock_response(await session.ask(own), stock.reason)
 
 
 def _stock_response(answer: StockAnswer, reason: StockReason) -> pb.ScoreResponse:
@@ -113,8 +114,9 @@ async def vectors(
         left = stock.call or prompts
         plain = left.tolist() if isinstance(left, FlatRows) else left
         dimensions = question.dimensions or None
-        headers = options.headers()
-        answer = await session.stock_vectors(plain, dimensions, question.adapter, headers)
+        rid, headers = uuid.uuid4().hex, options.headers()
+        own = StockVectors(rid, plain, dimensions, question.adapter, headers)
+        answer = await session.ask(own)
         usage = pb.Usage(
             prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=stock.reason
         )

@@ -15,7 +15,6 @@ import sys
 import uvloop
 
 from sglang_prefill_ext.attach.connection import EngineConnection
-from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.grpc_frontend import transport
 from sglang_prefill_ext.grpc_frontend.server import Health, server_of
@@ -36,11 +35,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """
     metrics, health_of_engine = FrontendMetrics(), Health(settings.max_calls)
     collector = Collector("grpc_front_end")
-
-    def on_change(session: Session | None) -> None:
-        health_of_engine.show(session is not None)
-
-    engine = EngineConnection(settings.attach, metrics, collector, on_change)
+    engine = EngineConnection(
+        *(settings.attach, metrics, collector),
+        on_change=lambda session: health_of_engine.show(session is not None),
+    )
     service = PrefillService(lambda: engine.session)
     async with engine.running():
         tokens = transport.bearer_tokens(settings)

@@ -14,15 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
 Split = Literal["train", "test"]
 
-QUERY_TEMPLATE = "Query: {query}\n"
-ITEM_TEMPLATE = "Item: {item}\nRelevant:"
 YES_LABEL = " yes"
 NO_LABEL = " no"
 """The labels; each is a single token of every tokenizer that this package makes."""
@@ -127,12 +124,12 @@ def relevance(query: Query, item: Item) -> int:
 
 def query_part(query: str) -> str:
     """The shared front of a prompt; `/v1/score` takes it as `query`."""
-    return QUERY_TEMPLATE.format(query=query)
+    return f"Query: {query}\n"
 
 
 def item_part(item: str) -> str:
     """The end of a prompt, up to where a label follows; `/v1/score` takes it as an item."""
-    return ITEM_TEMPLATE.format(item=item)
+    return f"Item: {item}\nRelevant:"
 
 
 def _item(category: Category, rng: random.Random) -> Item:
@@ -141,7 +138,7 @@ def _item(category: Category, rng: random.Random) -> Item:
     }
     name = category.names[0]
     text = rng.choice(ITEM_PHRASES).format(category=name, **attributes)
-    return Item(text, name, MappingProxyType(attributes))
+    return Item(text, name, attributes)
 
 
 def _category_queries(category: Category) -> Iterator[Query]:
@@ -149,7 +146,7 @@ def _category_queries(category: Category) -> Iterator[Query]:
     for name, wanted_names in product(category.names, pairs):
         for values in product(*(_values(category, attribute) for attribute in wanted_names)):
             wanted = dict(zip(wanted_names, values, strict=True))
-            yield Query(_query_text(name, wanted), category.names[0], MappingProxyType(wanted))
+            yield Query(_query_text(name, wanted), category.names[0], wanted)
 
 
 def _query_text(name: str, wanted: Mapping[Attribute, str]) -> str:

@@ -51,7 +51,10 @@ def make_model(
             files that this function did not write.
     """
     directory = directory.expanduser().resolve()
-    spec = _check(preset, seed)
+    if preset not in PRESETS:
+        raise ModelSpecError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
+    if not 0 <= seed < 2**63:
+        raise ModelSpecError(f"seed is {seed}; give a whole number from 0 to 2**63 - 1")
     marker = {"preset": preset, "seed": seed, "version": __version__, "recipe": RECIPE}
     if _holds(directory, marker) and not force:
         return directory
@@ -59,7 +62,7 @@ def make_model(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
         built = Path(scratch) / "model"
-        _build(spec, built, seed, progress)
+        _build(PRESETS[preset], built, seed, progress)
         (built / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
         if directory.exists():
             shutil.rmtree(directory)
@@ -89,14 +92,6 @@ def _build(preset: Preset, directory: Path, seed: int, progress: Callable[[str],
     progress(f"writing {model.num_parameters():,} parameters")
     weights.save_model(model, directory)
     tokenizer.save_pretrained(directory, save_jinja_files=False)
-
-
-def _check(preset: str, seed: int) -> Preset:
-    if preset not in PRESETS:
-        raise ModelSpecError(f"unknown preset {preset!r}; choose one of {', '.join(PRESETS)}")
-    if not 0 <= seed < 2**63:
-        raise ModelSpecError(f"seed is {seed}; give a whole number from 0 to 2**63 - 1")
-    return PRESETS[preset]
 
 
 def _holds(directory: Path, marker: Mapping[str, object]) -> bool:

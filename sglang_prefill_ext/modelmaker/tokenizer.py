@@ -67,7 +67,12 @@ def train_tokenizer(
     answers = chain.from_iterable(repeat(_ANSWERS, _ANSWER_LINES if reranker else 0))
     bpe.train_from_iterator(chain(corpus.lines(), answers), trainer)
     if token_types:
-        bpe.post_processor = _encoder_frame(bpe, token_types - 1)
+        second = token_types - 1
+        bpe.post_processor = processors.TemplateProcessing(
+            single=f"{TURN_START} $A {TURN_END}",
+            pair=f"{TURN_START} $A {TURN_END} $B:{second} {TURN_END}:{second}",
+            special_tokens=[(token, bpe.token_to_id(token)) for token in (TURN_START, TURN_END)],
+        )
     template = RERANKER_TEMPLATE if reranker else CHAT_TEMPLATE
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -82,14 +87,6 @@ def train_tokenizer(
     if not token_types:
         label_ids(tokenizer)
     return tokenizer
-
-
-def _encoder_frame(bpe: Tokenizer, second: int) -> processors.TemplateProcessing:
-    return processors.TemplateProcessing(
-        single=f"{TURN_START} $A {TURN_END}",
-        pair=f"{TURN_START} $A {TURN_END} $B:{second} {TURN_END}:{second}",
-        special_tokens=[(token, bpe.token_to_id(token)) for token in (TURN_START, TURN_END)],
-    )
 
 
 def label_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, int]:

@@ -95,15 +95,11 @@ class Report:
         return [*self.version_mismatches, *(m for e in self.entries for m in e.mismatches)]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "supported_sglang": SUPPORTED_SGLANG,
-            "versions": self.versions,
-            "patches": [entry.to_json() for entry in self.patches],
-            "uses": [entry.to_json() for entry in self.uses],
-            "libraries": [entry.to_json() for entry in self.libraries],
-            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
-        }
+        of_release = {"supported_sglang": SUPPORTED_SGLANG, "versions": self.versions}
+        checked = {"patches": self.patches, "uses": self.uses, "libraries": self.libraries}
+        listed = {name: [each.to_json() for each in entries] for name, entries in checked.items()}
+        mismatches = [asdict(mismatch) for mismatch in self.mismatches]
+        return {"ok": self.ok, **of_release, **listed, "mismatches": mismatches}
 
 
 def diagnose(
@@ -167,13 +163,8 @@ def _render_entries(
     shown = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status])
     console.print(f"{title}: {shown or 'none can be imported here'}", highlight=False)
     listed = [entry for entry in entries if everything or entry.status is not Status.OK]
-    if listed:
-        console.print(_table(title, detail, listed))
-
-
-def _table(title: str, detail: str, entries: Sequence[Entry]) -> Table:
     table = Table(title, "status", detail, "group", Column("target", overflow="fold"))
-    for entry in entries:
+    for entry in listed:
         checked, style = entry.checked, _STYLES[entry.status]
         if isinstance(checked, Patch):
             what, groups = str(checked.kind), [checked.group]
@@ -181,7 +172,8 @@ def _table(title: str, detail: str, entries: Sequence[Entry]) -> Table:
             what, groups = "\n".join(entry.used_by), [*checked.groups]
         status = f"[{style}]{entry.status}[/]"
         table.add_row(checked.id, status, what, "\n".join(groups), checked.target)
-    return table
+    if listed:
+        console.print(table)
 
 
 def main(*, json_output: bool, everything: bool) -> int:

@@ -38,13 +38,6 @@ _MODELS = _sglang(
     qwen3_moe.Qwen3MoeModel
     stablelm.StableLMEpochModel
     starcoder2.Starcoder2Model
-    """,
-    "srt.models.",
-)
-"""Those whose layers packed forwards run."""
-
-_VECTOR_MODELS = _sglang(
-    """
     bert.BertForSequenceClassification
     bert.BertModel
     llama.LlamaForCausalLM
@@ -59,7 +52,7 @@ _VECTOR_MODELS = _sglang(
     """,
     "srt.models.",
 )
-"""Those that packed forwards run with their pooling and heads."""
+"""Those whose layers packed forwards run, the last ones with their pooling and heads."""
 
 _SCHEDULER = _sglang("""
     srt.configs.model_config.ModelConfig
@@ -86,7 +79,9 @@ _SCHEDULER = _sglang("""
     srt.runtime_context._ConfigBag
     utils.TypeBasedDispatcher
 """)
-_FRONTEND = _sglang("""
+HANDED: Mapping[Group, tuple[str, ...]] = {
+    Group.SCHEDULER: (*_SCHEDULER, *_MODELS),
+    Group.FRONTEND: _sglang("""
     srt.configs.model_config.ModelConfig
     srt.entrypoints.http_server.serve_generate_request
     srt.lora.lora_registry.LoRARegistry
@@ -97,16 +92,12 @@ _FRONTEND = _sglang("""
     srt.utils.aio_rwlock.RWLock
     srt.utils.request_logger.RequestLogger
     utils.TypeBasedDispatcher
-""")
-_DP_CONTROLLER = _sglang("""
+"""),
+    Group.DP_CONTROLLER: _sglang("""
     srt.managers.data_parallel_controller.DPBudget
     srt.managers.load_snapshot.LoadSnapshot
     utils.TypeBasedDispatcher
-""")
-HANDED: Mapping[Group, tuple[str, ...]] = {
-    Group.SCHEDULER: (*_SCHEDULER, *_MODELS, *_VECTOR_MODELS),
-    Group.FRONTEND: _FRONTEND,
-    Group.DP_CONTROLLER: _DP_CONTROLLER,
+"""),
 }
 """Group -> functions that its hooks get from SGLang, and classes of objects that they get."""
 

@@ -43,14 +43,15 @@ def load(path: Path = PATH) -> tuple[Use, ...]:
 
 def dump(uses: Iterable[Use]) -> str:
     """The text of a lock: a line a use, sorted by target."""
-    ordered = sorted(uses, key=lambda use: use.target)
-    lines = (f" {json.dumps(use.target)}: {json.dumps(_entry(use))}" for use in ordered)
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _entry(use: Use) -> dict[str, Any]:
     names = ("kind", "groups", "signature", "body", "members")
-    return {name: fact for name in names if (fact := getattr(use, name))}
+    ordered = sorted(uses, key=lambda use: use.target)
+    facts = ({name: fact for name in names if (fact := getattr(use, name))} for use in ordered)
+    return _text(zip((use.target for use in ordered), facts, strict=True))
+
+
+def _text(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    lines = (f" {json.dumps(name)}: {json.dumps(facts)}" for name, facts in entries)
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def build(
@@ -201,7 +202,7 @@ def _uses_of_library(target: str, read: _Read, old: Path) -> list[Use]:
 def changed(patches: Sequence[Patch] = PATCHES) -> str:
     """The text of the lock of changes: a line a patch, with the installed release's body added."""
     release = guard.installed_version() or ""
-    lines = []
+    entries = []
     for patch in patches:
         if inspect.isfunction(target := source.find(patch.target)):
             body = source.fingerprint(source.source_of(target))
@@ -209,8 +210,8 @@ def changed(patches: Sequence[Patch] = PATCHES) -> str:
                 "signature": source.signature_text(target),
                 "fingerprints": {**patch.fingerprints, release: body},
             }
-            lines.append(f" {json.dumps(patch.id)}: {json.dumps(facts)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+            entries.append((patch.id, facts))
+    return _text(entries)
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import psutil
 
@@ -16,11 +15,9 @@ class Startup:
 
     Args:
         begun_s: when the process began, in Unix time.
-        clock: returns the Unix time.
     """
 
-    def __init__(self, begun_s: float, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, begun_s: float) -> None:
         self._begun_s = self._last_s = begun_s
         self._stages: dict[str, float] = {}
 
@@ -28,7 +25,7 @@ class Startup:
         """Note that a stage has ended now; one that comes again counts its first time only."""
         if stage in self._stages:
             return
-        now_s = self._clock()
+        now_s = time.time()
         self._stages[stage] = max(now_s - self._last_s, 0.0)
         self._last_s = now_s
 

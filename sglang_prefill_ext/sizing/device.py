@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.model import ModelShape
@@ -41,8 +40,7 @@ class Device:
     traffic_reached: float = TRAFFIC_REACHED
 
     def __post_init__(self) -> None:
-        wanted = ("tflops", "gb_s", "memory_gb", "link_gb_s")
-        for name in wanted:
+        for name in ("tflops", "gb_s", "memory_gb", "link_gb_s"):
             if not getattr(self, name) > 0:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} {getattr(self, name):g}: give a number above 0.")
@@ -93,14 +91,12 @@ class Device:
         return cls(tflops, UNBOUNDED, UNBOUNDED, link_gb_s, link_us, launch_ms, 1.0, 1.0)
 
 
-DEVICES: Mapping[str, Device] = MappingProxyType(
-    {
-        "h100-sxm": Device(989, 3350, 80, link_gb_s=360, link_us=8),
-        "h100-pcie": Device(756, 2000, 80, link_gb_s=40, link_us=25),
-        "h200": Device(989, 4800, 141, link_gb_s=360, link_us=8),
-        "l40s": Device(362, 864, 48, link_gb_s=20, link_us=25),
-    }
-)
+DEVICES: Mapping[str, Device] = {
+    "h100-sxm": Device(989, 3350, 80, link_gb_s=360, link_us=8),
+    "h100-pcie": Device(756, 2000, 80, link_gb_s=40, link_us=25),
+    "h200": Device(989, 4800, 141, link_gb_s=360, link_us=8),
+    "l40s": Device(362, 864, 48, link_gb_s=20, link_us=25),
+}
 """Peaks are those of NVIDIA's data sheets, without sparsity. Links are estimates: of the 450 GB/s
 each way of NVLink 4, and of 64 and 32 of PCIe 5 and 4 with 16 lanes, an all-reduce reaches less."""
 

@@ -145,10 +145,10 @@ def gaps(stock: Matrix, packed: Matrix, *, vectors: bool) -> Matrix:
     sizes = np.where(np.isfinite(stock), np.abs(stock), 0.0)
     if vectors:
         lengths = np.maximum(1.0, np.linalg.norm(sizes, axis=1, keepdims=True))
-        distances: Matrix = np.linalg.norm(apart, axis=1, keepdims=True) / lengths
-        return distances
-    relative: Matrix = apart / np.maximum(1.0, sizes / LARGE_LOGPROB)
-    return relative
+        found: Matrix = np.linalg.norm(apart, axis=1, keepdims=True) / lengths
+    else:
+        found = apart / np.maximum(1.0, sizes / LARGE_LOGPROB)
+    return found
 
 
 def tolerance_of(dtype: str, *, quantised: bool, vectors: bool, noise: float = 0.0) -> Tolerance:

@@ -107,9 +107,7 @@ def _request(shape: Shape, forward: int, executor: CompilingExecutor, room: int)
     prefix = min(shape.prefix, room)
     if executor.longest_prompt is not None:
         prefix = min(prefix, executor.longest_prompt - 1)
-    return PackedRows(
-        np.zeros(tokens, np.int32),
-        prefix,
-        int_array([1] * (tokens - prefix)),
-        Vectors(executor.vector_width) if executor.vector_width else Labels(int_array([0])),
-    )
+    width = executor.vector_width
+    read = Vectors(width) if width else Labels(int_array([0]))
+    ids, suffixes = np.zeros(tokens, np.int32), int_array([1] * (tokens - prefix))
+    return PackedRows(ids, prefix, suffixes, read)

@@ -54,20 +54,14 @@ def known_requests(
     """
     tokens = max(1, min(MOST_TOKENS, 3 * max_tokens // 4, 3 * longest_prompt // 2))
     labels = np.unique(np.linspace(0, vocab_size - 1, LABELS).astype(np.int32))
+    read = Vectors(vector_width) if vector_width else Labels(labels)
     random = np.random.default_rng(_SEED)
     requests = []
     for most_prefix, most_suffixes in _SHAPES:
         prefix = most_prefix * tokens // MOST_TOKENS
         suffixes = [max(1, most * tokens // MOST_TOKENS) for most in most_suffixes]
         ids = random.integers(vocab_size, size=prefix + sum(suffixes), dtype=np.int32)
-        requests.append(
-            PackedRows(
-                ids,
-                prefix,
-                int_array(suffixes),
-                Vectors(vector_width) if vector_width else Labels(labels),
-            )
-        )
+        requests.append(PackedRows(ids, prefix, int_array(suffixes), read))
     return requests
 
 

@@ -20,7 +20,7 @@ from sglang_prefill_ext.fleet.ray_serve.autoscaling import TOKENS
 from sglang_prefill_ext.fleet.ray_serve.launch import Launch
 from sglang_prefill_ext.fleet.replica import BEAT_S, Replica, http_session
 from sglang_prefill_ext.local_server import LocalServer
-from sglang_prefill_ext.process.tethered import tethered
+from sglang_prefill_ext.process.children import tethered
 
 logger = logging.getLogger("ray.serve")
 

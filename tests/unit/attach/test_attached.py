@@ -24,7 +24,13 @@ import zmq
 from sglang_prefill_ext.attach import messages
 from sglang_prefill_ext.attach.broker import Broker
 from sglang_prefill_ext.attach.connection import EngineConnection
-from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError
+from sglang_prefill_ext.attach.messages import (
+    Stock,
+    StockAnswer,
+    StockError,
+    StockScore,
+    StockVectors,
+)
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
@@ -215,7 +221,7 @@ async def test_an_engine_that_goes_ends_its_calls_and_one_that_comes_takes_new_o
             assert await connection.wait_attached(60)
             session = connection.session
             packed = asyncio.ensure_future(ask(session))
-            stock = asyncio.ensure_future(session.stock_scores({}, {}))
+            stock = asyncio.ensure_future(session.ask(StockScore("s", {}, {})))
             await until(lambda: engine.link.sent and engine.stock_calls)
         for asking in (packed, stock):
             with pytest.raises(EngineUnavailableError, match="Try again"):
@@ -328,7 +334,7 @@ async def test_an_answer_that_cannot_be_read_ends_its_own_call_only(path: Path) 
         await until(lambda: engine.link.sent)
         engine.stock_outcome = StockAnswer("", numbers, 7)
         with pytest.raises(PackedForwardError, match="what cannot be read"):
-            await asyncio.wait_for(session.stock_scores({}, {}), 60)
+            await asyncio.wait_for(session.ask(StockScore("s", {}, {})), 60)
         assert connection.session is session
         ((rid, _),) = engine.link.sent
         engine.exchange.deliver(rid, stub_answer(values=[0.0] * 4))
@@ -347,7 +353,7 @@ async def test_a_call_of_the_engine_that_has_no_answer_fails(path: Path, outcome
     engine.serve_stock = serve_stock  # type: ignore[method-assign]
     async with attached(engine, path) as (_, connection, _):
         with pytest.raises(PackedForwardError, match=r"OSError: raises|cannot be sent"):
-            await asyncio.wait_for(connection.session.stock_scores({}, {}), 60)
+            await asyncio.wait_for(connection.session.ask(StockScore("s", {}, {})), 60)
         assert (await ask(connection.session)).status == "ok"
 
 
@@ -536,7 +542,7 @@ async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path:
     async with attached(engine, path) as (_, connection, _):
         session = connection.session
         engine.stock_outcome = StockAnswer("", [[0.5, 0.25]], 7)
-        found = await session.stock_vectors(["a"], 8, "tuned", {"x": "y"})
+        found = await session.ask(StockVectors("v", ["a"], 8, "tuned", {"x": "y"}))
         assert (found.rows, found.prompt_tokens) == ([[0.5, 0.25]], 7)
         for status, error in (
             (400, RequestError),
@@ -547,10 +553,10 @@ async def test_a_call_that_is_the_engines_own_is_answered_or_ends_as_there(path:
         ):
             engine.stock_outcome = StockError("", status, "so it goes", 1.5, field="items")
             with pytest.raises(error, match="so it goes") as caught:
-                await session.stock_scores({"query": "q"}, {})
+                await session.ask(StockScore("s", {"query": "q"}, {}))
             assert getattr(caught.value, "field", "items") == "items"
         engine.stock_outcome = None
-        asking = asyncio.ensure_future(session.stock_scores({}, {}))
+        asking = asyncio.ensure_future(session.ask(StockScore("s", {}, {})))
         calls = len(engine.stock_calls)
         await until(lambda: len(engine.stock_calls) > calls)
         asking.cancel()

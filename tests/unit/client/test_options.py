@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -56,9 +57,10 @@ def test_a_timeout_may_be_short() -> None:
     assert Options(timeout_s=0.001).timeout_s == 0.001
 
 
-def test_time_runs_out() -> None:
+def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 101.0, 106.0])
-    deadline = Deadline(5, lambda: next(clock))
+    monkeypatch.setattr("sglang_prefill_ext.client.options.time.monotonic", lambda: next(clock))
+    deadline = Deadline(5)
     assert [deadline.left_s(), deadline.left_s()] == [4.0, -1.0]
 
 
@@ -79,9 +81,10 @@ class Time:
 def attempts(retries: Retries, error: PrefillExtError, timeout_s: float | None = None) -> Time:
     """Fail always; return what was slept."""
     time = Time()
-    retrying = retries.retrying(Retrying, Deadline(timeout_s, time))
-    with pytest.raises(type(error)) as raised:
-        retrying.copy(sleep=time.slept.append)(_failing(error))
+    with patch("sglang_prefill_ext.client.options.time.monotonic", time):
+        retrying = retries.retrying(Retrying, Deadline(timeout_s)).copy(sleep=time.slept.append)
+        with pytest.raises(type(error)) as raised:
+            retrying(_failing(error))
     assert raised.value is error
     return time
 

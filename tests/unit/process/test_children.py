@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_prefill_ext.process.children import module_command
+from tests.integration.client import wait_until
 
 ROOT = Path(__file__).parents[3]
 SERVICER = "sglang_prefill_ext.grpc_frontend.servicer"
@@ -39,3 +41,42 @@ def test_a_directory_that_is_gone_is_no_checkout(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert module_command("m") == [sys.executable, "-P", "-m", "m"]
+
+
+PARENT = """
+import subprocess, sys
+from sglang_prefill_ext.process.children import tethered
+child = subprocess.Popen(tethered([sys.executable, *sys.argv[1:]]), stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+CHILD = "print('ready', flush=True); import time; time.sleep(600)"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_command_ends_with_who_started_it(end: signal.Signals) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", PARENT, "-c", CHILD]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert alive(child)
+        parent.send_signal(end)
+        parent.wait()
+    wait_until(lambda: not alive(child))
+
+
+def test_a_command_does_not_start_where_its_parent_has_gone(tmp_path: Path) -> None:
+    module = "sglang_prefill_ext.process.children"
+    made = tmp_path / "made"
+    code = f"open({str(made)!r}, 'w')"
+    subprocess.run(module_command(module, "1", sys.executable, "-c", code), check=True)
+    assert not made.exists()
