@@ -68,7 +68,6 @@ ITEM_PHRASES = (
 )
 
 Attribute = Literal["brand", "colour", "material", "size", "use"]
-ATTRIBUTES: tuple[Attribute, ...] = ("brand", "colour", "material", "size", "use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +132,17 @@ def item_part(item: str) -> str:
 
 
 def _item(category: Category, rng: random.Random) -> Item:
-    attributes: dict[Attribute, str] = {
-        name: rng.choice(_values(category, name)) for name in ATTRIBUTES
-    }
+    attributes = {name: rng.choice(values) for name, values in _choices(category).items()}
     name = category.names[0]
     text = rng.choice(ITEM_PHRASES).format(category=name, **attributes)
     return Item(text, name, attributes)
 
 
 def _category_queries(category: Category) -> Iterator[Query]:
-    pairs = [pair for size in (1, 2) for pair in combinations(ATTRIBUTES, size)]
+    choices = _choices(category)
+    pairs = [pair for size in (1, 2) for pair in combinations(choices, size)]
     for name, wanted_names in product(category.names, pairs):
-        for values in product(*(_values(category, attribute) for attribute in wanted_names)):
+        for values in product(*(choices[attribute] for attribute in wanted_names)):
             wanted = dict(zip(wanted_names, values, strict=True))
             yield Query(_query_text(name, wanted), category.names[0], wanted)
 
@@ -157,15 +155,14 @@ def _query_text(name: str, wanted: Mapping[Attribute, str]) -> str:
     return " ".join([*adjectives, name, *tail])
 
 
-def _values(category: Category, attribute: Attribute) -> tuple[str, ...]:
-    tables: dict[Attribute, tuple[str, ...]] = {
+def _choices(category: Category) -> dict[Attribute, tuple[str, ...]]:
+    return {
         "brand": BRANDS,
         "colour": COLOURS,
         "material": category.materials,
         "size": SIZES,
         "use": category.uses,
     }
-    return tables[attribute]
 
 
 def ndcg(relevance: Sequence[float], k: int) -> float:

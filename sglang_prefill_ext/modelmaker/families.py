@@ -1,12 +1,37 @@
-"""Model families that differ from each other only in their architecture: pure data."""
+"""What a model family is, and those that have no experts: pure data."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from sglang_prefill_ext.modelmaker.family import MULTIPLIERS, SLIDING, Family
-from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
+MULTIPLIERS = {
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 1.5,
+    "logits_scaling": 1.25,
+}
+"""Of Granite. None is 1, or what it would be unless given, so that a forgotten one shows."""
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+WINDOW = 32
+"""Tokens; short enough that ordinary test prompts are longer than the sliding window."""
+SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+class Family(NamedTuple):
+    """One architecture in the shape that all families have here.
+
+    Attributes:
+        summary: one line for people.
+        model_type: the Hugging Face architecture name.
+        more: configuration arguments beside the common shape.
+    """
+
+    summary: str
+    model_type: str
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+DENSE: Mapping[str, Family] = MappingProxyType(
     {
         "qwen2": Family("Qwen2 family", "qwen2"),
         "qwen3": Family("Qwen3 family", "qwen3"),
@@ -48,6 +73,5 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             "gemma3_text",
             {**SLIDING, "query_pre_attn_scalar": 32, "tie_word_embeddings": True},
         ),
-        **MIXTURES,
     }
 )

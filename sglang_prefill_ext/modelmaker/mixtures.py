@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sglang_prefill_ext.modelmaker.family import MULTIPLIERS, SLIDING, Family
+from sglang_prefill_ext.modelmaker.families import MULTIPLIERS, SLIDING, Family
 
 _TWO_OF_FOUR = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _NARROW_TWO_OF_FOUR = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}

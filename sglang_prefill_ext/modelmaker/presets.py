@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sglang_prefill_ext.modelmaker.families import FAMILIES
-from sglang_prefill_ext.modelmaker.family import WINDOW
+from sglang_prefill_ext.modelmaker.families import DENSE, WINDOW
+from sglang_prefill_ext.modelmaker.mixtures import MIXTURES
 
 VOCABULARY = 8_000
 """Tokens of every tokenizer, and of every model but `qwen3-0.6b`, which keeps its true size."""
@@ -89,6 +89,8 @@ ENCODERS: Mapping[str, Preset] = {
     "xlm-roberta": _encoder("XLM-RoBERTa, an embedding of the first token", "xlm-roberta"),
     "xlm-roberta-reranker": _encoder("XLM-RoBERTa, a cross encoder", "xlm-roberta", 1),
 }
+
+FAMILIES = {**DENSE, **MIXTURES}
 
 _THREE = "with a head of three classes"
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from bench.gate import TOLERANCE as TOLERANCES
 from bench.gate import largest_logprob_difference
-from sglang_prefill_ext.modelmaker.families import FAMILIES
-from sglang_prefill_ext.modelmaker.presets import ENCODERS
+from sglang_prefill_ext.modelmaker.presets import ENCODERS, FAMILIES
 from tests.integration.own_server import run_script
 from tests.integration.parity import TOLERANCE
 
