@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
+import psutil
+
 from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.process.children import module_command
 
@@ -38,6 +40,7 @@ _PORTS = range(20_000, 32_000)
 _PORT_TRIES = 100
 _POLL_S = 0.25
 _REAP_S = 5.0
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _HEALTH_TIMEOUT_S = 30.0
 
 
@@ -284,15 +287,11 @@ def _temporary_log() -> Path:
 def _group_members(group: int) -> list[int]:
     """Living processes of a process group; a zombie has ended and does not count."""
     members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The command name is in parentheses and may hold anything, so split after it.
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:  # it ended while we looked
-            continue
-        if int(pgrp) == group and state not in "ZX":
-            members.append(int(stat.parent.name))
-    return sorted(members)
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has just ended
+            if os.getpgid(pid) == group and psutil.Process(pid).status() not in _ENDED:
+                members.append(pid)
+    return members
 
 
 def _signal_group(group: int | None, number: signal.Signals) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from grpc_status import rpc_status
@@ -46,9 +47,7 @@ class PrefillService:
     async def ScoreStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScoreRequest], context: Any
     ) -> AsyncIterator[pb.ScoreResponse]:
-        async def serve(request: pb.ScoreRequest) -> pb.ScoreResponse:
-            return await self._score(request, context)
-
+        serve = partial(self._score, context=context)
         async with aclosing(in_order(_whole(requests), serve, at_a_time=_AT_A_TIME)) as answers:
             while (answer := await _answer(context, anext(answers, None))) is not None:
                 yield answer

@@ -44,9 +44,10 @@ def load(path: Path = PATH) -> tuple[Use, ...]:
 def dump(uses: Iterable[Use]) -> str:
     """The text of a lock: a line a use, sorted by target."""
     names = ("kind", "groups", "signature", "body", "members")
-    ordered = sorted(uses, key=lambda use: use.target)
-    facts = ({name: fact for name in names if (fact := getattr(use, name))} for use in ordered)
-    return _text(zip((use.target for use in ordered), facts, strict=True))
+    return _text(
+        (use.target, {name: fact for name in names if (fact := getattr(use, name))})
+        for use in sorted(uses, key=lambda use: use.target)
+    )
 
 
 def _text(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
