@@ -27,8 +27,7 @@ OTHER_RELEASE = (
 )
 _REINSTALL = "reinstall sglang-prefill-ext; its own code cannot be loaded"
 _LIBRARY = "leave --prefill-only-attention at auto, fused or merge, which need no library"
-_LOOK = "nothing to do now; compare the two bodies before adding the fingerprint to the table"
-_LOOK_AND_LOCK = "nothing to do now; compare the two bodies before renewing the lock of uses"
+_LOOK = "nothing to do now; compare the two bodies before renewing the lock"
 
 
 def installed_version(distribution: str = "sglang") -> str | None:
@@ -93,7 +92,7 @@ def check_body(use: Use) -> list[Mismatch]:
     found = source.fingerprint(source.source_of(source.find(use.target))) if use.body else ""
     if found.startswith(use.body):
         return []
-    return [_drifted(use, f"{use.body[:12]} (locked)", found, _LOOK_AND_LOCK)]
+    return [_drifted(use, f"{use.body[:12]} (locked)", found)]
 
 
 def check_library(use: Use) -> list[Mismatch] | None:
@@ -154,7 +153,7 @@ def _check_target(patch: Patch) -> Iterator[Mismatch]:
     body, known = source.fingerprint(source.source_of(target)), patch.fingerprints
     if known and body not in known.values():
         expected = ", ".join(f"{digest[:12]} ({seen})" for seen, digest in known.items())
-        yield _drifted(patch, expected, body, _LOOK)
+        yield _drifted(patch, expected, body)
 
 
 def _check_hook(patch: Patch) -> Iterator[Mismatch]:
@@ -181,6 +180,5 @@ def _differs(
     return Mismatch(checked.id, checked.target, aspect, expected, found, remedy)
 
 
-def _drifted(checked: Patch | Use, expected: str, found: str, remedy: str) -> Mismatch:
-    changed = _differs(checked, Aspect.BODY, expected, found[:12], remedy)
-    return replace(changed, blocking=False)
+def _drifted(checked: Patch | Use, expected: str, found: str) -> Mismatch:
+    return replace(_differs(checked, Aspect.BODY, expected, found[:12], _LOOK), blocking=False)
