@@ -81,9 +81,9 @@ def test_what_is_kept_by_hand_is_in_the_lock() -> None:
 def test_a_reason_is_for_one_use() -> None:
     section = PAGE.read_text().split("## Used, not changed")[1].split("\n## ")[0]
     names = re.findall(r"^\| `(\S+)` \| .+ \|$", section, re.MULTILINE)
-    given = [name if name.startswith("sglang.") else f"sglang.srt.{name}" for name in names]
-    assert given
-    assert sorted({*given} & {use.target for use in USES}) == sorted(given)
+    locked = {use.target.removeprefix("sglang.srt.") for use in (*USES, *LIBRARY_USES)}
+    assert names
+    assert sorted({*names} & locked) == sorted(names)
 
 
 @pytest.mark.parametrize(
