@@ -26,7 +26,7 @@ class Device:
         link_gb_s: what an all-reduce reaches on the link, in 10^9 bytes a second each way.
         link_us: microseconds of one exchange over the link, however small.
         launch_ms: milliseconds that every forward takes beside its arithmetic, while nothing is
-            computed. None: launches overlap with arithmetic and take what `host_cost` says.
+            computed. None: launches overlap with arithmetic and take what `Serving.launch_s` says.
         arithmetic_reached, traffic_reached: share of each peak that a forward reaches.
     """
 
