@@ -83,7 +83,7 @@ def scored_of(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored
     )
     token_logprobs = None
     if call.return_token_logprobs:  # of which SGLang shows none for extraction tokens
-        token_logprobs = [] if setwise else logprob_rows(values, rows.read)
+        token_logprobs = [] if setwise else label_rows(values, rows.read)
     shown = scores_by_item(scores, rows) if setwise else scores
     return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)
 
@@ -93,7 +93,7 @@ def scores_from_values(
 ) -> Matrix:
     """Return `flat_scores` as one list a row, in the order of its labels."""
     flat = flat_scores(values, read, apply_softmax=apply_softmax, temperature=temperature)
-    return _matrix(flat, read)
+    return label_rows(flat, read)
 
 
 def flat_scores(
@@ -117,11 +117,6 @@ def flat_scores(
     return np.concatenate([_softmax(row, temperature) for row in rows])
 
 
-def logprob_rows(values: Float32Array, read: Read) -> Matrix:
-    """Return the label log-probs (natural log), one list a row."""
-    return _matrix(values, read)
-
-
 def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
     """Return a matrix ``[anchors, labels]`` for every item, of the scores of all anchors."""
     is_anchor = rows.read.lens_of(0, rows.num_reads) > 0
@@ -129,8 +124,8 @@ def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
     return [scores[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def _matrix(values: NDArray[Any], read: Read) -> Matrix:
-    """Flat label values as one list a row."""
+def label_rows(values: NDArray[Any], read: Read) -> Matrix:
+    """Return the values of labels, such as log-probs (natural log), as one list a row."""
     rows = read.by_read(values)
     if isinstance(rows, np.ndarray):  # in few steps: a fifth of the time of one for each row
         return table_rows(rows)

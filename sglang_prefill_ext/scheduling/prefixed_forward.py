@@ -55,9 +55,12 @@ class PrefixedForward:
         try:
             # What is matched cannot be evicted for others: so all match before any reserves.
             begun = [] if cache is None else [job for job in jobs if self._begin(job, cache)]
-            self._reserve(begun)
-            pieces = [self._behind_cached(job) for job in jobs]
-            self.plan = plan_forward(pieces)
+            for job in begun:
+                transaction = self._of(job)
+                assert transaction is not None, "it was begun"
+                if not transaction.reserve(whole=job.divided) and job.divided:
+                    raise NoRoomError(job)
+            self.plan = plan_forward([self._behind_cached(job) for job in jobs])
         except Exception:
             self.rollback()
             raise
@@ -138,13 +141,6 @@ class PrefixedForward:
     def _add(self, key: _Key, transaction: PrefixTransaction) -> None:
         self._transactions[key] = transaction
         self.num_cached += transaction.cached
-
-    def _reserve(self, begun: Sequence[Job]) -> None:
-        for job in begun:
-            transaction = self._of(job)
-            assert transaction is not None, "it was begun"
-            if not transaction.reserve(whole=job.divided) and job.divided:
-                raise NoRoomError(job)
 
     def _behind_cached(self, job: Job) -> Piece:
         transaction = None if job.large else self._of(job)

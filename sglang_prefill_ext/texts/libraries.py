@@ -158,10 +158,6 @@ class TokenizerCopy:
         texts: list[str] = self._tokenizer.decode_batch(list(rows), skip_special_tokens=False)
         return texts
 
-    def agrees_on(self, probes: Mapping[str, list[int]]) -> bool:
-        """Whether the copy makes the same ids of texts as the original did."""
-        return self.encode(list(probes)) == list(probes.values())
-
 
 def faithful_copy(json: str, probes: Mapping[str, list[int]]) -> TokenizerCopy | None:
     """Return a copy that agrees with the original; None if there is none.
@@ -172,4 +168,4 @@ def faithful_copy(json: str, probes: Mapping[str, list[int]]) -> TokenizerCopy |
     if not json:
         return None
     copy = TokenizerCopy(json)
-    return copy if copy.agrees_on(probes) else None
+    return copy if copy.encode(list(probes)) == list(probes.values()) else None
