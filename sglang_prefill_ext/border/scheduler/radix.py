@@ -56,20 +56,14 @@ class RadixTransaction:
         kept = max(self.cached, min(self._commit_tokens, len(self.slots)))
         try:
             if kept > self.cached:
-                self._insert(kept)
-        finally:
+                # A duplicate that another request inserted meanwhile is freed by the tree.
+                key, slots = self._key[:kept], self.slots[:kept]
+                self._tree.insert(InsertParams(key=key, value=slots, prev_prefix_len=self.cached))
+        finally:  # should it raise, the slots stay the tree's own, as it may have some
             self._let_go(kept)
 
     def rollback(self) -> None:
         self._let_go(self.cached)
-
-    def _insert(self, kept: int) -> None:
-        """Give the tree slots; should it raise, they stay its own, as it may have some."""
-        # A duplicate that another request inserted meanwhile is freed by the tree.
-        params = InsertParams(
-            key=self._key[:kept], value=self.slots[:kept], prev_prefix_len=self.cached
-        )
-        self._tree.insert(params)
 
     def _let_go(self, kept: int) -> None:
         if len(self.slots) > kept:
