@@ -16,15 +16,18 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.answers import Scored, in_parts
 from sglang_prefill_ext.frontend.options import Int64
-from sglang_prefill_ext.frontend.overrides.override_body import (
+from sglang_prefill_ext.frontend.score.body_forms import (
+    ARRAYS_MARK,
     DECISION_MARK,
     SCORE_MARK,
     BodyOverrides,
+    IdsForm,
+    RowsForm,
+    arrays_of,
+    put_lists,
     take_decision_overrides,
     take_score_overrides,
 )
-from sglang_prefill_ext.frontend.score.array_body import MARK as ARRAYS_MARK
-from sglang_prefill_ext.frontend.score.array_body import IdsForm, RowsForm, arrays_of, put_lists
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 
 _Take: TypeAlias = Callable[[dict[str, Any], PrefillOnlyConfig], BodyOverrides | None]
