@@ -152,7 +152,6 @@ class Completion(Protocol):
 
     def wait(self) -> Float32Array:
         """Block until the forward is done; return its label values, float32, row by row."""
-        ...
 
 
 class Executor(Protocol):
@@ -161,12 +160,10 @@ class Executor(Protocol):
     @property
     def asynchronous(self) -> bool:
         """Whether `launch` returns before the forward is done; the same on every rank."""
-        ...
 
     @property
     def causal(self) -> bool:
         """Whether prompts can share a prefix, because its tokens do not see what follows."""
-        ...
 
     def launch(
         self,
@@ -179,7 +176,6 @@ class Executor(Protocol):
         Args:
             held, stores: see `PrefixedForward`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ class Encoder(Protocol):
     @property
     def name(self) -> str:
         """The library, as `--prefill-only-tokenizer` names it."""
-        ...
 
     def rows(self, texts: Sequence[str]) -> FlatRows:
         """Encode texts without the special tokens around them, one row a text.
@@ -29,11 +28,9 @@ class Encoder(Protocol):
         Raises:
             Exception: whatever the library raises of a text that it cannot read.
         """
-        ...
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of ids, special tokens included."""
-        ...
 
 
 def flat(ids: Sequence[Sequence[int]]) -> FlatRows:
