@@ -10,9 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_prefill_ext.frontend.score.score_call import (
-    ScoreCall,
-)
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.wire.arrays import Float32Array, Int32Array
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import Read
@@ -24,10 +22,6 @@ _AT_A_TIME = 1 << 16
 
 ROWS_AT_A_TIME = 16
 """Rows of an answer, of up to as many numbers as the vocabulary is large."""
-
-_ENCODER = msgspec.json.Encoder()
-
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +150,4 @@ def in_parts(rows: Sequence[Any], at_a_time: int = ROWS_AT_A_TIME) -> Any:
     if len(rows) <= at_a_time:
         return rows
     parts = (rows[start : start + at_a_time] for start in range(0, len(rows), at_a_time))
-    return msgspec.Raw(b"[%s]" % b",".join(_ENCODER.encode(part)[1:-1] for part in parts))
+    return msgspec.Raw(b"[%s]" % b",".join(msgspec.json.encode(part)[1:-1] for part in parts))

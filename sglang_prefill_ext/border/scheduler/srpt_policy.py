@@ -9,12 +9,7 @@ from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_prefill_ext.border.activation import config_of
-from sglang_prefill_ext.scheduling.stock_order import (
-    POLICY,
-    Prompt,
-    chunk_limit,
-    to_match,
-)
+from sglang_prefill_ext.scheduling.stock_order import POLICY, Prompt, chunk_limit, to_match
 
 _STOCK_POLICY = "fcfs"
 

@@ -45,7 +45,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
         usage: a `UsageInfo` as a mapping.
     """
     logprobs = scored.token_logprobs
-    return _ENCODER.encode(
+    return msgspec.json.encode(
         {
             "scores": in_parts(scored.scores),
             "pooled_hidden_states": None,

@@ -9,10 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from sglang_prefill_ext.frontend.answers import (
-    Scored,
-    scored_of,
-)
+from sglang_prefill_ext.frontend.answers import Scored, scored_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden

@@ -10,11 +10,7 @@ from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.token.token_batch import ReadKind, pack_calls
-from sglang_prefill_ext.frontend.token.token_call import (
-    TokenCall,
-    TokenRequest,
-    token_call_of,
-)
+from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenRequest, token_call_of
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.checks import check_memory
 from sglang_prefill_ext.wire.stock_reason import StockReason
