@@ -65,7 +65,9 @@ def apply(
         UnsupportedSGLangError: something differs from the tables; the message lists each
             difference and its remedy, and nothing was changed.
     """
-    pending = [p for p in patches if p.group in groups and p.id not in _applied and _wanted(p)]
+    pending = [p for p in patches if p.group in groups and p.id not in _applied]
+    # Some are wanted only where what they change is there already.
+    pending = [p for p in pending if not p.only_if_imported or p.module in sys.modules]
     if not pending:  # as whenever arguments arrive once more
         return
     needing = {patch.group for patch in pending}
@@ -107,10 +109,6 @@ def _state(patch: Patch) -> PatchState:
     carried = applied is not None and _is_carried(patch, applied.owner)
     drift = applied.drift if applied is not None else None
     return PatchState(patch.id, patch.target, patch.group, carried, drift)
-
-
-def _wanted(patch: Patch) -> bool:
-    return not patch.only_if_imported or patch.module in sys.modules
 
 
 def _install(patch: Patch, *, drift: bool) -> None:

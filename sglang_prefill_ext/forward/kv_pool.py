@@ -27,7 +27,6 @@ class KVPool(Protocol):
     def buffers(self, layer: int) -> HeldKV:
         """Keys ``[slots, KH, D]`` and values ``[slots, KH, Dv]`` of a layer: the memory itself,
         at the same addresses for as long as the pool lives."""
-        ...
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write to slots of a layer.
@@ -36,7 +35,6 @@ class KVPool(Protocol):
             slots: int64 ``[n]``; only slot 0 may be among them more than once.
             k: ``[n, KH, D]``; v: ``[n, KH, Dv]``; any strides but of the last dimension.
         """
-        ...
 
 
 class OwnPool:
@@ -101,11 +99,9 @@ class Room(Protocol):
     def take(self, num_tokens: int) -> Tensor | None:
         """Slots for so many tokens, at least 1, int64 on the device; None if there are not as many
         left."""
-        ...
 
     def give_back(self, slots: Tensor) -> None:
         """Free slots that were taken: all of a call, or whole pages at their end."""
-        ...
 
 
 class PrivateTransaction:

@@ -20,7 +20,6 @@ class Attention(Protocol):
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
         """The arrays to upload."""
-        ...
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
         """Take what all layers read.
@@ -30,7 +29,6 @@ class Attention(Protocol):
             page_table: int32, the slots of all held prefixes, see `write_page_table`; longer ones
                 are fine. None: no layer is called with K/V that are held.
         """
-        ...
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of all tokens.
@@ -38,11 +36,9 @@ class Attention(Protocol):
         Args:
             cached: K/V of the slots that the page table names.
         """
-        ...
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of the read positions alone; likewise."""
-        ...
 
 
 class LayerAttention:

@@ -103,7 +103,6 @@ class Model(Protocol):
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""
-        ...
 
     def prepare(
         self,
@@ -131,11 +130,9 @@ class Model(Protocol):
         Raises:
             PackedForwardError: there is no such adapter (any more).
         """
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary ``[n, vocab_size]`` of n hidden states."""
-        ...
 
     def draw(
         self,
@@ -153,8 +150,6 @@ class Model(Protocol):
             positions: of the last tokens in their prompts, int64 ``[n]``.
             listed: tokens of every read.
         """
-        ...
 
     def product_head(self) -> ProductHead | None:
         """The output head, if logits are a matrix product, scaled and capped; else None."""
-        ...

@@ -1,16 +1,17 @@
-"""A batch of gathered items as packed requests: together, and alone where that fails."""
+"""Items of concurrent calls as packed requests: gathered, together, and alone where that fails."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from sglang_prefill_ext.errors import PackedForwardError, PrefillExtError
 from sglang_prefill_ext.frontend.answers import Served
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.prompt_batch import PackedGroup
@@ -51,34 +52,65 @@ def read_outs(
 
 
 class BatchExchange(Generic[Item]):
-    """Sends the groups of a batch, and counts what they took.
+    """Gathers items into batches, sends the groups of a batch, and counts what they took.
 
     Args:
         worker: packs large batches.
         size_of: tokens and numbers that packing goes through for an item.
+        pack: divides items of a kind into groups, each item into one.
+        admits: waits for the admission of every batch; else who asks is admitted already.
     """
 
-    def __init__(self, path: PackedPath, worker: Worker, *, size_of: Callable[[Item], int]) -> None:
+    def __init__(
+        self,
+        path: PackedPath,
+        worker: Worker,
+        *,
+        size_of: Callable[[Item], int],
+        pack: Callable[[Any, list[Item]], Sequence[PackedGroup]],
+        admits: bool,
+    ) -> None:
         self._path = path
         self._worker = worker
-        self._size_of = size_of
+        self._size_of, self._pack, self._admits = size_of, pack, admits
+        self._gatherer: Gatherer[Item, ReadOut] = Gatherer(self.serve, path.config)
         # Of larger batches each item is not tried alone once their forward has failed: these are
         # one call's, which then has failed.
         self._most_retried = 2 * path.config.gather_rows
 
     async def ask(
         self,
-        items: list[Item],
+        kind: Hashable,
         options: RequestOptions,
-        pack: Callable[[list[Item]], Sequence[PackedGroup]],
-    ) -> list[ReadOut | Exception]:
-        """Return what was read for every item, or why nothing was (see `PackedExchange.ask`).
+        items: list[Item],
+        request: Any,
+        *,
+        alone: bool = False,
+    ) -> list[ReadOut]:
+        """Return what was read for every item; the errors are those of `PackedExchange.ask`.
 
         Args:
-            pack: divides items into groups, each item into one.
+            kind: only calls of one kind and with equal options share a batch; two with deadlines
+                never do.
+            request, alone: see `Gatherer.ask`.
         """
-        groups = await self._worker.run_if_large(sum(map(self._size_of, items)), pack, items)
-        asked = [self._ask_one(group, items, options, pack) for group in groups]
+        return await self._gatherer.ask((kind, options), items, request, alone=alone)
+
+    async def serve(
+        self, asked: tuple[Hashable, RequestOptions], items: list[Item]
+    ) -> list[ReadOut | Exception]:
+        """Return what was read for every item of a batch, or why nothing was."""
+        if not self._admits:
+            return await self._read(*asked, items)
+        async with self._path.exchange.admitted(asked[1]):
+            return await self._read(*asked, items)
+
+    async def _read(
+        self, kind: Hashable, options: RequestOptions, items: list[Item]
+    ) -> list[ReadOut | Exception]:
+        size = sum(map(self._size_of, items))
+        groups = await self._worker.run_if_large(size, self._pack, kind, items)
+        asked = [self._ask_one(group, items, kind, options) for group in groups]
         # A lone call has one group, which needs no task of its own.
         found = await _all_ended(asked) if len(asked) > 1 else [await asked[0]]
         answers: dict[int, ReadOut | Exception] = {}
@@ -90,8 +122,8 @@ class BatchExchange(Generic[Item]):
         self,
         group: PackedGroup,
         items: list[Item],
+        kind: Hashable,
         options: RequestOptions,
-        pack: Callable[[list[Item]], Sequence[PackedGroup]],
     ) -> Sequence[ReadOut | Exception]:
         members, rows = group.members, group.rows
         if group.keep_prefix and not options.keep_prefix:
@@ -109,7 +141,7 @@ class BatchExchange(Generic[Item]):
             logger.exception("A packed request could not be answered")
             failed = PackedForwardError(f"Packed request: {type(error).__name__}: {error}")
             return [failed] * len(members)
-        alone = await _all_ended([self.ask([items[each]], options, pack) for each in members])
+        alone = await _all_ended([self._read(kind, options, [items[each]]) for each in members])
         return [outcome for (outcome,) in alone]
 
 

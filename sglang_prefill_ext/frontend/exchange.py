@@ -30,7 +30,6 @@ class SchedulerLink(Protocol):
         Raises:
             RequestAbortedError: upon entry; the client left during the pause.
         """
-        ...
 
     def send(self, rid: str, rows: PackedRows, options: RequestOptions) -> None: ...
 
@@ -44,7 +43,6 @@ class SchedulerLink(Protocol):
         Args:
             continued: other tokens come before, so no special tokens are added.
         """
-        ...
 
     def encode_joined(
         self, shared: str, items: Sequence[str], *, item_first: bool
@@ -55,11 +53,9 @@ class SchedulerLink(Protocol):
             Ids with which all prompts begin (end, if `item_first`), maybe none, and the rest of
             every prompt.
         """
-        ...
 
     def longest_prompt(self) -> int:
         """Most tokens of a prompt that the stock path accepts."""
-        ...
 
 
 _PROCESS = uuid.uuid4().hex

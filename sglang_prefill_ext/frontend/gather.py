@@ -22,42 +22,31 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True, eq=False)
-class _Call(Generic[Answer]):
-    """What one call has in a batch.
-
-    Attributes:
-        mine: which of the batch's items, and of their answers.
-    """
-
-    mine: slice
-    answers: asyncio.Future[Sequence[Answer | Exception]]
-
-
-@dataclass(slots=True, eq=False)
 class _Batch(Generic[Item, Answer]):
     """Items of several calls.
 
     Attributes:
-        calls: those that have joined it, in order.
+        calls: for those that have joined it, which items are theirs, and what they wait for.
         waiting: how many of them still wait.
         start: when the batch is started at the latest; None where it does not gather.
         work: serves the batch; None before it has started.
     """
 
     items: list[Item] = field(default_factory=list)
-    calls: list[_Call[Answer]] = field(default_factory=list)
+    calls: list[tuple[slice, asyncio.Future[Sequence[Answer | Exception]]]] = field(
+        default_factory=list
+    )
     waiting: int = 0
     start: asyncio.TimerHandle | None = None
     work: asyncio.Task[None] | None = None
 
-    def join(self, items: list[Item]) -> _Call[Answer]:
+    def join(self, items: list[Item]) -> asyncio.Future[Sequence[Answer | Exception]]:
         first = len(self.items)
         self.items += items
         self.waiting += 1
-        loop = asyncio.get_running_loop()
-        call: _Call[Answer] = _Call(slice(first, first + len(items)), loop.create_future())
-        self.calls.append(call)
-        return call
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.calls.append((slice(first, first + len(items)), future))
+        return future
 
     def answer(self, answers: Sequence[Answer | Exception]) -> None:
         """Give every call that still waits what is its own.
@@ -65,9 +54,9 @@ class _Batch(Generic[Item, Answer]):
         Args:
             answers: one an item, in order; its own failure where it has one.
         """
-        for call in self.calls:
-            if not call.answers.done():
-                call.answers.set_result(answers[call.mine])
+        for mine, future in self.calls:
+            if not future.done():
+                future.set_result(answers[mine])
 
 
 @dataclass(slots=True, eq=False)
@@ -127,12 +116,12 @@ class Gatherer(Generic[Item, Answer]):
             lane = self._lanes[kind] = _Lane(kind)
         alone = alone or len(items) >= self._max_items
         batch = _Batch() if alone else self._gathering(lane)
-        call = batch.join(items)
+        future = batch.join(items)
         if alone or len(batch.items) >= self._max_items:
             self._start(lane, batch)
             _stop_gathering(lane, batch)
         try:
-            answers = await outcome_while_connected(call.answers, request)
+            answers = await outcome_while_connected(future, request)
         finally:
             batch.waiting -= 1
             if not batch.waiting:
@@ -178,7 +167,7 @@ class Gatherer(Generic[Item, Answer]):
     def _end(
         self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer], work: asyncio.Task[None]
     ) -> None:
-        if batch.waiting and not all(call.answers.done() for call in batch.calls):
+        if batch.waiting and not all(future.done() for _, future in batch.calls):
             # Cancelled from within, or a panic in Rust: neither is an `Exception`.
             why = "it was cancelled" if work.cancelled() else repr(work.exception())
             logger.error("A batch ended without an answer: %s", why)

@@ -94,20 +94,16 @@ def cut_group(group: GroupSpan, start: int) -> tuple[Block, ...]:
     lens = tuple(group.suffix_lens.tolist())
     if len(lens) <= 1:
         # A prefix that is continued by one row is one plain causal sequence.
-        return (_block(group.held, 0, Tile(start, (group.num_tokens,), False)),)
-    rows = _block(group.held, group.fresh, *_join_rows(lens, start + group.fresh))
+        return (Block((Tile(start, (group.num_tokens,), False),), group.held, 0),)
+    rows = Block(tuple(_join_rows(lens, start + group.fresh)), group.held, group.fresh)
     if not group.fresh:
         return (rows,)
-    prefix = _block(group.held, 0, Tile(start, (group.fresh,), True))
-    whole = _block(group.held, 0, Tile(start, (group.fresh, *lens), True))
+    prefix = Block((Tile(start, (group.fresh,), True),), group.held, 0)
+    whole = Block((Tile(start, (group.fresh, *lens), True),), group.held, 0)
     saves_a_call = whole.num_pairs <= prefix.num_pairs + rows.num_pairs + CALL_PAIRS
     if group.num_tokens <= WHOLE_GROUP_TOKENS and saves_a_call:
         return (whole,)
     return prefix, rows
-
-
-def _block(held: int, fresh: int, *tiles: Tile) -> Block:
-    return Block(tiles, held, fresh)
 
 
 def _join_rows(lens: tuple[int, ...], start: int) -> list[Tile]:

@@ -84,13 +84,9 @@ class GroupSpan:
         return self.read_lens.astype(np.int64)
 
     @cached_property
-    def num_suffix_tokens(self) -> int:
-        return int(self.suffix_lens.sum())
-
-    @cached_property
     def num_tokens(self) -> int:
         """Tokens that this forward computes for the group."""
-        return self.fresh + self.num_suffix_tokens
+        return self.fresh + int(self.suffix_lens.sum())
 
 
 @dataclass(frozen=True, eq=False)  # likewise

@@ -97,7 +97,10 @@ class Forwards:
             plan = prefixed.plan
             completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
         except NoRoomError as error:
-            self._cope_without_room(error.job)
+            self.let_go(error.job)
+            if not self.collect(leave=0):  # else they are about to give some
+                message = "The KV cache has no room for the prefix between two forwards."
+                self._end([error.job], Status.NO_ROOM, message)
             return True
         except Exception as error:
             if prefixed is not None:
@@ -196,13 +199,6 @@ class Forwards:
             and np.array_equal(other.rows.tokens[: other.rows.prefix_len], prefix)
             for other in self.flying
         )
-
-    def _cope_without_room(self, job: Job) -> None:
-        """Have the stock path wait for room, unless forwards in flight are about to give some."""
-        self.let_go(job)
-        if not self.collect(leave=0):
-            message = "The KV cache has no room for the prefix between two forwards."
-            self._end([job], Status.NO_ROOM, message)
 
     def _keep(self, job: Job) -> None:
         """All of a job was computed; its answer is right also if its prefix cannot be kept."""

@@ -30,18 +30,15 @@ class PrefixTransaction(Protocol):
         Returns:
             Whether there was room. If not, nothing is stored.
         """
-        ...
 
     def commit(self) -> None:
         """Everything was computed: make visible what is worth keeping, free the rest, let go.
 
         It lets go also if it raises.
         """
-        ...
 
     def rollback(self) -> None:
         """Something has failed: free what was reserved, and let go."""
-        ...
 
 
 class PrefixCache(Protocol):
@@ -59,12 +56,9 @@ class PrefixCache(Protocol):
             adapter: that the K/V is computed with; one adapter's is of no use to another.
             keep: the client says that the prefix will come again.
         """
-        ...
 
     def begin_private(self, num_tokens: int) -> PrefixTransaction:
         """Room for a prefix of which token ids do not tell all: it is neither matched nor kept."""
-        ...
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
         """How many tokens of a prefix could be matched now; nothing is held."""
-        ...

@@ -55,9 +55,12 @@ class PrefixedForward:
         try:
             # What is matched cannot be evicted for others: so all match before any reserves.
             begun = [] if cache is None else [job for job in jobs if self._begin(job, cache)]
-            self._reserve(begun)
-            pieces = [self._behind_cached(job) for job in jobs]
-            self.plan = plan_forward(pieces)
+            for job in begun:
+                transaction = self._of(job)
+                assert transaction is not None, "it was begun"
+                if not transaction.reserve(whole=job.divided) and job.divided:
+                    raise NoRoomError(job)
+            self.plan = plan_forward([self._behind_cached(job) for job in jobs])
         except Exception:
             self.rollback()
             raise
@@ -139,13 +142,6 @@ class PrefixedForward:
         self._transactions[key] = transaction
         self.num_cached += transaction.cached
 
-    def _reserve(self, begun: Sequence[Job]) -> None:
-        for job in begun:
-            transaction = self._of(job)
-            assert transaction is not None, "it was begun"
-            if not transaction.reserve(whole=job.divided) and job.divided:
-                raise NoRoomError(job)
-
     def _behind_cached(self, job: Job) -> Piece:
         transaction = None if job.large else self._of(job)
         return job.piece if transaction is None else job.piece.behind(transaction.cached)
@@ -156,7 +152,6 @@ class Completion(Protocol):
 
     def wait(self) -> Float32Array:
         """Block until the forward is done; return its label values, float32, row by row."""
-        ...
 
 
 class Executor(Protocol):
@@ -165,12 +160,10 @@ class Executor(Protocol):
     @property
     def asynchronous(self) -> bool:
         """Whether `launch` returns before the forward is done; the same on every rank."""
-        ...
 
     @property
     def causal(self) -> bool:
         """Whether prompts can share a prefix, because its tokens do not see what follows."""
-        ...
 
     def launch(
         self,
@@ -183,7 +176,6 @@ class Executor(Protocol):
         Args:
             held, stores: see `PrefixedForward`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

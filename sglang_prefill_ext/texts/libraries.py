@@ -21,7 +21,6 @@ class Encoder(Protocol):
     @property
     def name(self) -> str:
         """The library, as `--prefill-only-tokenizer` names it."""
-        ...
 
     def rows(self, texts: Sequence[str]) -> FlatRows:
         """Encode texts without the special tokens around them, one row a text.
@@ -29,11 +28,9 @@ class Encoder(Protocol):
         Raises:
             Exception: whatever the library raises of a text that it cannot read.
         """
-        ...
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of ids, special tokens included."""
-        ...
 
 
 def flat(ids: Sequence[Sequence[int]]) -> FlatRows:
@@ -158,10 +155,6 @@ class TokenizerCopy:
         texts: list[str] = self._tokenizer.decode_batch(list(rows), skip_special_tokens=False)
         return texts
 
-    def agrees_on(self, probes: Mapping[str, list[int]]) -> bool:
-        """Whether the copy makes the same ids of texts as the original did."""
-        return self.encode(list(probes)) == list(probes.values())
-
 
 def faithful_copy(json: str, probes: Mapping[str, list[int]]) -> TokenizerCopy | None:
     """Return a copy that agrees with the original; None if there is none.
@@ -172,4 +165,4 @@ def faithful_copy(json: str, probes: Mapping[str, list[int]]) -> TokenizerCopy |
     if not json:
         return None
     copy = TokenizerCopy(json)
-    return copy if copy.agrees_on(probes) else None
+    return copy if copy.encode(list(probes)) == list(probes.values()) else None

@@ -80,12 +80,12 @@ def unproven(config: Config) -> str:
     Args:
         config: of the tokenizer, as in ``tokenizer.json``.
     """
-    reasons = (
-        _doubt_of_model(config["model"]),
-        _doubt_of_normalizer(config.get("normalizer")),
-        _doubt_of_pre_tokenizer(config.get("pre_tokenizer")),
-    )
-    return next(filter(None, reasons), "") or _doubt_of_added_tokens(config)
+    if config["model"].get("dropout"):  # then the same text has other ids every time
+        return "BPE with dropout"
+    normalizer = (config.get("normalizer") or {}).get("type")
+    if normalizer not in (None, "NFC", "BertNormalizer"):
+        return f"normalizer {normalizer}"
+    return _doubt_of_pre_tokenizer(config.get("pre_tokenizer")) or _doubt_of_added_tokens(config)
 
 
 def boundaries_of(config: Config) -> Boundaries:
@@ -113,17 +113,6 @@ def alternatives(pattern: str) -> list[str]:
             continue
         parts[-1] += char
     return parts
-
-
-def _doubt_of_model(model: Config) -> str:
-    # With dropout the same text has other ids every time.
-    return "BPE with dropout" if model.get("dropout") else ""
-
-
-def _doubt_of_normalizer(normalizer: Config | None) -> str:
-    if normalizer is None or normalizer["type"] in ("NFC", "BertNormalizer"):
-        return ""
-    return f"normalizer {normalizer['type']}"
 
 
 def _doubt_of_pre_tokenizer(pre_tokenizer: Config | None) -> str:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_prefill_ext.wire.arrays import (
-    NO_INTS,
-    FlatRows,
-    Int32Array,
-    from_bytes,
-)
+from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array, from_bytes
 from sglang_prefill_ext.wire.checks import check_prompt, wrong
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels

@@ -44,13 +44,13 @@ from sglang.srt.server_args import prepare_server_args  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from sglang_prefill_ext.attention.way import HeadShape  # noqa: E402
-from sglang_prefill_ext.border.scheduler.kv_pool import (  # noqa: E402
+from sglang_prefill_ext.border.scheduler.radix import (  # noqa: E402
     SglangPool,
     SglangRoom,
     plain_pool,
+    prefix_cache_of,
     room_in,
 )
-from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of  # noqa: E402
 from sglang_prefill_ext.config import Order, PrefillOnlyConfig, PrefixCaching  # noqa: E402
 from sglang_prefill_ext.forward.kv_pool import OwnPool  # noqa: E402
 from sglang_prefill_ext.scheduling import forwards  # noqa: E402

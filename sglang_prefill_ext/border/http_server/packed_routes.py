@@ -28,8 +28,8 @@ from sglang_prefill_ext.frontend.embed import embeddings_api
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import JSON, READS_ARRAYS
-from sglang_prefill_ext.frontend.overrides.override_body import BodyOverrides
 from sglang_prefill_ext.frontend.score import score_body
+from sglang_prefill_ext.frontend.score.body_forms import BodyOverrides
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 from sglang_prefill_ext.frontend.token import generate_api
 

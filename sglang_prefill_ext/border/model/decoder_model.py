@@ -29,7 +29,7 @@ from sglang_prefill_ext.border.model.packed_batch import (
     packed_batch_of,
 )
 from sglang_prefill_ext.border.model.sampler import SglangSampler
-from sglang_prefill_ext.border.scheduler.kv_pool import plain_pool
+from sglang_prefill_ext.border.scheduler.radix import plain_pool
 from sglang_prefill_ext.forward.device import in_order
 from sglang_prefill_ext.forward.kv_pool import KVPool, OwnPool
 from sglang_prefill_ext.forward.model import Attend, Overrides, ProductHead

@@ -102,21 +102,17 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             q = q[read_at]
             stream.write(stream.residual[read_at])
             forward_batch.adapt(len(read_at))
+        window: int | None = layer.sliding_window_size  # tokens before its own; below 0 for all
+        window = None if window is None or window < 0 else window
         inputs = LayerInputs(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
             v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
             layer.scaling,
-            AttentionVariant(layer.logit_cap, window_of(layer), sinks),
+            AttentionVariant(layer.logit_cap, window, sinks),
         )
         out: Tensor = forward_batch.attend(layer.layer_id, inputs)
         return out.reshape(len(out), layer.tp_q_head_num * layer.v_head_dim)
-
-
-def window_of(layer: Any) -> int | None:
-    """How many tokens before its own a query of an attention layer sees; None for all."""
-    size: int | None = layer.sliding_window_size
-    return None if size is None or size < 0 else size
 
 
 class Adapters:
@@ -149,23 +145,20 @@ class Adapters:
     def apply_to(self, tokens: int, adapter: str) -> None:
         """Let the layers from here on apply a loaded adapter, or none, to so many tokens."""
         if adapter:
-            self._manager.prepare_lora_batch(_one_sequence(tokens, adapter, self._manager.device))
+            lens = torch.full((1,), tokens, dtype=torch.int32, device=self._manager.device)
+            batch = ForwardBatch(  # what adapters look at of one
+                forward_mode=ForwardMode.EXTEND,
+                batch_size=1,
+                input_ids=None,
+                req_pool_indices=None,
+                seq_lens=None,
+                out_cache_loc=None,
+                seq_lens_sum=tokens,
+                extend_num_tokens=tokens,
+                extend_seq_lens=lens,
+                extend_seq_lens_cpu=[tokens],
+                lora_ids=[adapter],
+            )
+            self._manager.prepare_lora_batch(batch)
         elif self._manager is not None:
             self._manager.reset_lora_batch()
-
-
-def _one_sequence(tokens: int, adapter: str, device: torch.device) -> ForwardBatch:
-    """What adapters look at of a batch."""
-    return ForwardBatch(
-        forward_mode=ForwardMode.EXTEND,
-        batch_size=1,
-        input_ids=None,
-        req_pool_indices=None,
-        seq_lens=None,
-        out_cache_loc=None,
-        seq_lens_sum=tokens,
-        extend_num_tokens=tokens,
-        extend_seq_lens=torch.full((1,), tokens, dtype=torch.int32, device=device),
-        extend_seq_lens_cpu=[tokens],
-        lora_ids=[adapter],
-    )

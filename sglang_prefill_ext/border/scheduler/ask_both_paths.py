@@ -66,13 +66,20 @@ def compare_paths(
     )
     prompts, noise = lengths_of(requests), 0.0
     try:
-        stock = _stock_answers(scheduler, model, requests)
+        stock = _joined(
+            [
+                _read(_stock_output(scheduler, model, [prompt]), rows)
+                for rows in requests
+                for prompt in prompts_of(rows)
+            ]
+        )
         noise = _noise(scheduler, model, requests, stock)
         packed = _joined(packed_answers(executor, requests, budget, slots))
         apart = gaps(stock, packed, vectors=vectors)
     except Exception:
         logger.exception("Prefill-only serving: the known prompts could not be answered")
         apart = np.full((len(prompts), 1), math.inf)
+    dtype = str(model.dtype).removeprefix("torch.")
     quantised = bool(runner.model_config.quantization) or runner.kv_cache_dtype != runner.dtype
     largest, medians = apart.max(axis=1).tolist(), np.median(apart, axis=1).tolist()
     noise, *agreed = agree([noise, *largest, *medians])
@@ -80,7 +87,7 @@ def compare_paths(
         prompts,
         tuple(agreed[: len(prompts)]),
         tuple(agreed[len(prompts) :]),
-        tolerance_of(_name(model.dtype), quantised=quantised, vectors=vectors, noise=noise),
+        tolerance_of(dtype, quantised=quantised, vectors=vectors, noise=noise),
         time.perf_counter() - begin_s,
     )
 
@@ -96,16 +103,6 @@ def report(check: AnswerCheck) -> None:
         "takes the stock path. Report it with the model, the device and this line; "
         "--prefill-only-known-answers off serves packed answers all the same.",
         check,
-    )
-
-
-def _stock_answers(scheduler: Any, model: SglangModel, requests: list[PackedRows]) -> Matrix:
-    return _joined(
-        [
-            _read(_stock_output(scheduler, model, [prompt]), rows)
-            for rows in requests
-            for prompt in prompts_of(rows)
-        ]
     )
 
 
@@ -186,7 +183,3 @@ def _read(output: Tensor, rows: PackedRows) -> Float32Array:
 
 def _joined(answers: list[Float32Array]) -> Matrix:
     return np.concatenate(answers).astype(np.float64)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

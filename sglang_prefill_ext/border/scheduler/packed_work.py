@@ -67,8 +67,12 @@ class PackedWork:
             computed_before: packed tokens computed in all when it began.
             stock_batch: SGLang's batch that runs in it, or None.
         """
+        stock_tokens = 0
+        if stock_batch is not None:  # those of its prompts, else one a running request
+            prompts = stock_batch.forward_mode.is_extend()
+            stock_tokens = stock_batch.extend_num_tokens if prompts else stock_batch.batch_size()
         packed_tokens = self.runtime.stats.tokens_computed - computed_before
-        self.accounts.record(packed_tokens, _tokens_of(stock_batch))
+        self.accounts.record(packed_tokens, int(stock_tokens))
 
     def is_late(self, now_ms: float, arriving: Iterable[float]) -> bool:
         """Whether any request is to be ended because of its deadline.
@@ -77,7 +81,12 @@ class PackedWork:
             now_ms: Unix time in ms.
             arriving: deadlines of the requests that are about to be queued, Unix time in ms.
         """
-        return any(deadline < now_ms for deadline in arriving) or self._is_queue_late(now_ms)
+        if any(deadline < now_ms for deadline in arriving):
+            return True
+        if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # clocks are set back at times
+            return False
+        self._last_look_ms = now_ms
+        return self.runtime.overdue(now_ms)
 
     @property
     def queue(self) -> dict[str, float]:
@@ -100,12 +109,6 @@ class PackedWork:
         if self.stock_counters is not None:
             stats = self.runtime.stats
             self.stock_counters.update(stats.tokens_computed, stats.tokens_cached)
-
-    def _is_queue_late(self, now_ms: float) -> bool:
-        if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # clocks are set back at times
-            return False
-        self._last_look_ms = now_ms
-        return self.runtime.overdue(now_ms)
 
 
 def packed_work(
@@ -141,13 +144,6 @@ def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:
     if not eager_tokens:
         return max(1, policy.launch_tokens // GRAPH_SPEEDUP if replayed else policy.launch_tokens)
     return policy.launch_tokens if replayed else eager_tokens
-
-
-def _tokens_of(batch: Any) -> int:
-    """Tokens that a stock batch computes: those of its prompts, else one a running request."""
-    if batch is None:
-        return 0
-    return int(batch.extend_num_tokens if batch.forward_mode.is_extend() else batch.batch_size())
 
 
 def answering(scheduler: Any, board: Board | None) -> Callable[[Sequence[Ended]], None]:

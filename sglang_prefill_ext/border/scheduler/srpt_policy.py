@@ -9,12 +9,7 @@ from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.mem_cache.common import match_kv_cache
 
 from sglang_prefill_ext.border.activation import config_of
-from sglang_prefill_ext.scheduling.stock_order import (
-    POLICY,
-    Prompt,
-    chunk_limit,
-    to_match,
-)
+from sglang_prefill_ext.scheduling.stock_order import POLICY, Prompt, chunk_limit, to_match
 
 _STOCK_POLICY = "fcfs"
 
@@ -61,15 +56,11 @@ class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
     def shortest_prefill_chunk_limit(
         self, chunked_req: Any, waiting_queue: list[Any], budget: int, page_size: int
     ) -> int | None:
-        return chunk_limit(
-            _begun(chunked_req), map(_waiting, waiting_queue), budget, page_size, self._ageing
-        )
+        tokens = len(chunked_req.full_untruncated_fill_ids)
+        begun = Prompt(chunked_req.arrival_processed_tokens, tokens, chunked_req.prefix_len)
+        return chunk_limit(begun, map(_waiting, waiting_queue), budget, page_size, self._ageing)
 
 
 def _waiting(req: Any) -> Prompt:
     tokens = len(req.origin_input_ids) + len(req.output_ids)
     return Prompt(req.arrival_processed_tokens, tokens, req.num_matched_prefix_tokens)
-
-
-def _begun(req: Any) -> Prompt:
-    return Prompt(req.arrival_processed_tokens, len(req.full_untruncated_fill_ids), req.prefix_len)

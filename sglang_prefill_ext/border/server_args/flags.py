@@ -62,7 +62,8 @@ def attach_config(server_args: Any, _cls: type, args: argparse.Namespace) -> Non
 
 def server_args_from_kwargs(**kwargs: Any) -> Any:
     """In place of the class in `Engine.server_args_class`: accept our keyword arguments."""
-    ours = {k: kwargs.pop(k) for k in list(kwargs) if _is_ours(k)}
+    names = (ENABLE_FIELD, *(KNOB_PREFIX + knob.name for knob in fields(PrefillOnlyConfig)))
+    ours = {name: kwargs.pop(name) for name in names if name in kwargs}
     server_args = ServerArgs(**kwargs)
     _attach(server_args, ours)
     return server_args
@@ -79,7 +80,11 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
     config = activation.config_of(server_args)
     if config is None:
         if server_args.schedule_policy == stock_order.POLICY:
-            raise SystemExit(str(_policy_alone()))
+            raise SystemExit(
+                f"--schedule-policy {stock_order.POLICY} needs --enable-prefill-only; add that "
+                "flag, or choose a policy of SGLang: hrrn and shortest-prefill-first are the "
+                "nearest."
+            )
         return
     try:
         require_installed(config.tokenizer)
@@ -105,19 +110,6 @@ def _offer_policy(parser: argparse.ArgumentParser) -> None:
                 f"{action.help} {stock_order.POLICY}: shortest remaining prefill first, with "
                 "ageing; needs --enable-prefill-only."
             )
-
-
-def _policy_alone() -> ConfigError:
-    name = f"--schedule-policy {stock_order.POLICY}"
-    return ConfigError(
-        f"{name} needs --enable-prefill-only; add that flag, or choose a policy of SGLang: "
-        "hrrn and shortest-prefill-first are the nearest."
-    )
-
-
-def _is_ours(name: str) -> bool:
-    knobs = {KNOB_PREFIX + knob.name for knob in fields(PrefillOnlyConfig)}
-    return name == ENABLE_FIELD or name in knobs
 
 
 def _attach(server_args: Any, values: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from sglang_prefill_ext.errors import (
 )
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions, headers_of, opted_out, options_of
-from sglang_prefill_ext.frontend.overrides.override_body import BodyOverrides
+from sglang_prefill_ext.frontend.score.body_forms import BodyOverrides
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.status import BAD_ENDS, end_by
 from sglang_prefill_ext.wire.stock_reason import StockReason

@@ -74,17 +74,14 @@ class CallRecord:
         self.state.finished = True
         end = time.perf_counter()
         if self.served is not None and self._traced:
-            self._trace_stages(self.served, end)
+            # What the scheduler tells by its answer, as spans of this process.
+            begun = end - self.served.compute_s
+            queued = begun - self.served.queue_s
+            self.times.set_tokenize_finish_time(queued)
+            self.times.trace_slice(RequestStage.PREFILL_WAITING, queued, begun)
+            self.times.trace_slice(RequestStage.PREFILL_FORWARD, begun, end)
         self.times.set_first_token_time(end)
         self.times.set_finished_time(end)
-
-    def _trace_stages(self, served: Served, end: float) -> None:
-        """What the scheduler tells by its answer, as spans of this process."""
-        begun = end - served.compute_s
-        queued = begun - served.queue_s
-        self.times.set_tokenize_finish_time(queued)
-        self.times.trace_slice(RequestStage.PREFILL_WAITING, queued, begun)
-        self.times.trace_slice(RequestStage.PREFILL_FORWARD, begun, end)
 
     def outcome(self, error: PrefillExtError | None) -> dict[str, Any]:
         """What SGLang tells of a request that has ended, summed up over the prompts."""
@@ -142,7 +139,11 @@ class CallRecords:
         route = getattr(request, "scope", {}).get("path", "")
         rid = unique_name("prefill-only_")  # spans have the name that is behind the line
         call = PackedCall(rid, route, num_prompts, **shown)
-        record = CallRecord(call, trace=self._trace_of(request))
+        trace = None
+        if self._manager.enable_trace:
+            headers = getattr(request, "headers", {})
+            trace = {name: headers[name] for name in _TRACE_HEADERS if name in headers}
+        record = CallRecord(call, trace=trace)
         records = self._manager.rid_to_state
         records[rid] = record.state
         try:
@@ -154,12 +155,6 @@ class CallRecords:
             raise
         finally:
             records.pop(rid, None)
-
-    def _trace_of(self, request: Any) -> dict[str, str] | None:
-        if not self._manager.enable_trace:
-            return None
-        headers = getattr(request, "headers", {})
-        return {name: headers[name] for name in _TRACE_HEADERS if name in headers}
 
     def _end(self, record: CallRecord, error: PrefillExtError | None, request: Any) -> None:
         record.end()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -50,31 +49,6 @@ class _Ended(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Of one body.
-
-    Attributes:
-        tells: whether answers tell when what happened.
-    """
-
-    times: Any
-    tells: bool
-
-    def of_scheduler(self, read_out: ReadOut) -> dict[str, float]:
-        if not self.tells:
-            return {}
-        times = scheduler_times(read_out, self.times.finished_time)
-        told: dict[str, float] = times.convert_to_output_meta_info()
-        return told
-
-    def of_frontend(self, new_tokens: int) -> dict[str, float]:
-        if not self.tells:
-            return {}
-        told: dict[str, float] = self.times.convert_to_output_meta_info(None, new_tokens)
-        return told
-
-
 class DirectGenerate:
     """Serves what of one manager's requests needs no record."""
 
@@ -108,9 +82,8 @@ class DirectGenerate:
                     read_outs = await self._frontend.read_all(calls, options, request)
                     lens, new_tokens = [len(call.ids) for call in calls], int(calls[0].generates)
                     record.served = served_prompts(lens, read_outs, new_tokens=new_tokens)
-                times, tells = record.times, self._manager.enable_metrics
                 read = list(map(partial(self._ended, sampling, stops), calls, read_outs))
-                write = partial(self._written, body, _Times(times, tells), read)
+                write = partial(self._written, body, record.times, read)
                 numbers = sum(call.num_values for call in calls)
                 return await self._frontend.path.answers.run_if_large(numbers, write)
         except (StockPathTaken, RequestError, UnicodeError):
@@ -155,7 +128,9 @@ class DirectGenerate:
         prompts = body.prompts
         if isinstance(prompts[0], str):
             try:
-                prompts = await self._encoded(prompts, request)
+                if self._server.texts is None or not has_texts(prompts):
+                    raise StockPathTaken(StockReason.UNUSUAL_INPUT)
+                prompts = await self._server.texts.ask(prompts, request)
             except ValueError as error:  # a text that is no Unicode
                 raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
         calls = []
@@ -167,30 +142,28 @@ class DirectGenerate:
             calls.append(self._frontend.call_of(prompt, stops))
         return calls
 
-    async def _encoded(self, texts: list[str], request: Any) -> list[list[int]]:
-        """Raises: StockPathTaken: texts are SGLang's to encode."""
-        if self._server.texts is None or not has_texts(texts):
-            raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-        return await self._server.texts.ask(texts, request)
-
     def _ended(
         self, sampling: Any, stops: Collection[int], call: TokenCall, read_out: ReadOut
     ) -> _Ended:
         token = token_of(call, read_out.table)
         return _Ended(call, read_out, *ending(self._manager, sampling, stops, call.ids, token))
 
-    def _written(self, body: GenerateBody, times: _Times, read: list[_Ended]) -> bytes:
+    def _written(self, body: GenerateBody, times: Any, read: list[_Ended]) -> bytes:
         """The body of the answer; may be called in any thread."""
         answers = [self._answer(body, times, each) for each in read]
         return answer_body(answers, is_single=body.is_single)
 
-    def _answer(self, body: GenerateBody, times: _Times, ended: _Ended) -> dict[str, Any]:
+    def _answer(self, body: GenerateBody, times: Any, ended: _Ended) -> dict[str, Any]:
         call, read_out, reason, text = ended
         cached = read_out.cached_tokens
         answer = answer_of(call, read_out.table, vocab_size=self._vocab_size)
         output_ids = [] if answer.token is None else [answer.token]
         version = self._manager.config_value("weight_version")
-        logprobs = {}
+        of_scheduler, of_frontend, logprobs = {}, {}, {}
+        if self._manager.enable_metrics:
+            read_times = scheduler_times(read_out, times.finished_time)
+            of_scheduler = read_times.convert_to_output_meta_info()
+            of_frontend = times.convert_to_output_meta_info(None, len(output_ids))
         if body.wants_logprobs:
             logprobs = logprob_fields(answer, num_top=call.num_top, token_ids=call.token_ids)
         meta_info = {
@@ -199,7 +172,7 @@ class DirectGenerate:
             "prompt_tokens": len(call.ids),
             "weight_version": version,
             "num_retractions": 0,
-            **times.of_scheduler(read_out),
+            **of_scheduler,
             **logprobs,
             "reasoning_tokens": 0,
             "completion_tokens": len(output_ids),
@@ -207,8 +180,8 @@ class DirectGenerate:
             "weight_versions": [{"version": version, "start": 0, "end": len(output_ids)}],
             "cached_tokens_details": cached_details(cached),
             "dp_rank": None,
-            "e2e_latency": times.times.get_e2e_latency(),
-            **times.of_frontend(len(output_ids)),
+            "e2e_latency": times.get_e2e_latency(),
+            **of_frontend,
             "response_sent_to_client_ts": time.time(),
         }
         return {"text": text, "output_ids": output_ids, "meta_info": meta_info}

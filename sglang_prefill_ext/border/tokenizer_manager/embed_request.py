@@ -45,9 +45,8 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason 
 
 def embed_call_of(request: Any) -> EmbedCall:
     """Read an eligible `EmbeddingReqInput`."""
-    prompts = _prompts_of(request)
-    positional = _positional(request)
-    embeds = _embeds(request, prompts) if positional is None else None
+    prompts, positional = _prompts_of(request), _positional(request)
+    embeds = _listed(request, prompts, request.embed_overrides) if positional is None else None
     return EmbedCall(
         prompts,
         _is_single(request, prompts),
@@ -55,7 +54,7 @@ def embed_call_of(request: Any) -> EmbedCall:
         positional,
         placeholder=None if embeds is None else request.embed_override_token_id,
         embeds=embeds,
-        places=_places(request, prompts),
+        places=_listed(request, prompts, request.token_indices_to_pool),
         with_states=bool(request.return_pooled_hidden_states),
     )
 
@@ -64,21 +63,14 @@ def _is_single(request: Any, prompts: list[Any]) -> bool:
     return prompts[0] is request.text or prompts[0] is request.input_ids
 
 
-def _embeds(request: Any, prompts: list[Any]) -> Any:
-    """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
-    embeds = request.embed_overrides
-    return [embeds] if embeds is not None and _is_single(request, prompts) else embeds
+def _listed(request: Any, prompts: list[Any], own: Any) -> Any:
+    """What a list of prompts has as it came, what a lone prompt has as a list of one."""
+    return [own] if own is not None and _is_single(request, prompts) else own
 
 
 def _positional(request: Any) -> list[Any] | None:
     positional = request.positional_embed_overrides
     return positional if positional is None or isinstance(positional, list) else [positional]
-
-
-def _places(request: Any, prompts: list[Any]) -> Any:
-    """Those of a list of prompts as they came, those of a lone prompt as a list of one."""
-    places = request.token_indices_to_pool
-    return [places] if places is not None and prompts[0] is request.input_ids else places
 
 
 def _has_plain_names(request: Any, prompts: list[Any]) -> bool:
@@ -104,7 +96,7 @@ def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
 
 def _has_plain_embeds(request: Any, prompts: list[Any]) -> bool:
     """Whether embeddings that come for placeholders are listed, some for every prompt or None."""
-    listed = _embeds(request, prompts)
+    listed = _listed(request, prompts, request.embed_overrides)
     if listed is None or request.positional_embed_overrides is not None:
         return True
     if type(request.embed_override_token_id) is not int or request.is_cross_encoder_request:
@@ -122,7 +114,7 @@ def _are_vectors(embeds: Any) -> bool:
 
 def _has_plain_places(request: Any, prompts: list[Any]) -> bool:
     """Whether vectors are wanted of tokens that prompts of token ids have, in their order."""
-    places = _places(request, prompts)
+    places = _listed(request, prompts, request.token_indices_to_pool)
     if places is None:
         return True
     if request.dimensions is not None or not isinstance(prompts[0], list):

@@ -24,7 +24,7 @@ from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.worker import while_connected
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
-from sglang_prefill_ext.wire.arrays import EmbeddingKind, FlatRows, Int32Array
+from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.packed import PackedRows
 
 _STATUS_TIMEOUT_S = 5.0
@@ -39,6 +39,7 @@ class TokenizerManagerLink:
         fast = getattr(manager.tokenizer, "is_fast", False)
         self.tokenizer_json = manager.tokenizer.backend_tokenizer.to_str() if fast else ""
         self.texts = TextEncoder(self._encode_plainly, self.tokenizer_json, config, metrics)
+        self.encode, self.encode_joined = self.texts.encode, self.texts.encode_joined
         self.exchange = PackedExchange(self, max_row_tokens=config.max_forward_tokens)
         self._statuses: Questions[dict[str, Any]] = Questions()
 
@@ -59,16 +60,6 @@ class TokenizerManagerLink:
 
     def abort(self, rid: str) -> None:
         self._manager._dispatch_to_scheduler(AbortReq(rid=rid))
-
-    def encode(
-        self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False
-    ) -> list[list[int]]:
-        return self.texts.encode(texts, continued=continued)
-
-    def encode_joined(
-        self, shared: str, items: Sequence[str], *, item_first: bool
-    ) -> tuple[Int32Array, FlatRows]:
-        return self.texts.encode_joined(shared, items, item_first=item_first)
 
     def _encode_plainly(
         self, texts: Sequence[str | tuple[str, str]], *, continued: bool = False

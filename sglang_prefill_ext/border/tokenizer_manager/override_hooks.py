@@ -13,7 +13,7 @@ from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, Positional
 from sglang_prefill_ext.frontend.overrides.placeholders import checked_overrides
-from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang_prefill_ext.frontend.score.score_call import OVERRIDES, ScoreCall
 from sglang_prefill_ext.wire.arrays import EmbeddingKind
 from sglang_prefill_ext.wire.checks import wrong
 
@@ -98,14 +98,7 @@ def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> 
 
 
 def _converted(call: ScoreCall, kind: type, convert: Callable[[Any], Any]) -> ScoreCall:
-    return replace(
-        call,
-        query_embed_overrides=_each(call.query_embed_overrides, kind, convert),
-        item_embed_overrides=_each(call.item_embed_overrides, kind, convert),
-        stacked_query_item_embed_overrides=_each(
-            call.stacked_query_item_embed_overrides, kind, convert
-        ),
-    )
+    return replace(call, **{name: _each(getattr(call, name), kind, convert) for name in OVERRIDES})
 
 
 def _each(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:

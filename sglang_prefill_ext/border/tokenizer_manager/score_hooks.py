@@ -6,17 +6,11 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from sglang.srt.entrypoints.openai.serving_rerank import (
-    _get_jinja_env,
-    _qwen3_rerank_score,
-)
+from sglang.srt.entrypoints.openai.serving_rerank import _get_jinja_env, _qwen3_rerank_score
 from sglang.srt.managers.tokenizer_manager_score_mixin import ScoreResult
 
 from sglang_prefill_ext.border.http_server.packed_routes import packed_scores
-from sglang_prefill_ext.border.tokenizer_manager.call_context import (
-    call_with,
-    stock_path,
-)
+from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with, stock_path
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     call_of,
     with_arrays,

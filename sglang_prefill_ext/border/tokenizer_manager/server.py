@@ -16,7 +16,7 @@ from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.token.token_frontend import TokenFrontend
 from sglang_prefill_ext.texts.text_encoder import TextEncoder
 
-_ATTRIBUTE = "_prefill_only"
+ATTRIBUTE = "_prefill_only"
 
 
 @dataclass(slots=True)
@@ -43,11 +43,8 @@ class PrefillServer:
     chats: TextEncoder | None = None
     broker: Broker | None = None
 
-    def put_on(self, manager: Any) -> None:
-        setattr(manager, _ATTRIBUTE, self)
-
 
 def server_of(manager: Any) -> PrefillServer | None:
     """The packed path of a manager; None if the flag is off."""
-    server: PrefillServer | None = getattr(manager, _ATTRIBUTE, None)
+    server: PrefillServer | None = getattr(manager, ATTRIBUTE, None)
     return server

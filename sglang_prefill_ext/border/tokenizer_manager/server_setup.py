@@ -23,7 +23,7 @@ from sglang_prefill_ext.border.tokenizer_manager.frontend_link import (
     embedding_rows,
 )
 from sglang_prefill_ext.border.tokenizer_manager.gc_frontend import FrontendGc
-from sglang_prefill_ext.border.tokenizer_manager.server import PrefillServer, server_of
+from sglang_prefill_ext.border.tokenizer_manager.server import ATTRIBUTE, PrefillServer, server_of
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.embed.embed_frontend import EmbedFrontend
 from sglang_prefill_ext.frontend.packed_path import PackedPath
@@ -49,7 +49,7 @@ def attach_server(_result: None, manager: Any) -> None:
     if config is None:
         return
     server = _server(manager, config)
-    server.put_on(manager)
+    setattr(manager, ATTRIBUTE, server)
     handlers = manager._result_dispatcher._mapping
     handlers[PackedRowsResults] = server.link.deliver_rows
     handlers[PackedStatusResult] = server.link.deliver_status

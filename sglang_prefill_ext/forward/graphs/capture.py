@@ -25,7 +25,6 @@ class Capture(Protocol):
         Raises:
             RuntimeError: the work cannot be recorded.
         """
-        ...
 
 
 class CallAgain:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,10 @@ from sglang_prefill_ext.frontend.batch_exchange import (
 )
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall, PromptEncoder
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import place_of_vectors
 from sglang_prefill_ext.frontend.packed_path import PackedPath
-from sglang_prefill_ext.frontend.prompt_batch import pack_prompts, pack_read_places
+from sglang_prefill_ext.frontend.prompt_batch import PackedGroup, pack_prompts, pack_read_places
 from sglang_prefill_ext.frontend.worker import Worker, within
 from sglang_prefill_ext.wire.arrays import NO_OVERRIDES, Float32Array, Int32Array, OverrideArray
 from sglang_prefill_ext.wire.checks import check_count, check_memory
@@ -56,14 +53,16 @@ class _Overridden:
     table: OverrideArray
 
 
+_NONE = _Overridden(NO_OVERRIDES)
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the calls of one batch have in common; two with deadlines never have."""
+    """What the calls of one batch have in common, see `pack_prompts`."""
 
-    options: RequestOptions
     vector_width: int
-    overridden: _Overridden | None = None
-    adapter: str = ""
+    overridden: _Overridden
+    adapter: str
 
 
 class EmbedFrontend:
@@ -74,8 +73,9 @@ class EmbedFrontend:
         self.makes_numbers = path.encoder is not None and path.encoder.makes_numbers
         self._worker = Worker("prefill-only-embed")
         self.encoder = PromptEncoder(path, self._worker)
-        self._batches: BatchExchange[Int32Array] = BatchExchange(path, self._worker, size_of=len)
-        self._prompts = Gatherer(self._ask, path.config)
+        self._batches: BatchExchange[Int32Array] = BatchExchange(
+            path, self._worker, size_of=len, pack=self._pack, admits=True
+        )
 
     def check_limits(self, num_prompts: int, *, field: str) -> None:
         """Refuse too many prompts, on either path.
@@ -177,23 +177,14 @@ class EmbedFrontend:
             adapter: see `PackedRows`.
         """
         self.path.exchange.require_fitting(max(map(len, prompts)))
-        overridden = _Overridden(overrides) if len(overrides) else None
-        kind = _Kind(options, width, overridden, adapter)
-        read_outs = await self._prompts.ask(kind, prompts, request)
+        kind = _Kind(width, _Overridden(overrides) if len(overrides) else _NONE, adapter)
+        read_outs = await self._batches.ask(kind, options, prompts, request)
         self.path.metrics.record_packed()
         return read_outs
 
-    async def _ask(self, kind: _Kind, prompts: list[Int32Array]) -> Sequence[ReadOut | Exception]:
-        """Ask the scheduler for the vectors of several calls."""
-        pack = partial(
-            pack_prompts,
-            vector_width=kind.vector_width,
-            overrides=NO_OVERRIDES if kind.overridden is None else kind.overridden.table,
-            adapter=kind.adapter,
-            policy=self.path.prefixes,
-        )
-        async with self.path.exchange.admitted(kind.options):
-            return await self._batches.ask(prompts, kind.options, pack)
+    def _pack(self, kind: _Kind, prompts: list[Int32Array]) -> list[PackedGroup]:
+        table, policy = kind.overridden.table, self.path.prefixes
+        return pack_prompts(prompts, kind.vector_width, table, adapter=kind.adapter, policy=policy)
 
 
 def _with_ids(call: EmbedCall, prompts: list[Int32Array]) -> EmbedCall | None:

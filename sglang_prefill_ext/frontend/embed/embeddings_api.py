@@ -28,7 +28,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def answer_body(
         }
         for index, vector in enumerate(vectors)
     ]
-    return _ENCODER.encode(
+    return msgspec.json.encode(
         {"data": in_parts(data), "model": model, "object": "list", "usage": usage}
     )
 

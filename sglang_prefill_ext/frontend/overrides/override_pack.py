@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
@@ -15,6 +14,7 @@ from sglang_prefill_ext.frontend.overrides.placeholders import (
     place_overrides,
 )
 from sglang_prefill_ext.frontend.pack import pack_token_ids
+from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.read_places import anchors_of, pack_setwise
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall, prompts_of
 from sglang_prefill_ext.wire.arrays import EmbeddingKind, Int32Array, OverrideArray
@@ -24,18 +24,8 @@ from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
-def pack_overridden(
-    call: ScoreCall,
-    labels: Labels,
-    encode: Callable[..., list[list[int]]],
-    vocab_size: int,
-    kind: EmbeddingKind,
-    config: PrefillOnlyConfig,
-) -> PackedRows:
+def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> PackedRows:
     """Pack an eligible call whose embeddings are arrays.
-
-    Args:
-        encode: of `SchedulerLink`.
 
     Raises:
         StockPathTaken: an id lies outside the vocabulary, a prompt has not as many placeholders as
@@ -47,22 +37,22 @@ def pack_overridden(
     query, items = prompts_of(call.listed())
     if isinstance(query, str):
         # SGLang joins the two as token ids here, not as texts.
-        (query,), items = encode([query]), encode(items, continued=True)
+        (query,), items = path.link.encode([query]), path.link.encode(items, continued=True)
     try:
-        flatten_ids([query, *items], vocab_size, field="query, items")
+        flatten_ids([query, *items], path.vocab_size, field="query, items")
     except RequestError:  # SGLang says first what is wrong with placeholders
         raise StockPathTaken(StockReason.UNUSUAL_INPUT) from None
-    placed = place_overrides(call, query, items, kind)
+    placed = place_overrides(call, query, items, path.embeddings)
     if placed is None:
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)
     anchor = call.score_extraction_token_id
     if anchor is None:
-        rest = (labels, vocab_size, placed.overrides)
+        rest = (labels, path.vocab_size, placed.overrides)
         return pack_token_ids(placed.query, placed.items, False, *rest)
     # Where the anchor is a placeholder, it is one no more.
     anchors = anchors_of(query, [query + item for item in items], anchor)
     prompts = [placed.query + item for item in placed.items]
-    return pack_setwise(prompts, anchors, labels, vocab_size, config, placed.overrides)
+    return pack_setwise(prompts, anchors, labels, path.vocab_size, path.config, placed.overrides)
 
 
 def place_of_vectors(

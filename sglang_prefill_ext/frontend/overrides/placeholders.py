@@ -144,17 +144,12 @@ def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideAr
     finite = kind.holds(matrix)
     if not finite.all():
         number = int(finite.argmin())
-        raise _beyond(f"{field}[{number}]", matrix[number], kind)
+        value = matrix[number][~kind.holds(matrix[number][:, None])][0]
+        raise RequestError(
+            f"{field}[{number}]: a number is NaN or beyond {kind.dtype}, in which the model "
+            f"computes: {value}. Send finite numbers, below {kind.bound:.8g} in size."
+        )
     return matrix
-
-
-def _beyond(field: str, embedding: OverrideArray, kind: EmbeddingKind) -> RequestError:
-    """Of the first number that is not finite in the dtype."""
-    value = embedding[~kind.holds(embedding[:, None])][0]
-    return RequestError(
-        f"{field}: a number is NaN or beyond {kind.dtype}, in which the model computes: {value}. "
-        f"Send finite numbers, below {kind.bound:.8g} in size."
-    )
 
 
 def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:

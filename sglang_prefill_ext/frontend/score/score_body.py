@@ -16,15 +16,18 @@ from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.answers import Scored, in_parts
 from sglang_prefill_ext.frontend.options import Int64
-from sglang_prefill_ext.frontend.overrides.override_body import (
+from sglang_prefill_ext.frontend.score.body_forms import (
+    ARRAYS_MARK,
     DECISION_MARK,
     SCORE_MARK,
     BodyOverrides,
+    IdsForm,
+    RowsForm,
+    arrays_of,
+    put_lists,
     take_decision_overrides,
     take_score_overrides,
 )
-from sglang_prefill_ext.frontend.score.array_body import MARK as ARRAYS_MARK
-from sglang_prefill_ext.frontend.score.array_body import IdsForm, RowsForm, arrays_of, put_lists
 from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 
 _Take: TypeAlias = Callable[[dict[str, Any], PrefillOnlyConfig], BodyOverrides | None]
@@ -42,7 +45,6 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def answer_body(scored: Scored, *, model: str, usage: dict[str, Any]) -> bytes:
         usage: a `UsageInfo` as a mapping.
     """
     logprobs = scored.token_logprobs
-    return _ENCODER.encode(
+    return msgspec.json.encode(
         {
             "scores": in_parts(scored.scores),
             "pooled_hidden_states": None,

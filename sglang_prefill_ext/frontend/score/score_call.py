@@ -11,10 +11,11 @@ from sglang_prefill_ext.wire.flat import flat_labels
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
-# Arguments that change what is computed; a call that sets one of them is not packed (yet).
-_UNPACKED_ARGUMENTS = {
-    "image_data": StockReason.MULTIMODAL,
-}
+OVERRIDES = (
+    "query_embed_overrides",
+    "item_embed_overrides",
+    "stacked_query_item_embed_overrides",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,7 @@ class ScoreCall:
     @property
     def has_overrides(self) -> bool:
         """Whether embeddings come with the call."""
-        overrides = (
-            self.query_embed_overrides,
-            self.item_embed_overrides,
-            self.stacked_query_item_embed_overrides,
-        )
-        return any(each is not None for each in overrides)
+        return any(getattr(self, name) is not None for name in OVERRIDES)
 
 
 def ineligible_reason(call: ScoreCall) -> StockReason | None:
@@ -93,9 +89,8 @@ def ineligible_reason(call: ScoreCall) -> StockReason | None:
     Only the shape of the call is looked at. `unusual_input` covers everything that SGLang
     itself refuses or treats in its own way, so that its answer is what the user gets.
     """
-    for argument, reason in _UNPACKED_ARGUMENTS.items():
-        if getattr(call, argument) is not None:
-            return reason
+    if call.image_data is not None:
+        return StockReason.MULTIMODAL
     if call.return_pooled_hidden_states:
         return StockReason.POOLED_HIDDEN_STATES
     if not call.items:

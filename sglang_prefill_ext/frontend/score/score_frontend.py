@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 
-from sglang_prefill_ext.frontend.answers import (
-    Scored,
-    scored_of,
-)
+from sglang_prefill_ext.frontend.answers import Scored, scored_of
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.overrides.override_pack import pack_overridden
@@ -33,15 +30,11 @@ from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
-T = TypeVar("T")
-
 _NO_OPTIONS = RequestOptions()
 
 
-class _Run(Protocol):
-    """Calls a function in the thread, for one caller; see `Worker.run`."""
-
-    async def __call__(self, function: Callable[..., T], *args: Any) -> T: ...
+_Run: TypeAlias = Callable[..., Awaitable[Any]]
+"""Calls a function in the thread, for one caller; see `Worker.run`."""
 
 
 class ScoreFrontend:
@@ -102,7 +95,9 @@ class ScoreFrontend:
         labels = pack_labels(call.label_token_ids, call.num_items, self.path.label_vocab_size)
         if labels is None:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT)
-        return msgspec.structs.replace(labels, normalised=_needs_vocabulary(call))
+        # Whether the answer depends on more than the labels' logits.
+        needs_all = call.return_token_logprobs or not call.apply_softmax
+        return msgspec.structs.replace(labels, normalised=needs_all)
 
     async def _encoded(self, call: ScoreCall, run: _Run) -> ScoreCall:
         """Return a call of plain texts as one of arrays; any other as it is."""
@@ -116,20 +111,17 @@ class ScoreFrontend:
 
     async def _pack(self, call: ScoreCall, labels: Labels, run: _Run) -> PackedRows:
         tokens = self._check_sizes(call, labels)
+        rows: PackedRows
         if call.has_overrides:
-            known = (
-                self.path.link.encode,
-                self.path.vocab_size,
-                self.path.embeddings,
-                self.path.config,
-            )
-            return await run(pack_overridden, call, labels, *known)
-        if call.score_extraction_token_id is not None:
-            return await run(self._pack_setwise, call, labels)
-        query, items = prompts_of(call)
-        args = (query, items, call.item_first, labels, self.path.vocab_size)
-        pack = pack_flat if isinstance(items, FlatRows) else pack_token_ids
-        return await run(pack, *args) if is_large(tokens) else pack(*args)
+            rows = await run(pack_overridden, call, labels, self.path)
+        elif call.score_extraction_token_id is not None:
+            rows = await run(self._pack_setwise, call, labels)
+        else:
+            query, items = prompts_of(call)
+            args = (query, items, call.item_first, labels, self.path.vocab_size)
+            pack = pack_flat if isinstance(items, FlatRows) else pack_token_ids
+            rows = await run(pack, *args) if is_large(tokens) else pack(*args)
+        return rows
 
     def _check_sizes(self, call: ScoreCall, labels: Labels) -> int:
         """Refuse what would take too much memory; return the tokens of the packed call.
@@ -194,8 +186,3 @@ def lone_prompt(
         return rows, options
     rows = replace(rows, prefix_len=prefix, suffix_lens=int_array([len(rows.tokens) - prefix]))
     return rows, replace(options, keep_prefix=repeated or keep)
-
-
-def _needs_vocabulary(call: ScoreCall) -> bool:
-    """Whether the answer depends on more than the labels' logits."""
-    return call.return_token_logprobs or not call.apply_softmax

@@ -86,7 +86,6 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 _DECODER = msgspec.json.Decoder(GenerateBody)
-_ENCODER = msgspec.json.Encoder()
 
 _TRIPLES_AT_A_TIME = 4096
 """Of which each has one number."""
@@ -111,7 +110,7 @@ def sampling_arguments(key: bytes) -> dict[str, Any]:
 
 def answer_body(answers: list[dict[str, Any]], *, is_single: bool) -> bytes:
     """Write the answers; a list for a list of prompts."""
-    return _ENCODER.encode(answers[0] if is_single else in_parts(answers))
+    return msgspec.json.encode(answers[0] if is_single else in_parts(answers))
 
 
 def logprob_fields(

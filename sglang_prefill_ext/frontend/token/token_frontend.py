@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from sglang_prefill_ext.frontend.batch_exchange import BatchExchange, ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
-from sglang_prefill_ext.frontend.gather import Gatherer
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.token.token_batch import ReadKind, pack_calls
-from sglang_prefill_ext.frontend.token.token_call import (
-    TokenCall,
-    TokenRequest,
-    token_call_of,
-)
+from sglang_prefill_ext.frontend.token.token_call import TokenCall, TokenRequest, token_call_of
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.checks import check_memory
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _MOST_SHARED = 1 << 18
 """Numbers that are read for a call which may share a packed request."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What the calls of one batch have in common; two with deadlines never have."""
-
-    options: RequestOptions
-    reads: ReadKind
 
 
 class TokenFrontend:
@@ -43,8 +28,9 @@ class TokenFrontend:
             path,
             Worker("prefill-only-tokens"),
             size_of=lambda call: len(call.ids) + call.num_values,
+            pack=lambda kind, calls: pack_calls(calls, kind, path.prefixes),
+            admits=False,
         )
-        self._calls = Gatherer(self._serve, path.config)
 
     def call_of(self, request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
         """Read a request of which nothing else is wanted.
@@ -98,11 +84,7 @@ class TokenFrontend:
         self, kind: ReadKind, calls: Sequence[TokenCall], options: RequestOptions, request: Any
     ) -> list[ReadOut]:
         alone = max(call.num_values for call in calls) > _MOST_SHARED
-        read_outs = await self._calls.ask(_Kind(options, kind), list(calls), request, alone=alone)
+        read_outs = await self._batches.ask(kind, options, list(calls), request, alone=alone)
         for _ in calls:
             self.path.metrics.record_packed()
         return read_outs
-
-    async def _serve(self, kind: _Kind, calls: list[TokenCall]) -> Sequence[ReadOut | Exception]:
-        pack = partial(pack_calls, kind=kind.reads, policy=self.path.prefixes)
-        return await self._batches.ask(calls, kind.options, pack)

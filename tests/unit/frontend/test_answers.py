@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_prefill_ext.frontend import answers
 from sglang_prefill_ext.frontend.answers import (
-    logprob_rows,
+    label_rows,
     scores_from_values,
     served_rows,
     table_rows,
@@ -80,7 +80,7 @@ def test_probabilities_equal_sglangs_also_of_impossible_labels(
 @given(plain_requests(), st.data())
 def test_logprobs_come_back_unchanged(request: PlainRequest, data: st.DataObject) -> None:
     logprobs = _values(data, request, lowest=-math.inf)
-    assert logprob_rows(_flat(logprobs), request.pack().read) == logprobs
+    assert label_rows(_flat(logprobs), request.pack().read) == logprobs
 
 
 def test_scores_are_plain_floats_that_json_can_write() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -30,17 +30,14 @@ class Group(PackedGroup):
         return [values[number : number + 1] for number in range(len(values))]
 
 
-def groups_of(size: int) -> Callable[[list[int]], Sequence[Group]]:
-    def group(members: list[int], items: list[int]) -> Group:
+def groups_of(size: int, items: list[int]) -> Sequence[Group]:
+    def group(members: list[int]) -> Group:
         tokens, ones = [items[each] for each in members], [1] * len(members)
         rows = PackedRows(int_array(tokens), 0, int_array(ones), Labels(int_array([5])))
         return Group(members, rows)
 
-    def pack(items: list[int]) -> Sequence[Group]:
-        numbers = list(range(len(items)))
-        return [group(numbers[start : start + size], items) for start in numbers[::size]]
-
-    return pack
+    numbers = list(range(len(items)))
+    return [group(numbers[start : start + size]) for start in numbers[::size]]
 
 
 class Setup:
@@ -49,7 +46,9 @@ class Setup:
         self.link.admitted = 1
         path = path_of(self.link, PrefillOnlyConfig(gather_rows=4), max_row_tokens=100)
         self.exchange = path.exchange
-        self.batches = BatchExchange(path, Worker("test"), size_of=lambda _: 1)
+        self.batches: BatchExchange[int] = BatchExchange(
+            path, Worker("test"), size_of=lambda _: 1, pack=groups_of, admits=False
+        )
         self.held: list[tuple[str, PackedRows]] = []
         self.hold_single = False
         self.link.on_send = self.serve
@@ -74,7 +73,7 @@ class Setup:
         asyncio.get_running_loop().call_soon(self.exchange.deliver, rid, answer)
 
     async def ask(self, items: list[int], size: int) -> list[ReadOut | Exception]:
-        return await self.batches.ask(items, RequestOptions(), groups_of(size))
+        return await self.batches.serve((size, RequestOptions()), items)
 
 
 def shown(outcomes: Sequence[ReadOut | Exception]) -> list[object]:

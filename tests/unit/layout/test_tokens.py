@@ -87,7 +87,7 @@ def test_a_prefix_chunk_has_nothing_to_read() -> None:
 
 def test_counts_of_a_group() -> None:
     span = group(4, 3, 1, 2)
-    assert (span.prefix_len, span.num_rows, span.num_suffix_tokens, span.num_tokens) == (7, 2, 3, 6)
+    assert (span.prefix_len, span.num_rows, span.num_tokens) == (7, 2, 6)
 
 
 @pytest.mark.parametrize(
