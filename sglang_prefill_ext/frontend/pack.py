@@ -88,6 +88,8 @@ def pack_token_ids(
         RequestError: a row is empty, or an id lies outside the vocabulary.
         TypeError: an element is not an integer.
     """
+    if not (query or item_first or all(items)):  # named before an id of another row
+        check_prompt([], vocab_size, field="items")
     flat = flatten_ids([query, *items], vocab_size, field=FIELD, overrides=len(overrides))
     rows = FlatRows(flat[len(query) :], int_array(list(map(len, items))))
     return _pack_checked(flat[: len(query)], rows, item_first, labels, overrides)

@@ -32,7 +32,6 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _NO_OPTIONS = RequestOptions()
 
-
 _Run: TypeAlias = Callable[..., Awaitable[Any]]
 """Calls a function in the thread, for one caller; see `Worker.run`."""
 

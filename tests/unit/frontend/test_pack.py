@@ -106,6 +106,11 @@ def test_an_id_outside_the_vocabulary_is_refused_by_field_and_value(
         pack_token_ids(query, items, item_first, LABELS, VOCAB)
 
 
+def test_an_empty_row_is_named_before_an_id_of_another() -> None:
+    with pytest.raises(RequestError, match="`items`.*empty"):
+        pack_token_ids([], [[VOCAB], []], False, LABELS, VOCAB)
+
+
 @pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("element", [1.5, 7.0, "7", None])
 def test_an_element_that_is_no_integer_is_a_type_error(element: object, item_first: bool) -> None:
