@@ -107,7 +107,7 @@ def test_an_id_outside_the_vocabulary_is_refused_by_field_and_value(
 
 
 def test_an_empty_row_is_named_before_an_id_of_another() -> None:
-    with pytest.raises(RequestError, match="`items`.*empty"):
+    with pytest.raises(RequestError, match=r"empty.*`items`"):
         pack_token_ids([], [[VOCAB], []], False, LABELS, VOCAB)
 
 
