@@ -16,7 +16,7 @@ from sglang_prefill_ext.wire.arrays import (
     OverrideArray,
     int_array,
 )
-from sglang_prefill_ext.wire.checks import check_prompt, flatten_ids, wrong
+from sglang_prefill_ext.wire.checks import empty_prompt, flatten_ids, wrong
 from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
@@ -89,7 +89,7 @@ def pack_token_ids(
         TypeError: an element is not an integer.
     """
     if not (query or item_first or all(items)):  # named before an id of another row
-        check_prompt([], vocab_size, field="items")
+        raise empty_prompt("items")
     flat = flatten_ids([query, *items], vocab_size, field=FIELD, overrides=len(overrides))
     rows = FlatRows(flat[len(query) :], int_array(list(map(len, items))))
     return _pack_checked(flat[: len(query)], rows, item_first, labels, overrides)
@@ -128,7 +128,7 @@ def _pack_checked(
         RequestError: a row is empty.
     """
     if not len(query) and not items.counts.all():
-        check_prompt([], 0, field="items")
+        raise empty_prompt("items")
     if item_first:
         items, query = _with_query_last(query, items), NO_INTS
     tokens, prefix_len, lens = shared_once(query, items)

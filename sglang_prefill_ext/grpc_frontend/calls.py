@@ -35,7 +35,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
 )
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, int_array, values_to_bytes
-from sglang_prefill_ext.wire.checks import check_prompt
+from sglang_prefill_ext.wire.checks import empty_prompt
 from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.read import WHOLE_VECTOR
@@ -149,10 +149,9 @@ async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[In
     if isinstance(prompts, list):
         call = EmbedCall(prompts, is_single=False, dimensions=None)
         return await session.embedding.encoder.token_ids(call, None)
-    vocab_size = session.facts.vocab_size
     if not prompts.counts.all():
-        check_prompt([], vocab_size, field="prompts")
-    check_ids(prompts.values, vocab_size, field="prompts")
+        raise empty_prompt("prompts")
+    check_ids(prompts.values, session.facts.vocab_size, field="prompts")
     return prompts.rows()
 
 

@@ -12,7 +12,7 @@ from sglang_prefill_ext.frontend.packed_path import PackedPath
 from sglang_prefill_ext.frontend.text_batch import TextBatches
 from sglang_prefill_ext.frontend.worker import Worker
 from sglang_prefill_ext.wire.arrays import Int32Array
-from sglang_prefill_ext.wire.checks import check_prompt, flatten_ids
+from sglang_prefill_ext.wire.checks import empty_prompt, flatten_ids
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
@@ -107,5 +107,5 @@ def _checked_text(limit: int, ids: list[int]) -> Int32Array:
 
 def _checked(limit: int, prompts: Sequence[list[int]], field: str) -> list[Int32Array]:
     if not all(prompts):
-        check_prompt([], limit, field=field)
+        raise empty_prompt(field)
     return [flatten_ids([prompt], limit, field=field) for prompt in prompts]
