@@ -16,7 +16,7 @@ import numpy as np
 
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded
-from sglang_prefill_ext.frontend.options import Int64
+from sglang_prefill_ext.frontend.options import Int64, decoded
 
 
 class _OpenAiBody(msgspec.Struct):
@@ -41,35 +41,18 @@ _ENCODER = msgspec.json.Encoder()
 
 def read_openai(body: bytes) -> EmbedCall | None:
     """Read a body of `/v1/classify`; None if SGLang is to read it."""
-    try:
-        read = _OPEN_AI.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    read = decoded(_OPEN_AI.decode, body)
+    if read is None or read.rid is not None or read.priority is not None:
         return None
-    if read.rid is not None or read.priority is not None:
-        return None
-    return _call_of(read.input)
+    return EmbedCall.plain(read.input)
 
 
 def read_native(body: bytes) -> EmbedCall | None:
     """Read a body of `/classify`; None if SGLang is to read it."""
-    try:
-        read = _NATIVE.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    read = decoded(_NATIVE.decode, body)
+    if read is None or (read.text is None) == (read.input_ids is None):
         return None
-    if (read.text is None) == (read.input_ids is None):
-        return None
-    return _call_of(read.text if read.input_ids is None else read.input_ids)
-
-
-def _call_of(given: Any) -> EmbedCall | None:
-    if isinstance(given, str):
-        return EmbedCall([given], True, None) if given.strip() else None
-    kinds = set(map(type, given))
-    if kinds == {int}:
-        return EmbedCall([given], True, None) if min(given) >= 0 else None
-    if kinds == {str}:
-        return EmbedCall(given, False, None) if all(map(str.strip, given)) else None
-    return EmbedCall(given, False, None) if kinds == {list} and all(given) else None
+    return EmbedCall.plain(read.text if read.input_ids is None else read.input_ids)
 
 
 def openai_body(

@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sglang_prefill_ext.attach.carrier import Reranking
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
+from sglang_prefill_ext.frontend.options import decoded
 from sglang_prefill_ext.frontend.score.rerank import check_documents, rerank_prompts
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
@@ -36,9 +37,8 @@ _ENCODER = msgspec.json.Encoder()
 
 def read_request(body: bytes) -> RerankBody | None:
     """Read a body; None if SGLang is to read it."""
-    try:
-        read = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    read = decoded(_DECODER.decode, body)
+    if read is None:
         return None
     texts = (read.query, *read.documents)
     return read if read.documents and all(map(str.strip, texts)) else None

@@ -1,12 +1,12 @@
-"""What HTTP requests have in common: what clients ask for in headers, and numbers of bodies."""
+"""What HTTP requests have in common: what clients ask for in headers, and how bodies are read."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -14,6 +14,8 @@ from sglang_prefill_ext.errors import RequestError
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """What orjson, with which SGLang reads bodies, takes for an integer."""
+
+T = TypeVar("T")
 
 OPT_OUT_HEADER = "x-prefill-only"
 PRIORITY_HEADER = "x-prefill-only-priority"
@@ -45,6 +47,17 @@ class RequestOptions:
     priority: int = 0
     deadline_ms: float | None = None
     keep_prefix: bool = False
+
+
+def decoded(decode: Callable[[Any], T], body: Any) -> T | None:
+    """Read a body, or what was read of one; None if that is SGLang's to refuse.
+
+    It is where it is broken, has not the types of the decoder, or is too deep to read.
+    """
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def says_json(headers: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from sglang_prefill_ext.wire.arrays import (
     FlatRows,
     Int32Array,
     OverrideArray,
-    int_array,
+    lens_of_rows,
 )
 from sglang_prefill_ext.wire.checks import empty_prompt, flatten_ids, wrong
 from sglang_prefill_ext.wire.flat import check_ids
@@ -91,7 +91,7 @@ def pack_token_ids(
     if not (query or item_first or all(items)):  # named before an id of another row
         raise empty_prompt("items")
     flat = flatten_ids([query, *items], vocab_size, field=FIELD, overrides=len(overrides))
-    rows = FlatRows(flat[len(query) :], int_array(list(map(len, items))))
+    rows = FlatRows(flat[len(query) :], lens_of_rows(items))
     return _pack_checked(flat[: len(query)], rows, item_first, labels, overrides)
 
 

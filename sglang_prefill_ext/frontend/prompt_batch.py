@@ -18,7 +18,7 @@ from sglang_prefill_ext.wire.arrays import (
     Float32Array,
     Int32Array,
     OverrideArray,
-    int_array,
+    lens_of_rows,
 )
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
@@ -153,8 +153,7 @@ def shared_beginnings(
 def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array, Int32Array]:
     """Return the tokens of prompts that share a prefix, and the lengths of what follows it."""
     suffixes = [prompt[prefix:] for prompt in prompts]
-    lens = np.fromiter(map(len, suffixes), dtype=np.int32, count=len(suffixes))
-    return np.concatenate([prompts[0][:prefix], *suffixes]), lens
+    return np.concatenate([prompts[0][:prefix], *suffixes]), lens_of_rows(suffixes)
 
 
 def _shared_prefix_len(prompts: Sequence[Int32Array]) -> int:
@@ -163,4 +162,4 @@ def _shared_prefix_len(prompts: Sequence[Int32Array]) -> int:
 
 
 def _flat(prompts: Sequence[Int32Array]) -> FlatRows:
-    return FlatRows(np.concatenate(prompts), int_array(list(map(len, prompts))))
+    return FlatRows(np.concatenate(prompts), lens_of_rows(prompts))

@@ -21,6 +21,7 @@ from sglang_prefill_ext.wire.arrays import (
     Int32Array,
     OverrideArray,
     int_array,
+    lens_of_rows,
 )
 from sglang_prefill_ext.wire.checks import check_memory, flatten_ids
 from sglang_prefill_ext.wire.packed import PackedRows
@@ -103,7 +104,7 @@ def pack_setwise(
     label_ids = np.concatenate([np.tile(each, n) for each, n in zip(own, counts, strict=True)])
     label_lens = (np.repeat(lens, reads.lens) * reads.wanted).astype(np.int32)
     flat = flatten_ids(prompts, vocab_size, field=FIELD, overrides=len(overrides))
-    rows = FlatRows(flat, int_array(list(map(len, prompts))))
+    rows = FlatRows(flat, lens_of_rows(prompts))
     tokens, prefix_len, suffix_lens = shared_once(NO_INTS, rows, most=reads.first)
     return PackedRows(
         tokens,

@@ -34,7 +34,7 @@ from sglang_prefill_ext.grpc_frontend.questions import (
     stock_arguments,
 )
 from sglang_prefill_ext.metrics import FrontendMetrics
-from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, int_array, values_to_bytes
+from sglang_prefill_ext.wire.arrays import FlatRows, Int32Array, lens_of_rows, values_to_bytes
 from sglang_prefill_ext.wire.checks import empty_prompt
 from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
@@ -73,7 +73,7 @@ def _stock_response(answer: StockAnswer, reason: StockReason) -> pb.ScoreRespons
     logprobs = answer.token_logprobs
     return pb.ScoreResponse(
         scores=np.array([x for row in answer.rows for x in row], _DOUBLES).tobytes(),
-        counts=int_array([len(row) for row in answer.rows]).tobytes(),
+        counts=lens_of_rows(answer.rows).tobytes(),
         token_logprobs=np.array([x for row in logprobs or () for x in row], "<f4").tobytes(),
         usage=pb.Usage(prompt_tokens=answer.prompt_tokens, path=pb.PATH_ENGINE, reason=reason),
     )

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from sglang_prefill_ext.config import TokenizerChoice, flag_name
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.wire.arrays import FlatRows
+from sglang_prefill_ext.wire.arrays import FlatRows, lens_of_rows
 
 
 class Encoder(Protocol):
@@ -35,7 +35,7 @@ class Encoder(Protocol):
 
 def flat(ids: Sequence[Sequence[int]]) -> FlatRows:
     """Put rows of ids behind one another."""
-    counts = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
+    counts = lens_of_rows(ids)
     total = int(counts.sum(dtype=np.int64))
     return FlatRows(np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=total), counts)
 

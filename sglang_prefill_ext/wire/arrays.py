@@ -8,7 +8,7 @@ embeddings as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -88,6 +88,10 @@ class FlatRows:
 
 def int_array(values: Sequence[int]) -> Int32Array:
     return np.array(values, dtype=_INT)
+
+
+def lens_of_rows(rows: Sequence[Sized]) -> Int32Array:
+    return np.fromiter(map(len, rows), dtype=_INT, count=len(rows))
 
 
 def from_bytes(data: bytes) -> Int32Array:

@@ -57,6 +57,24 @@ class EmbedCall:
     with_states: bool = False
     adapter: str = ""
 
+    @classmethod
+    def plain(cls, given: Any, dimensions: int | None = None) -> EmbedCall | None:
+        """The call of a body that has nothing but prompts; None if SGLang is to judge them.
+
+        Args:
+            given: a text, the ids of one prompt, or a list of either.
+        """
+        kinds = {str} if isinstance(given, str) else set(map(type, given))
+        is_single = isinstance(given, str) or kinds == {int}
+        prompts = [given] if is_single else given
+        if kinds == {int}:
+            fits = min(given) >= 0
+        else:
+            fits = (
+                all(map(str.strip, prompts)) if kinds == {str} else kinds == {list} and all(given)
+            )
+        return cls(prompts, is_single, dimensions) if fits else None
+
     @property
     def has_overrides(self) -> bool:
         """Whether embeddings come with the call."""

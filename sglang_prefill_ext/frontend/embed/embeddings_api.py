@@ -16,7 +16,7 @@ import msgspec
 
 from sglang_prefill_ext.frontend.answers import in_parts
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
-from sglang_prefill_ext.frontend.options import Int64
+from sglang_prefill_ext.frontend.options import Int64, decoded
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,24 +47,11 @@ def read_request(body: bytes) -> EmbeddingsRequest | None:
 
     A model name with a colon may name a LoRA adapter, so that is SGLang's, too.
     """
-    try:
-        read = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    read = decoded(_DECODER.decode, body)
+    if read is None or ":" in read.model:
         return None
-    call = None if ":" in read.model else _call_of(read)
+    call = EmbedCall.plain(read.input, read.dimensions)
     return None if call is None else EmbeddingsRequest(call, read.encoding_format == "base64")
-
-
-def _call_of(read: _Body) -> EmbedCall | None:
-    given: Any = read.input
-    if isinstance(given, str):
-        return EmbedCall([given], True, read.dimensions) if given.strip() else None
-    kinds = set(map(type, given))
-    if kinds == {int}:
-        return EmbedCall([given], True, read.dimensions) if min(given) >= 0 else None
-    if kinds == {str} and all(map(str.strip, given)):
-        return EmbedCall(given, False, read.dimensions)
-    return None
 
 
 def answer_body(

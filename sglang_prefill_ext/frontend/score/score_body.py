@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.answers import Scored, in_parts
-from sglang_prefill_ext.frontend.options import Int64
+from sglang_prefill_ext.frontend.options import Int64, decoded
 from sglang_prefill_ext.frontend.score.body_forms import (
     ARRAYS_MARK,
     DECISION_MARK,
@@ -45,6 +46,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _DECODER = msgspec.json.Decoder(_Body)
+_of_fields = partial(msgspec.convert, type=_Body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,7 @@ class ScoreBody:
     @classmethod
     def of(cls, body: bytes) -> ScoreBody:
         fields = fields_of(body, ARRAYS_MARK, SCORE_MARK)
-        try:
-            read = msgspec.convert(fields, _Body) if fields else _DECODER.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            read = None
+        read = decoded(_of_fields, fields) if fields else decoded(_DECODER.decode, body)
         return cls(body, fields, read)
 
     @property
@@ -133,10 +132,7 @@ def fields_of(body: bytes, *marks: bytes) -> dict[str, Any]:
     """
     if not any(mark in body for mark in marks):
         return {}
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
+    fields = decoded(msgspec.json.decode, body)
     return fields if isinstance(fields, dict) else {}
 
 

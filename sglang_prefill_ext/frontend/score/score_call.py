@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sglang_prefill_ext.wire.arrays import FlatRows, int_array
+from sglang_prefill_ext.wire.arrays import FlatRows, int_array, lens_of_rows
 from sglang_prefill_ext.wire.flat import flat_labels
 from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.stock_reason import StockReason
@@ -180,7 +180,7 @@ def pack_labels(labels: Any, num_items: int, vocab_size: int) -> Labels | None:
     if len(labels) != num_items or not all(_is_plain(one, vocab_size) for one in labels):
         return None
     flat = [token for one in labels for token in one]
-    return Labels(int_array(flat), int_array([len(one) for one in labels]))
+    return Labels(int_array(flat), lens_of_rows(labels))
 
 
 def _is_plain(labels: Any, vocab_size: int) -> bool:

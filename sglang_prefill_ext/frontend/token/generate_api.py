@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from sglang_prefill_ext.frontend.answers import in_parts
-from sglang_prefill_ext.frontend.options import Int64
+from sglang_prefill_ext.frontend.options import Int64, decoded
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer
 
 
@@ -93,13 +93,9 @@ _TRIPLES_AT_A_TIME = 4096
 
 def read_request(body: bytes) -> GenerateBody | None:
     """Read a body; None if SGLang is to read it."""
-    try:
-        read = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if isinstance(read.input_ids, list) and len(set(map(type, read.input_ids))) != 1:
-        return None
-    return read
+    read = decoded(_DECODER.decode, body)
+    given = UNSET if read is None else read.input_ids
+    return None if isinstance(given, list) and len(set(map(type, given))) != 1 else read
 
 
 def sampling_arguments(key: bytes) -> dict[str, Any]:

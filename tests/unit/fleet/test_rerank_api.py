@@ -7,6 +7,7 @@ import pytest
 from sglang_prefill_ext.attach.carrier import Reranking
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.errors import RequestError
+from sglang_prefill_ext.fleet.classify_api import read_openai
 from sglang_prefill_ext.fleet.rerank_api import RerankPrompts, answer_body, read_request
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
@@ -33,6 +34,12 @@ def read(**fields: object) -> object:
 )
 def test_what_is_not_plain_is_left_to_sglang(fields: dict[str, object]) -> None:
     assert read(**fields) is None
+
+
+def test_a_body_too_deep_to_read_is_left_to_sglang() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert read_request(b'{"query": "q", "documents": ["a"], "ignored": %s}' % deep) is None
+    assert read_openai(b'{"input": "a", "ignored": %s}' % deep) is None
 
 
 def test_the_best_documents_come_first() -> None:
