@@ -141,7 +141,7 @@ def fleet(
         _over_running(settings, engines, processes, api_key, context.args)
         return
     on_ray = _on_ray()
-    asked = on_ray.Asked(
+    on_ray.run(
         on_ray.Launch(model_path, tuple(context.args), api_key, drain_s=drain_s),
         on_ray.Replicas.of(replicas),
         settings,
@@ -153,7 +153,6 @@ def fleet(
         routers=router_nodes,
         processes=processes,
     )
-    on_ray.run(asked)
 
 
 def _over_running(

@@ -14,30 +14,22 @@ _LOOK_S = 0.2
 """How often it is seen whether there are engines, and whether to stop."""
 
 
-class GrpcServer:
-    """Serves calls by the engines of a fleet.
+async def serve_grpc(
+    fleet: Fleet, listening: Listening, api_key: str, stopped: Callable[[], bool]
+) -> None:
+    """Serve calls by the engines of a fleet until `stopped`, then until those under way have ended.
 
     Args:
         api_key: that clients show as a bearer token; empty: everybody is let in.
+
+    Raises:
+        ConfigError: the port cannot be used.
     """
-
-    def __init__(self, fleet: Fleet, listening: Listening, api_key: str) -> None:
-        self._fleet = fleet
-        self._listening = listening
-        self._tokens = [api_key] if api_key else []
-        self._service = PrefillService(lambda: fleet.session)
-
-    async def serve(self, stopped: Callable[[], bool]) -> None:
-        """Serve until `stopped`, then until the calls under way have ended.
-
-        Raises:
-            ConfigError: the port cannot be used.
-        """
-        health = Health(self._listening.max_calls)
-        server = server_of(self._listening, self._service, health, self._tokens)
-        await server.start()
-        while not stopped():
-            health.show(bool(self._fleet.whole.available()))
-            await asyncio.sleep(_LOOK_S)
-        await health.enter_graceful_shutdown()
-        await server.stop(self._listening.grace_s)
+    health, tokens = Health(listening.max_calls), [api_key] if api_key else []
+    server = server_of(listening, PrefillService(lambda: fleet.session), health, tokens)
+    await server.start()
+    while not stopped():
+        health.show(bool(fleet.whole.available()))
+        await asyncio.sleep(_LOOK_S)
+    await health.enter_graceful_shutdown()
+    await server.stop(listening.grace_s)

@@ -39,7 +39,7 @@ class Loads:
 
     def __init__(self) -> None:
         self._replicas: dict[str, ReplicaLoad] = {}
-        self._sent_to: dict[int, str] = {}
+        self._sent_to: dict[int, ReplicaLoad] = {}
         self._next_ticket = 0
         self._recent_busy_s = self._recent_s = 0.0
         self._looked_s = 0.0
@@ -72,8 +72,8 @@ class Loads:
         """
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._replicas[replica].sent(ticket, cost_s, now_s)
-        self._sent_to[ticket] = replica
+        load = self._sent_to[ticket] = self._replicas[replica]
+        load.sent(ticket, cost_s, now_s)
         return ticket
 
     def ended(self, ticket: int, now_s: float, ok: bool) -> None:
@@ -84,21 +84,18 @@ class Loads:
                 it could not be reached, or refused. Parts that were there then and end like that
                 as well are the same failure.
         """
-        replica = self._sent_to.pop(ticket, None)
-        if replica is not None:
-            self._replicas[replica].ended(ticket, now_s, ok)
+        if (load := self._sent_to.pop(ticket, None)) is not None:
+            load.ended(ticket, now_s, ok)
 
     def given_up(self, ticket: int, now_s: float) -> None:
         """A part has waited for too long, and another replica has answered it: a failure."""
-        replica = self._sent_to.pop(ticket, None)
-        if replica is not None:
-            self._replicas[replica].given_up(ticket, now_s)
+        if (load := self._sent_to.pop(ticket, None)) is not None:
+            load.given_up(ticket, now_s)
 
     def cancelled(self, ticket: int, now_s: float) -> None:
         """A part is not wanted any more; says nothing of the replica."""
-        replica = self._sent_to.pop(ticket, None)
-        if replica is not None:
-            self._replicas[replica].cancelled(ticket, now_s)
+        if (load := self._sent_to.pop(ticket, None)) is not None:
+            load.cancelled(ticket, now_s)
 
     def reported(self, replica: str, outstanding_s_of_others: float, now_s: float) -> None:
         """A replica tells how much work it has that did not come from here, in its own seconds at

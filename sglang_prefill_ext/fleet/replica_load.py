@@ -49,7 +49,7 @@ class ReplicaLoad:
         self.tickets: dict[int, float] = {}
         self.draining = False
         self.ratio = 1.0
-        self._speed = self._current_speed = speed
+        self._speed = self.current_speed = speed
         self._outstanding = 0.0
         self._others_s, self._reported_s = 0.0, now_s
         self._seen_s = self._asked_s = self._progress_s = now_s
@@ -58,10 +58,6 @@ class ReplicaLoad:
         self._failures = 0
         self._newest = self._newest_at_failure = -1
         self._retry_s = now_s
-
-    @property
-    def current_speed(self) -> Speed:
-        return self._current_speed
 
     def sent(self, ticket: int, cost_s: float, now_s: float) -> None:
         self._pass(now_s)
@@ -87,7 +83,7 @@ class ReplicaLoad:
         self._recent_cost = kept * self._recent_cost + cost
         self._unanswered_busy_s = 0.0
         self.ratio = self._recent_busy_s / self._recent_cost
-        self._current_speed = self._speed.slowed(self.ratio)
+        self.current_speed = self._speed.slowed(self.ratio)
         self._progress_s = now_s
         self._failures, self._retry_s = 0, now_s
 

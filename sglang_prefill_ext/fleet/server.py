@@ -20,7 +20,7 @@ import uvloop
 from sglang_prefill_ext.attach.session import Session
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.fleet.fleet import Fleet
-from sglang_prefill_ext.fleet.grpc_server import GrpcServer
+from sglang_prefill_ext.fleet.grpc_server import serve_grpc
 from sglang_prefill_ext.fleet.replica import BEAT_S
 from sglang_prefill_ext.fleet.router import Router
 from sglang_prefill_ext.fleet.settings import API_KEY_VARIABLE, Engines, Settings
@@ -63,7 +63,6 @@ async def serve(settings: Settings, api_key: str) -> None:
         on_session=on_session,
     )
     router = Router(fleet, metrics, collector, api_key=api_key)
-    grpc = _grpc_server(fleet, settings, api_key)
     server = uvicorn.Server(_config(router, settings))
     async with fleet.running():
         tasks = _follow(fleet, server), _export(fleet, collector)
@@ -71,20 +70,19 @@ async def serve(settings: Settings, api_key: str) -> None:
         try:
             await fleet.wait_heard(_HEARD_S)
             serving = [server.serve(sockets=[_listener(settings)])]
-            if grpc is not None:
-                serving.append(grpc.serve(lambda: server.should_exit))
+            if (listening := _grpc_listening(settings)) is not None:
+                serving.append(serve_grpc(fleet, listening, api_key, lambda: server.should_exit))
             await asyncio.gather(*serving)
         finally:
             for task in beside:
                 task.cancel()
 
 
-def _grpc_server(fleet: Fleet, settings: Settings, api_key: str) -> GrpcServer | None:
+def _grpc_listening(settings: Settings) -> Listening | None:
     if settings.grpc_port is None:
         return None
     host, port = settings.host, settings.grpc_port
-    listening = Listening(host=host, port=port, grace_s=settings.grace_s, max_calls=_MOST_CALLS)
-    return GrpcServer(fleet, listening, api_key)
+    return Listening(host=host, port=port, grace_s=settings.grace_s, max_calls=_MOST_CALLS)
 
 
 def _config(router: Router, settings: Settings) -> uvicorn.Config:

@@ -144,8 +144,6 @@ def _log_useless(directory: Path, error: OSError) -> None:
     logger.info("Comparisons of tokenizers cannot be kept in %s: %s", directory, error)
 
 
-logger = logging.getLogger(__name__)
-
 GATE_TEXTS = 100_000
 
 

@@ -41,14 +41,15 @@ def take_rows(rows: PackedRows, numbers: RowNumbers) -> PackedRows:
     """
     if len(numbers) == rows.num_rows:
         return rows
+    return _taken(rows, numbers, _read_of(rows.read, numbers))
+
+
+def _taken(rows: PackedRows, numbers: RowNumbers, read: Read) -> PackedRows:
+    """Some rows, with the same prefix, of which something else is asked."""
     starts = rows.prefix_len + bounds_of(rows.suffix_lens)
     suffixes = rows.tokens[_places(starts, numbers)]
-    return replace(
-        rows,
-        tokens=np.concatenate([rows.tokens[: rows.prefix_len], suffixes]),
-        suffix_lens=rows.suffix_lens[numbers],
-        read=_read_of(rows.read, numbers),
-    )
+    tokens = np.concatenate([rows.tokens[: rows.prefix_len], suffixes])
+    return replace(rows, tokens=tokens, suffix_lens=rows.suffix_lens[numbers], read=read)
 
 
 def join_results(
@@ -80,12 +81,12 @@ def join_results(
 def _joined_values(
     rows: PackedRows, parts: Sequence[tuple[RowNumbers, PackedResult]]
 ) -> Float32Array:
-    counts = _values_of_rows(rows)
-    width = 1
-    if isinstance(rows.read, Vectors):
+    read = rows.read
+    if isinstance(read, Vectors):  # how wide these are is known of an answer
         numbers, result = parts[0]
-        width = len(result.row_values()) // len(numbers)
-    counts = counts * width
+        counts = np.full(rows.num_rows, len(result.row_values()) // len(numbers))
+    else:
+        counts = read.lens_of(0, rows.num_rows) + np.int64(values_per_read(0, read.num_best))
     starts = bounds_of(counts)
     joined = np.empty(int(starts[-1]), dtype=np.float32)
     for numbers, result in parts:
@@ -102,14 +103,6 @@ def _read_of(read: Read, numbers: RowNumbers) -> Read:
         return read
     ids = read.ids[_places(bounds_of(read.lens), numbers)]
     return Labels(ids, read.lens[numbers], read.normalised, read.num_best)
-
-
-def _values_of_rows(rows: PackedRows) -> NDArray[np.int64]:
-    """Values of each row, int64 ``[rows]``; where vectors are read, 1."""
-    read = rows.read
-    if isinstance(read, Vectors):
-        return np.ones(rows.num_rows, dtype=np.int64)
-    return read.lens_of(0, rows.num_rows).astype(np.int64) + values_per_read(0, read.num_best)
 
 
 def _places(starts: NDArray[np.int64], numbers: RowNumbers) -> NDArray[np.int64]:
@@ -138,20 +131,8 @@ def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | Non
     number_of = [numbers.setdefault(suffixes[a:b], len(numbers)) for a, b in pairwise(cuts)]
     if len(numbers) == rows.num_rows:
         return rows, None
-    return _without_repeats(rows, np.array(number_of))
-
-
-def _without_repeats(
-    rows: PackedRows, number_of: NDArray[np.int64]
-) -> tuple[PackedRows, NDArray[np.int64]]:
-    first = np.zeros(rows.num_rows, dtype=np.bool_)
-    first[np.unique(number_of, return_index=True)[1]] = True
-    is_suffix_kept = np.repeat(first, rows.suffix_lens)
-    tokens = np.concatenate(
-        (rows.tokens[: rows.prefix_len], rows.tokens[rows.prefix_len :][is_suffix_kept])
-    )
-    read, places = rows.read.merged(number_of)
-    return replace(rows, tokens=tokens, suffix_lens=rows.suffix_lens[first], read=read), places
+    read, places = rows.read.merged(np.array(number_of))
+    return _taken(rows, np.unique(number_of, return_index=True)[1], read), places
 
 
 def whole_rows(rows: PackedRows) -> PackedRows:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sglang_prefill_ext.attach.messages import Stock, StockAnswer, StockError, StockScore
 from sglang_prefill_ext.errors import EngineUnavailableError
 from sglang_prefill_ext.fleet.fleet import Fleet
-from sglang_prefill_ext.fleet.grpc_server import GrpcServer
+from sglang_prefill_ext.fleet.grpc_server import serve_grpc
 from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
@@ -44,12 +44,11 @@ async def routed(*stubs: Stub, more: tuple[str, ...] = (), key: str = "") -> Asy
             stub.url = await stack.enter_async_context(served(stub.app()))
         fleet = Fleet(FrontendMetrics(), extra_work=10.0)
         listening = Listening(port=free_port(), grace_s=1.0)
-        server = GrpcServer(fleet, listening, key)
         await stack.enter_async_context(fleet.running())
         fleet.set_engines(Engines((*(stub.url for stub in stubs), *more)))
         await fleet.wait_heard(60)
         stop = asyncio.Event()
-        serving = asyncio.ensure_future(server.serve(stop.is_set))
+        serving = asyncio.ensure_future(serve_grpc(fleet, listening, key, stop.is_set))
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{listening.port}")
         await stack.enter_async_context(channel)
         await asyncio.wait_for(channel.channel_ready(), 60)
