@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from sglang_prefill_ext.errors import ConfigError
-from sglang_prefill_ext.forward.device import (
+from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.memory import (
     SAFETY,
     MemoryModel,
     Sample,
@@ -22,7 +23,6 @@ from sglang_prefill_ext.forward.device import (
     free_bytes,
     peak_bytes,
 )
-from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost
 from sglang_prefill_ext.scheduling.planner import ForwardPlan, plan_forward
 from sglang_prefill_ext.scheduling.prefixed_forward import Executor

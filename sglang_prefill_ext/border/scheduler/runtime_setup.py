@@ -23,11 +23,12 @@ from sglang_prefill_ext.border.scheduler.packed_work import answering
 from sglang_prefill_ext.border.scheduler.radix import prefix_cache_of, room_in, shares_prefixes
 from sglang_prefill_ext.config import KnownAnswers, PrefillOnlyConfig
 from sglang_prefill_ext.forward.calibration import Calibration, calibrate
-from sglang_prefill_ext.forward.device import free_bytes, readout_bytes, require_usable
+from sglang_prefill_ext.forward.device import require_usable
 from sglang_prefill_ext.forward.executor import PackedExecutor, resolve_attention
 from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.forward.kv_pool import OwnPool, PrivateSlots, Room
+from sglang_prefill_ext.forward.memory import free_bytes, readout_bytes
 from sglang_prefill_ext.process.stages import STARTUP
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.policy import policy_of

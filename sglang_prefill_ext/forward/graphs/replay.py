@@ -20,7 +20,6 @@ from sglang_prefill_ext.attention.inputs import LayerInputs
 from sglang_prefill_ext.attention.kernels import KernelAttention
 from sglang_prefill_ext.attention.prefix_libraries import LIBRARIES
 from sglang_prefill_ext.config import AttentionWay
-from sglang_prefill_ext.forward.device import kept_bytes
 from sglang_prefill_ext.forward.graphs.capture import Capture, capture_for
 from sglang_prefill_ext.forward.graphs.plan import (
     NO_GRAPHS,
@@ -34,6 +33,7 @@ from sglang_prefill_ext.forward.graphs.plan import (
 )
 from sglang_prefill_ext.forward.graphs.slots import HELD_TOKENS, GraphSlots
 from sglang_prefill_ext.forward.kv_pool import KVPool
+from sglang_prefill_ext.forward.memory import kept_bytes
 from sglang_prefill_ext.forward.model import Model
 from sglang_prefill_ext.forward.upload import in_one_buffer, tensors_in
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan

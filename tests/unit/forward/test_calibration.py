@@ -13,8 +13,8 @@ import torch
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.forward import calibration
 from sglang_prefill_ext.forward.calibration import Pace, calibrate, measured_memory, measured_pace
-from sglang_prefill_ext.forward.device import MemoryModel, peak_bytes
 from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.memory import MemoryModel, peak_bytes
 from sglang_prefill_ext.forward.upload import ForwardCompletion
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 from sglang_prefill_ext.scheduling.budget import NO_GRAPHS, ForwardBudget, GraphCost

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.forward.device import (
+from sglang_prefill_ext.forward.memory import (
     SAFETY,
     MemoryModel,
     Sample,

@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 from sglang_prefill_ext.config import AttentionWay
 from sglang_prefill_ext.forward import executor as executor_module
 from sglang_prefill_ext.forward import upload as upload_module
-from sglang_prefill_ext.forward.device import Kept
 from sglang_prefill_ext.forward.executor import PackedExecutor
 from sglang_prefill_ext.forward.graphs import replay
 from sglang_prefill_ext.forward.graphs.capture import CallAgain
+from sglang_prefill_ext.forward.memory import Kept
 from sglang_prefill_ext.forward.model import ProductHead
 from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.planner import plan_forward

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_prefill_ext.forward.device import peak_bytes
 from sglang_prefill_ext.forward.executor import PackedExecutor
+from sglang_prefill_ext.forward.memory import peak_bytes
 from sglang_prefill_ext.forward.readers.best_tokens import best_tokens
 from sglang_prefill_ext.forward.readers.logit_chunks import values_by_chunk
 from sglang_prefill_ext.scheduling.budget import ForwardBudget

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.texts import choice
-from sglang_prefill_ext.texts.choice import (
+from sglang_prefill_ext.texts import comparison_file
+from sglang_prefill_ext.texts.comparison import Comparison
+from sglang_prefill_ext.texts.comparison_file import (
     key_of,
     processor,
     remembered,
 )
-from sglang_prefill_ext.texts.comparison import Comparison
 
 WAITER = """
 import sys, threading
 from pathlib import Path
-from sglang_prefill_ext.texts.choice import remembered
+from sglang_prefill_ext.texts.comparison_file import remembered
 threading.Thread(target=remembered, args=(Path(sys.argv[1]), "k", None)).start()
 """
 
@@ -122,7 +122,7 @@ def test_a_verdict_that_cannot_be_kept_counts_all_the_same(
 def test_who_waits_for_a_judge_that_hangs_judges_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "LONGEST_S", 0.01)
+    monkeypatch.setattr(comparison_file, "LONGEST_S", 0.01)
     with (tmp_path / "k.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert remembered(tmp_path, "k", lambda: Comparison("", 3)).texts == 3
