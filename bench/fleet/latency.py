@@ -1,7 +1,8 @@
 """What a router adds to the latency at part load, and what it can carry.
 
 ``python -m bench.fleet.latency``: one engine, and the same behind one and two router processes, in
-turn. The same requests come at the same random times to all three.
+turn. The same requests come at the same random times to all three. The engine's scheduler has a
+core of its own, as a model on a GPU takes none from a router.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import typer
 
 from bench.__main__ import RESULTS
 from bench.command import begin, measured_model, show_gate, title_of
-from bench.fleet.engines import cores_for, engines_on, router
+from bench.cores import scheduler_apart
+from bench.fleet.engines import engine, router
 from bench.fleet.latency_report import ALONE, LatencyResult, added, save_plot
 from bench.fleet.options import Preset, TurnCount
 from bench.fleet.routers import RouterProcesses
@@ -105,13 +107,15 @@ def main(
     """Measure an engine, and the same behind one router process and behind several, in turn."""
     console, context = begin("bench.fleet.latency")
     with measured_model(console, preset) as (model, status), ExitStack() as stack:
-        ports = stack.enter_context(engines_on(model, cores_for(1), status.update))
+        status.update("starting the engine")
+        server = stack.enter_context(engine(model, "engine"))
+        stack.enter_context(scheduler_apart(server.pids))  # of which routers inherit the cores
         routers = {
-            "behind a router": stack.enter_context(router(ports)),
-            f"behind {processes} routers": stack.enter_context(router(ports, processes)),
+            "behind a router": stack.enter_context(router([server.port])),
+            f"behind {processes} routers": stack.enter_context(router([server.port], processes)),
         }
         status.update("measuring")
-        run = LatencyRun(preset, ports[0], routers, load, clients, seconds, turns)
+        run = LatencyRun(preset, server.port, routers, load, clients, seconds, turns)
         run.run(*cases_of(model, [shape]))
     found = added(run.results)
     for each in found:

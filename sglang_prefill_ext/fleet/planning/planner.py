@@ -100,7 +100,7 @@ def plan(
     whole = fleet.soonest_whole()
     owner = _division(fleet, whole, extra_work, worth)
     if owner is None:
-        owner = np.full(len(costs), whole)
+        return [_part(costs, replicas, int(fleet.numbers[whole]), np.arange(len(costs)))]
     return [
         _part(costs, replicas, int(fleet.numbers[place]), np.flatnonzero(owner == place))
         for place in np.unique(owner).tolist()
@@ -148,7 +148,7 @@ class _Fleet:
             [(each.launch_s, each.token_s, each.pair_s, each.max_forward_tokens) for each in speeds]
         ).T
         tokens, pairs = int(costs.tokens.sum()), int(costs.pairs.sum())
-        weights = costs.tokens * np.mean(token) + costs.pairs * np.mean(pair)
+        weights = (costs.tokens * token.sum() + costs.pairs * pair.sum()) / len(speeds)
         further = np.maximum(0, (costs.prefix_tokens + tokens) / most - 1)
         own = tokens * token + pairs * pair + further * launch
         prefix = costs.prefix_tokens * token + costs.prefix_pairs * pair
@@ -176,6 +176,8 @@ class _Fleet:
 
 def _division(fleet: _Fleet, whole: int, extra_work: float, worth: float) -> Rows | None:
     """Return the place in the fleet of every row; None where the request should stay whole."""
+    if extra_work < 0 or min(len(fleet.numbers), len(fleet.weights)) == 1:
+        return None
     starts, work = fleet.starts, float(fleet.weights.sum())
     rates = 1 / fleet.slowness
     overheads = fleet.overhead * rates

@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ def test_subjects_take_turns_and_are_recorded(
         started.append(how)
         return nullcontext(Routers(stand_in.port))
 
-    monkeypatch.setattr(latency, "engines_on", lambda *_: nullcontext([stand_in.port]))
+    engine = SimpleNamespace(port=stand_in.port, pids=[])
+    monkeypatch.setattr(latency, "engine", lambda *_: nullcontext(engine))
+    monkeypatch.setattr(latency, "scheduler_apart", lambda _pids: nullcontext())
     monkeypatch.setattr(latency, "router", router)
     monkeypatch.setattr(latency, "RESULTS", tmp_path)
     app = typer.Typer()
