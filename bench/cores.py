@@ -7,6 +7,9 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
 
 from sglang_prefill_ext.errors import ConfigError
 
@@ -19,16 +22,27 @@ _SLEEP_LIMIT = Path("/dev/cpu_dma_latency")
 """Of PM QoS: the longest time in us that waking up a core may take, while the file is open."""
 
 
+Awake: TypeAlias = Annotated[
+    bool, typer.Option("--awake", help="No core sleeps meanwhile; needs root.")
+]
+
+
 @contextmanager
-def kept_awake() -> Iterator[None]:
+def kept_awake(asked: bool) -> Iterator[None]:
     """Let no core of the machine sleep, as `tuned-adm profile latency-performance` does.
 
     Where a lone request goes from process to process, each finds its core asleep, and waking it
     up takes about as long as what it then does, above all in a virtual machine.
 
+    Args:
+        asked: whether `--awake` was given; nothing changes without it.
+
     Raises:
         ConfigError: this process may not ask for it.
     """
+    if not asked:
+        yield
+        return
     try:
         limit = _SLEEP_LIMIT.open("wb", buffering=0)
     except OSError as error:

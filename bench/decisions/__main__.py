@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 
 from bench.__main__ import RESULTS
 from bench.command import begin, measured_model
-from bench.cores import kept_awake
+from bench.cores import Awake, kept_awake
 from bench.decisions.kinds import KINDS
 from bench.decisions.session import DecisionRun
 from bench.floor import ModelShape
@@ -38,9 +37,7 @@ def main(
     spin: Annotated[
         bool, typer.Option("--spin", help="Idle schedulers do not sleep, in both servers.")
     ] = False,
-    awake: Annotated[
-        bool, typer.Option("--awake", help="No core sleeps meanwhile; needs root.")
-    ] = False,
+    awake: Awake = False,
     apart: Annotated[
         bool, typer.Option("--apart", help="Schedulers have the first core to themselves.")
     ] = False,
@@ -56,8 +53,7 @@ def main(
     shape = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
     given = {key: value for key, value in shape.items() if value is not None}
     prompts = replace(KINDS[kind].prompts, **given)
-    cores = kept_awake() if awake else nullcontext()
-    with measured_model(console, preset) as (model, status), cores:
+    with measured_model(console, preset) as (model, status), kept_awake(awake):
         requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
         asked = (KINDS[kind], prompts, clients or [1, 8, 32])
         run = DecisionRun(model, *asked, seconds, threads, spin=spin, apart=apart, by_wrk=by_wrk)

@@ -15,7 +15,7 @@ import typer
 
 from bench.__main__ import RESULTS
 from bench.command import begin, measured_model, show_gate, title_of
-from bench.cores import scheduler_apart
+from bench.cores import Awake, kept_awake, scheduler_apart
 from bench.fleet.engines import engine, router
 from bench.fleet.latency_report import ALONE, LatencyResult, added, save_plot
 from bench.fleet.options import Preset, TurnCount
@@ -102,11 +102,13 @@ def main(
     processes: Annotated[int, typer.Option(min=2, help="Router processes of the last one.")] = 2,
     seconds: Annotated[float, typer.Option(help="Of each loop.")] = 10.0,
     turns: TurnCount = 5,
+    awake: Awake = False,
     name: Annotated[str, typer.Option(help="File name in bench/results.")] = "fleet-latency",
 ) -> None:
     """Measure an engine, and the same behind one router process and behind several, in turn."""
     console, context = begin("bench.fleet.latency")
     with measured_model(console, preset) as (model, status), ExitStack() as stack:
+        stack.enter_context(kept_awake(awake))
         status.update("starting the engine")
         server = stack.enter_context(engine(model, "engine"))
         stack.enter_context(scheduler_apart(server.pids))  # of which routers inherit the cores

@@ -54,7 +54,7 @@ def test_cores_are_kept_awake_while_the_limit_is_open(
 ) -> None:
     limit = tmp_path / "cpu_dma_latency"
     monkeypatch.setattr("bench.cores._SLEEP_LIMIT", limit)
-    with kept_awake():
+    with kept_awake(True):
         (held,) = [fd for fd in Path("/proc/self/fd").iterdir() if is_link_to(fd, limit)]
         assert limit.read_bytes() == struct.pack("i", 0)
     assert not is_link_to(held, limit)
@@ -64,8 +64,10 @@ def test_who_may_not_keep_cores_awake_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.cores._SLEEP_LIMIT", tmp_path / "missing" / "cpu_dma_latency")
-    with pytest.raises(ConfigError, match=r"--awake: .*cpu_dma_latency"), kept_awake():
+    with pytest.raises(ConfigError, match=r"--awake: .*cpu_dma_latency"), kept_awake(True):
         pass
+    with kept_awake(False):
+        assert not list(tmp_path.iterdir())
 
 
 def is_link_to(link: Path, target: Path) -> bool:
