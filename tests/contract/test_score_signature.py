@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from dataclasses import fields
 
-from sglang_prefill_ext.frontend.score.score_call import ScoreCall
+from sglang.srt.managers.tokenizer_manager_score_mixin import TokenizerManagerScoreMixin
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang tells of every kernel that this machine lacks
-    from sglang.srt.managers.tokenizer_manager_score_mixin import TokenizerManagerScoreMixin
+from sglang_prefill_ext.frontend.score.score_call import ScoreCall
 
 
 def _parameters() -> list[inspect.Parameter]:

@@ -7,27 +7,22 @@ is the kernel that copies rows to their places, which Triton's interpreter canno
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 import torch
+from sglang.kernels.ops.moe import ep_moe_kernels
+from sglang.srt.environ import envs
+from sglang.srt.layers import deep_gemm_wrapper
+from sglang.srt.layers.deep_gemm_wrapper import entrypoint
+from sglang.srt.layers.moe.moe_runner import deep_gemm
+from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
+from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
+from sglang.srt.layers.moe.topk import StandardTopKOutput
 from torch import Tensor
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang.kernels.ops.moe import ep_moe_kernels
-    from sglang.srt.environ import envs
-    from sglang.srt.layers import deep_gemm_wrapper
-    from sglang.srt.layers.deep_gemm_wrapper import entrypoint
-    from sglang.srt.layers.moe.moe_runner import deep_gemm
-    from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
-    from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatchOutput
-    from sglang.srt.layers.moe.topk import StandardTopKOutput
-
-    from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS, with_chosen_alignment
-
+from sglang_prefill_ext.border.model.alignment_hook import ALIGNMENTS, with_chosen_alignment
 from sglang_prefill_ext.moe.alignment import SMALL, STOCK
 
 HIDDEN, EXPERTS, TOP_K = 128, 6, 2

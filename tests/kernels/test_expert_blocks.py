@@ -5,7 +5,6 @@ The alignment of rows to blocks, which SGLang has as a CUDA kernel only, is writ
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +13,14 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from sglang.kernels.ops.moe import fused_moe_triton_kernels
+from sglang.kernels.ops.moe.fused_moe_triton_kernels import invoke_fused_moe_kernel
+from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_triton_config
 from torch import Tensor
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # SGLang's, about kernels that this machine lacks
-    from sglang.kernels.ops.moe import fused_moe_triton_kernels
-    from sglang.kernels.ops.moe.fused_moe_triton_kernels import invoke_fused_moe_kernel
-    from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_triton_config
-
-    from sglang_prefill_ext.border.model.expert_hook import EXPERTS, with_chosen_block
-    from sglang_prefill_ext.border.model.expert_pair import with_both_entries
-
 from bench.moe import launches
+from sglang_prefill_ext.border.model.expert_hook import EXPERTS, with_chosen_block
+from sglang_prefill_ext.border.model.expert_pair import with_both_entries
 from sglang_prefill_ext.moe.blocks import Entry
 from sglang_prefill_ext.moe.policy import BlockTime, Pair
 

@@ -6,17 +6,13 @@ soft cap and the sinks.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from prefill_kernels.shared_prefix_attention import shared_prefix_attention
+from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 from torch import Tensor
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
 
 from sglang_prefill_ext.attention.dense import DenseAttention
 from sglang_prefill_ext.attention.inputs import AttentionVariant, LayerInputs
