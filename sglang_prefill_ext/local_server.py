@@ -11,9 +11,7 @@ import http
 import http.client
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,53 +19,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
-import psutil
-
 from sglang_prefill_ext.errors import ServerStartError
 from sglang_prefill_ext.process.children import module_command
+from sglang_prefill_ext.process.groups import members_of, signal_group
+from sglang_prefill_ext.process.ports import LOOPBACK, free_port
 
 CPU_ARGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "131072")
 """What a CPU needs: bf16 is slow there, and the default KV pool takes all memory."""
-
-LOOPBACK = "127.0.0.1"
 
 _ENV = {
     "HF_HUB_OFFLINE": "1",  # local directories only; a look-up would wait for its timeout
     "PYTHONUNBUFFERED": "1",  # the log must be complete when a start fails
 }
 _ACCELERATOR_NODES = ("nvidia[0-9]*", "kfd", "dxg")
-_PORTS = range(20_000, 32_000)
-_PORT_TRIES = 100
 _POLL_S = 0.25
 _REAP_S = 5.0
-_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _HEALTH_TIMEOUT_S = 30.0
 
 
 def has_accelerator() -> bool:
     """Whether the kernel exposes an NVIDIA or AMD device; asks neither torch nor a driver."""
     return any(any(Path("/dev").glob(pattern)) for pattern in _ACCELERATOR_NODES)
-
-
-def free_port(host: str = LOOPBACK) -> int:
-    """A TCP port that was free at an address of this machine a moment ago.
-
-    It lies below those that a system gives to outgoing connections, which could take it before the
-    server does. Nobody else is given it here until this process ends: it keeps the UDP port of that
-    number, of which a server has no need.
-    """
-    # Not of the seed that a test may have set: two processes would draw the same.
-    for port in random.SystemRandom().sample(_PORTS, _PORT_TRIES):
-        with (
-            socket.socket() as probe,
-            socket.socket(type=socket.SOCK_DGRAM) as claim,
-            contextlib.suppress(OSError),
-        ):
-            probe.bind((host, port))
-            claim.bind((host, port))
-            claim.detach()
-            return port
-    raise ServerStartError(f"{host}: none of {_PORT_TRIES} ports is free; end what listens there.")
 
 
 def server_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -149,7 +121,7 @@ class LocalServer:
     @property
     def pids(self) -> list[int]:
         """Ids of all living processes of the server, ascending; empty before a start."""
-        return [] if self.pid is None else _group_members(self.pid)
+        return [] if self.pid is None else members_of(self.pid)
 
     @property
     def running(self) -> bool:
@@ -220,12 +192,15 @@ class LocalServer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let every process of the server stand still; it is harmless when none runs."""
-        _signal_group(self.pid, signal.SIGSTOP)
+        """Let every process of the server stand still; harmless when none runs."""
+        group = self.pid
+        if group is not None:
+            signal_group(group, signal.SIGSTOP)
         try:
             yield
         finally:
-            _signal_group(self.pid, signal.SIGCONT)
+            if group is not None:
+                signal_group(group, signal.SIGCONT)
 
     def stop(self, grace_s: float = 20.0) -> None:
         """End every process of the server; harmless when none runs.
@@ -240,10 +215,10 @@ class LocalServer:
         if process.poll() is None:
             process.terminate()
             _wait_until(lambda: process.poll() is not None, grace_s)
-        if process.poll() is None or _group_members(process.pid):
-            _signal_group(process.pid, signal.SIGKILL)
+        if process.poll() is None or members_of(process.pid):
+            signal_group(process.pid, signal.SIGKILL)
         process.wait()
-        _wait_until(lambda: not _group_members(process.pid), _REAP_S)
+        _wait_until(lambda: not members_of(process.pid), _REAP_S)
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of the server's output; empty before a start."""
@@ -282,22 +257,6 @@ def _temporary_log() -> Path:
     handle, name = tempfile.mkstemp(prefix="sglang-prefill-", suffix=".log")
     os.close(handle)
     return Path(name)
-
-
-def _group_members(group: int) -> list[int]:
-    """Living processes of a process group; a zombie has ended and does not count."""
-    members = []
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has just ended
-            if os.getpgid(pid) == group and psutil.Process(pid).status() not in _ENDED:
-                members.append(pid)
-    return members
-
-
-def _signal_group(group: int | None, number: signal.Signals) -> None:
-    if group is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, number)
 
 
 def _wait_until(done: Callable[[], bool], timeout_s: float, poll_s: float = 0.05) -> bool:

@@ -26,7 +26,7 @@ from sglang_prefill_ext.attach import carrier
 from sglang_prefill_ext.attach.carrier import PartAnswer
 from sglang_prefill_ext.fleet.replica import Replica, http_session
 from sglang_prefill_ext.frontend.options import RequestOptions
-from sglang_prefill_ext.local_server import free_port
+from sglang_prefill_ext.process.ports import free_port
 from sglang_prefill_ext.wire.packed import PackedResult
 from sglang_prefill_ext.wire.status import Status
 

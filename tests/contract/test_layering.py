@@ -69,7 +69,7 @@ LAYERS = {
         light=False,
     ),
     "client": Layer("errors frontend grpc_frontend", "google grpc httpx numpy rich tenacity typer"),
-    "local_server": Layer("errors process", "psutil"),
+    "local_server": Layer("errors process"),
     "fleet": Layer(
         "errors config wire metrics process shared_device frontend attach grpc_frontend"
         " local_server",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.local_server import LocalServer, free_port
+from sglang_prefill_ext.local_server import LocalServer
+from sglang_prefill_ext.process.ports import free_port
 from tests.integration.client import Client
 from tests.integration.own_server import client_of
 from tests.integration.reference import Reference

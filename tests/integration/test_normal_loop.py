@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.local_server import free_port
+from sglang_prefill_ext.process.ports import free_port
 from tests.integration import native_grpc
 from tests.integration.client import Client, score_body, wait_until
 from tests.integration.generation import assert_generation_is_undisturbed

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sglang_prefill_ext.local_server import free_port
+from sglang_prefill_ext.process.ports import free_port
 from tests.integration.client import Client, Json, random_ids, score_body
 from tests.integration.own_server import serving
 from tests.integration.parity import TOLERANCE, assert_same

@@ -18,7 +18,7 @@ from sglang_prefill_ext.client import PrefillClient
 from sglang_prefill_ext.fleet.ray_serve import cluster, deployments
 from sglang_prefill_ext.fleet.ray_serve.launch import Launch, Needs, Replicas
 from sglang_prefill_ext.fleet.settings import Settings
-from sglang_prefill_ext.local_server import free_port
+from sglang_prefill_ext.process.ports import free_port
 from tests.forking.launch import ForkedServer
 from tests.integration.client import Client, score_body, wait_until
 from tests.integration.fleets import client_at, wait_divided

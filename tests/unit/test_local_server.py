@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -210,19 +209,6 @@ def test_environment_lets_byte_code_be_cached_and_the_caller_win(
     assert env["HF_HUB_OFFLINE"] == "1"
     assert env["OMP_NUM_THREADS"] == "3"
     assert server_env({"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
-
-
-def test_free_port_can_be_bound() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", local_server.free_port()))
-
-
-def test_a_free_port_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = local_server.free_port()
-    monkeypatch.setattr(local_server, "_PORTS", [port])
-    monkeypatch.setattr(local_server, "_PORT_TRIES", 1)
-    with pytest.raises(ServerStartError, match="none of 1 ports is free"):
-        local_server.free_port()
 
 
 def test_log_is_temporary_unless_named_and_empty_before_a_start(tmp_path: Path) -> None:

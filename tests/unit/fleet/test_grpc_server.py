@@ -20,8 +20,8 @@ from sglang_prefill_ext.fleet.settings import Engines
 from sglang_prefill_ext.grpc_frontend import prefill_pb2 as pb
 from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.grpc_frontend.settings import Listening
-from sglang_prefill_ext.local_server import free_port
 from sglang_prefill_ext.metrics import FrontendMetrics
+from sglang_prefill_ext.process.ports import free_port
 from tests.unit.fleet.stub_engines import Stub, an_offer, served, until
 from tests.unit.grpc_frontend.calls import id_request
 

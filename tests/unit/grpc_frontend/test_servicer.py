@@ -17,7 +17,7 @@ from sglang_prefill_ext.client.grpc_calls import error_of
 from sglang_prefill_ext.errors import ServerBusyError
 from sglang_prefill_ext.grpc_frontend import prefill_pb2_grpc, servicer
 from sglang_prefill_ext.grpc_frontend.settings import Settings
-from sglang_prefill_ext.local_server import free_port
+from sglang_prefill_ext.process.ports import free_port
 from tests.unit.attach.engines import StubCollector, StubEngine
 from tests.unit.grpc_frontend.calls import id_request
 from tests.unit.waiting import until
