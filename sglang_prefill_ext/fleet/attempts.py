@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from sglang_prefill_ext.attach.carrier import PartAnswer
 from sglang_prefill_ext.errors import EngineUnavailableError
-from sglang_prefill_ext.fleet.loads import Loads
+from sglang_prefill_ext.fleet.loads import NO_ENGINE, Loads
 from sglang_prefill_ext.fleet.planning.cost import RowCosts, Rows
 from sglang_prefill_ext.fleet.planning.planner import ReplicaState
 from sglang_prefill_ext.frontend.options import RequestOptions
@@ -113,6 +113,11 @@ class Attempts:
             task = asyncio.ensure_future(self._carriers[replica].ask(part.body, options))
             running[task] = attempt
 
+        if first not in self._loads:  # it has gone since this was planned
+            choice = min(self._choices(), key=partial(_end_s, part), default=None)
+            if choice is None:
+                return _named(part, first, PackedResult(Status.UNREACHABLE, NO_ENGINE))
+            first, state = choice
         begin(first, state)
         try:
             while True:
@@ -138,9 +143,10 @@ class Attempts:
 
     def _send(self, part: RowsPart, replica: str, state: ReplicaState) -> _Attempt:
         cost_s = part.costs.part_s(state.speed, part.numbers, prefix_cached=state.has_prefix)
+        ticket = self._loads.sent(replica, cost_s, time.monotonic())
         self.counts["parts"] += 1
         self._own_tokens[replica] += part.tokens
-        return _Attempt(replica, self._loads.sent(replica, cost_s, time.monotonic()))
+        return _Attempt(replica, ticket)
 
     def _ended(
         self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]

@@ -142,12 +142,15 @@ class Loads:
             )
             for (name, each), health in zip(self._replicas.items(), healths, strict=True)
         ]
-        return Snapshot(list(self._replicas), states, self._utilisation(now_s))
+        return Snapshot(list(self._replicas), states, self._utilisation(states, now_s))
 
-    def _utilisation(self, now_s: float) -> float:
-        """Busy time of late by that of all replicas; 0 before any time has passed."""
+    def _utilisation(self, states: list[ReplicaState], now_s: float) -> float:
+        """Busy time of late by that of replicas that may get work; 0 before any has passed."""
         kept = math.exp(min(0.0, self._looked_s - now_s) / _UTILISATION_MEMORY_S)
-        passed_s = [each.passed_s(now_s) for each in self._replicas.values()]
+        all_passed_s = [each.passed_s(now_s) for each in self._replicas.values()]
+        passed_s = [
+            each for each, state in zip(all_passed_s, states, strict=True) if state.available
+        ]
         self._recent_busy_s = kept * self._recent_busy_s + sum(busy_s for busy_s, _ in passed_s)
         self._recent_s = kept * self._recent_s + sum(all_s for _, all_s in passed_s)
         self._looked_s = now_s

@@ -81,12 +81,12 @@ async def _answer(
                 async for chunk in response.content.iter_any():
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise NotSentError(f"Engine {replica.url} cannot be reached ({error}).") from error
     except TimeoutError as error:
         raise DeadlineExceededError(
             f"Engine {replica.url} did not answer by the deadline of the request."
         ) from error
-    except aiohttp.ClientConnectorError as error:
-        raise NotSentError(f"Engine {replica.url} cannot be reached ({error}).") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         why = f"Engine {replica.url} has gone ({type(error).__name__}: {error})."
         if not begun:

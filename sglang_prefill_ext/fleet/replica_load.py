@@ -22,6 +22,8 @@ _GRACE_S = 0.5
 _RETRY_S = 1.0
 """Without work after a first failure; twice that after the next."""
 
+_MOST_DOUBLINGS = 6  # of that
+
 _FAILURES_TO_DOWN = 3  # one after the other
 
 UNKNOWN = "unknown"
@@ -55,7 +57,7 @@ class ReplicaLoad:
         self._seen_s = self._asked_s = self._progress_s = now_s
         self._unanswered_busy_s = self._untold_busy_s = 0.0
         self._recent_busy_s = self._recent_cost = _RATIO_MEMORY_S / 4
-        self._failures = 0
+        self._failed_parts = self._failed_probes = 0
         self._newest = self._newest_at_failure = -1
         self._retry_s = now_s
 
@@ -72,7 +74,7 @@ class ReplicaLoad:
             self.cancelled(ticket, now_s)
             if ticket > self._newest_at_failure:  # else it was there then, and ends for that reason
                 self._newest_at_failure = self._newest
-                self._failed(now_s)
+                self._part_failed(now_s)
             return
         self._pass(now_s)
         longest = max(self.tickets.values())
@@ -85,11 +87,11 @@ class ReplicaLoad:
         self.ratio = self._recent_busy_s / self._recent_cost
         self.current_speed = self._speed.slowed(self.ratio)
         self._progress_s = now_s
-        self._failures, self._retry_s = 0, now_s
+        self._recovered(now_s)
 
     def given_up(self, ticket: int, now_s: float) -> None:
         self.cancelled(ticket, now_s)
-        self._failed(now_s)
+        self._part_failed(now_s)
 
     def cancelled(self, ticket: int, now_s: float) -> None:
         self._pass(now_s)
@@ -103,16 +105,19 @@ class ReplicaLoad:
 
     def probed(self, now_s: float, ok: bool) -> None:
         if not ok:
-            self._failed(now_s)
-        elif self._failures >= _FAILURES_TO_DOWN:
-            self._failures, self._retry_s = 0, now_s
+            self._wait(now_s)
+            self._failed_probes += 1
+        elif self._is_down:
+            self._recovered(now_s)
+        else:
+            self._failed_probes = 0  # parts may fail all the same
 
     def health(self, now_s: float) -> Health:
         return Health.DRAINING if self.draining else self.own_health(now_s)
 
     def own_health(self, now_s: float) -> Health:
         """Its health, whether or not it leaves."""
-        if self._failures >= _FAILURES_TO_DOWN:
+        if self._is_down:
             return Health.DOWN
         if self._is_overdue(now_s) or now_s < self._retry_s:
             return Health.SUSPECT
@@ -173,6 +178,21 @@ class ReplicaLoad:
         self._outstanding = self._outstanding - cost if self.tickets else 0.0
         return cost
 
-    def _failed(self, now_s: float) -> None:
-        self._retry_s = now_s + _RETRY_S * 2**self._failures
-        self._failures += 1
+    @property
+    def _failures(self) -> int:
+        return self._failed_parts + self._failed_probes
+
+    @property
+    def _is_down(self) -> bool:
+        return self._failures >= _FAILURES_TO_DOWN
+
+    def _part_failed(self, now_s: float) -> None:
+        self._wait(now_s)
+        self._failed_parts += 1
+
+    def _wait(self, now_s: float) -> None:
+        self._retry_s = now_s + _RETRY_S * 2 ** min(self._failures, _MOST_DOUBLINGS)
+
+    def _recovered(self, now_s: float) -> None:
+        self._failed_parts = self._failed_probes = 0
+        self._retry_s = now_s

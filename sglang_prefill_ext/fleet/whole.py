@@ -52,7 +52,7 @@ class WholeRequests:
         try:
             return await _counted(first, serve)
         except EngineUnavailableError as error:
-            if not repeatable(error) or len(self.available()) < 2:
+            if not repeatable(error) or not set(self.available()) - {first.url}:
                 raise
             logger.warning("%s Another engine is asked.", error)
             return await _counted(self._least_loaded(without=[first.url]), serve)

@@ -123,6 +123,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         if len(value) > _TIES_FROM and all(map(_is_best, value)):
             value = sorted(value, key=itemgetter(1))
+        elif len(value) > _TIES_FROM and all(map(_is_best_of_chat, value)):
+            value = sorted(value, key=itemgetter("token"))
         return [_plain(each) for each in value]
     if isinstance(value, str):
         return _RANDOM.sub("random", value)
@@ -136,6 +138,10 @@ def _plain(value: Any) -> Any:
 
 def _is_best(value: Any) -> bool:
     return isinstance(value, list) and [*map(type, value[:2])] == [float, int]
+
+
+def _is_best_of_chat(value: Any) -> bool:
+    return isinstance(value, dict) and {"token", "logprob"} <= value.keys()
 
 
 def _is_exact(path: str, body: str) -> bool:

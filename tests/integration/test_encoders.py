@@ -14,9 +14,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from sglang_prefill_ext.modelmaker import catalogue
-from tests.integration.client import Client, random_ids
+from tests.integration.client import Client, random_ids, wait_until
 from tests.integration.own_server import Serving, serving
 from tests.integration.parity import TOLERANCE, assert_same, both
+from tests.integration.processes import scheduler_pid, stopped, tokens_under_way
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -103,12 +104,18 @@ def test_the_second_text_of_a_pair_has_another_type(
     assert abs(pair["score"] - alone[0]) > 1000 * TOLERANCE
 
 
-def test_prompts_of_many_clients_share_forwards_but_no_prefix(client: Client) -> None:
+def test_prompts_of_many_clients_share_forwards_but_no_prefix(
+    server: Serving, client: Client
+) -> None:
     beginning = random_ids(random.Random(1), 100)
     prompts = [beginning + ids for ids in IDS] * 4
     wanted = client.post("/encode", {"input_ids": prompts}, stock=True).json()
     with client.counting() as moved, ThreadPoolExecutor(16) as pool:
-        answers = pool.map(lambda ids: client.post("/encode", {"input_ids": ids}).json(), prompts)
+        with stopped(scheduler_pid(server.server)):
+            answers = pool.map(
+                lambda ids: client.post("/encode", {"input_ids": ids}).json(), prompts
+            )
+            wait_until(lambda: tokens_under_way(client) == sum(map(len, prompts)))
         for found, stock in zip(answers, wanted, strict=True):
             assert_same(found["embedding"], stock["embedding"])
     assert moved["frontend.requests.packed"] == len(prompts)

@@ -28,7 +28,7 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason 
         return StockReason.TOKEN_POSITIONS
     if isinstance(request.lora_path, list) and len(set(request.lora_path)) > 1:
         return StockReason.SEVERAL_ADAPTERS
-    if request.return_prompt_token_ids:
+    if request.return_prompt_token_ids or request.sampling_params not in (None, {}):
         return StockReason.UNUSUAL_INPUT
     if request.return_pooled_hidden_states and request.dimensions is not None:
         return StockReason.POOLED_HIDDEN_STATES

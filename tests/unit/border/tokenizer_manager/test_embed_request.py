@@ -17,7 +17,8 @@ def request(**fields: Any) -> Any:
     """An `EmbeddingReqInput` with its defaults."""
     names = """text input_ids image_data video_data audio_data input_embeds embed_overrides
         embed_override_token_id positional_embed_overrides lora_path
-        multi_item_delimiter_indices token_indices_to_pool decision_layout dimensions rid""".split()
+        multi_item_delimiter_indices token_indices_to_pool decision_layout dimensions rid
+        sampling_params""".split()
     switches = (
         "is_cross_encoder_request",
         "return_pooled_hidden_states",
@@ -94,6 +95,8 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"is_cross_encoder_request": True, "text": None, "input_ids": [1]}, "unusual_input"),
         ({"return_pooled_hidden_states": True, "dimensions": 4}, "pooled_hidden_states"),
         ({"return_prompt_token_ids": True}, "unusual_input"),
+        ({"sampling_params": {"": None}}, "unusual_input"),
+        ({"sampling_params": []}, "unusual_input"),
         ({"rid": "HEALTH_CHECK_1"}, "health_check"),
         ({"rid": ["a"]}, "unusual_input"),
         ({"text": ["a"], "rid": "a"}, "unusual_input"),
