@@ -127,6 +127,23 @@ async def test_what_every_engine_would_say_is_not_tried_again(end: Status) -> No
     assert engines[0].asked + engines[1].asked == 2
 
 
+async def test_an_engine_that_goes_before_its_part_is_sent_is_left_for_another_one() -> None:
+    dispatcher, engines = fleet_of(2)
+    asyncio.get_running_loop().call_soon(dispatcher.loads.remove, "1")
+    assert_whole(await dispatcher.answer(ROWS, OPTIONS))
+    assert [engine.asked for engine in engines] == [2, 0]
+    assert_idle(dispatcher)
+    assert dispatcher.attempts.others_tokens("1", 5) == 5
+
+
+async def test_a_part_whose_only_engine_goes_before_it_is_sent_is_unreachable() -> None:
+    dispatcher, engines = fleet_of(2)
+    for name in ("0", "1"):
+        asyncio.get_running_loop().call_soon(dispatcher.loads.remove, name)
+    result = await dispatcher.answer(ROWS, OPTIONS)
+    assert (result.status, engines[0].asked) == (Status.UNREACHABLE, 0)
+
+
 async def test_an_engine_that_stands_still_is_left_for_another_one() -> None:
     dispatcher, engines = fleet_of(2)
     engines[0].held.clear()

@@ -177,6 +177,29 @@ def test_failures_keep_work_away_for_longer_and_longer_until_a_probe() -> None:
     assert loads.health("a", 2e6) is Health.UP
 
 
+def test_one_that_is_down_for_days_comes_back() -> None:
+    loads = loads_of("a")
+    for second in range(2000):  # more than the exponent of a float
+        loads.probed("a", float(second), ok=False)
+        loads.given_up(loads.sent("a", 0.1, second), second)
+    assert loads.health("a", 2000.0) is Health.DOWN
+    loads.probed("a", 2000.0, ok=True)
+    assert loads.health("a", 2000.0) is Health.UP
+
+
+def test_probes_that_fail_now_and_then_do_not_add_up_and_excuse_no_parts() -> None:
+    loads = loads_of("a")
+    for now_s in (0.0, 100.0, 200.0, 300.0):
+        loads.probed("a", now_s, ok=False)
+        loads.probed("a", now_s + 1, ok=True)
+    assert loads.health("a", 400.0) is Health.UP
+    for now_s in (400.0, 500.0, 600.0):
+        loads.ended(loads.sent("a", 0.1, now_s), now_s, ok=False)
+        assert loads.health("a", now_s) is (Health.DOWN if now_s == 600.0 else Health.SUSPECT)
+        if now_s < 600.0:
+            loads.probed("a", now_s + 1, ok=True)
+
+
 def test_parts_that_are_there_when_a_replica_fails_are_one_failure() -> None:
     loads = loads_of("a")
     together = [loads.sent("a", 0.1, 0.0) for _ in range(5)]
@@ -265,6 +288,9 @@ def test_utilisation_is_the_busy_share_of_late() -> None:
     assert used == pytest.approx(0.375, abs=0.01)
     loads.reported("b", 100.0, now_s)
     assert loads.snapshot(now_s + 10).utilisation == pytest.approx(0.5, abs=0.01)
+    for _ in range(3):
+        loads.probed("a", now_s + 10, ok=False)
+    assert loads.snapshot(now_s + 40).utilisation == pytest.approx(1.0, abs=0.01)  # b is all
     loads.snapshot(now_s + 500)  # until then nobody has asked
     assert loads.snapshot(now_s + 510).utilisation < 0.01
 

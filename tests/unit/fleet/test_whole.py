@@ -1,0 +1,78 @@
+"""A whole request over stand-ins for replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from starlette.requests import Request
+
+from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.fleet.loads import Loads
+from sglang_prefill_ext.fleet.planning.cost import Speed
+from sglang_prefill_ext.fleet.proxy import NotSentError, hand_on
+from sglang_prefill_ext.fleet.replica import Replica
+from sglang_prefill_ext.fleet.whole import WholeRequests
+
+
+def whole_of(*names: str) -> tuple[WholeRequests, Loads]:
+    loads = Loads()
+    for name in names:
+        loads.add(name, Speed(1e-3, 1e-5), 0.0)
+    replicas = {name: cast(Replica, SimpleNamespace(url=name, whole=0)) for name in names}
+    return WholeRequests(replicas, loads), loads
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_another_engine_is_asked_whether_or_not_the_failure_is_known(known: bool) -> None:
+    whole, loads = whole_of("a", "b")
+
+    async def serve(replica: Replica) -> str:
+        if replica.url == "a":
+            for _ in range(3 * known):
+                loads.probed("a", 0.0, ok=False)
+            raise EngineUnavailableError("It has gone.")
+        return replica.url
+
+    assert await whole.served(serve) == "b"
+
+
+async def test_the_only_engine_is_not_asked_again() -> None:
+    whole, _ = whole_of("a")
+    asked = []
+
+    async def serve(replica: Replica) -> str:
+        asked.append(replica.url)
+        raise EngineUnavailableError("It has gone.")
+
+    with pytest.raises(EngineUnavailableError, match="It has gone"):
+        await whole.served(serve)
+    assert asked == ["a"]
+
+
+async def test_who_takes_no_connection_was_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sglang_prefill_ext.fleet.proxy._CONNECT_TIMEOUT",
+        aiohttp.ClientTimeout(total=None, connect=0.2),
+    )
+
+    async def no_message() -> Any:
+        await asyncio.Event().wait()
+
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for waiting in (first, second):  # the kernel answers no more than these
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with aiohttp.ClientSession() as http:
+            url = f"http://127.0.0.1:{full.getsockname()[1]}"
+            replica = SimpleNamespace(http=http, url=url)
+            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
+            request = Request(scope | {"headers": []}, receive=no_message)
+            with pytest.raises(NotSentError, match="cannot be reached"):
+                await hand_on(cast(Replica, replica), request, b"", send=cast(Any, None))
