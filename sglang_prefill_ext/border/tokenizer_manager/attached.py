@@ -120,7 +120,10 @@ class AttachableEngine:
         return result
 
     def _require_known(self, rows: PackedRows) -> None:
-        """Raises: PackingError: on a GPU such an id would end the scheduler."""
+        """Raises: PackingError: on a GPU such an id, or position, would end the scheduler."""
+        longest = self._link.longest_prompt()
+        if rows.prefix_len + int(rows.suffix_lens.max()) > longest:
+            raise PackingError(f"packed rows are longer than the longest prompt of {longest}")
         known = self._path.label_vocab_size
         if int(rows.tokens.max()) >= self._path.vocab_size:
             raise PackingError(

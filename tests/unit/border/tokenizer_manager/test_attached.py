@@ -49,6 +49,7 @@ def test_front_ends_encode_no_text_that_sglang_ends_with_a_token_more(
 
 def attachable() -> Any:
     engine = attached.AttachableEngine.__new__(attached.AttachableEngine)
+    engine._link = SimpleNamespace(longest_prompt=lambda: 8)
     engine._path = path_of(StubLink(), vocab_size=100, label_vocab_size=90)
     engine._calls = set()
     return engine
@@ -68,6 +69,13 @@ async def test_ids_that_are_no_tokens_do_not_reach_the_scheduler(
 
 def test_all_ids_of_the_vocabulary_do() -> None:
     attachable()._require_known(_rows([0, 99], [0, 89]))
+
+
+def test_rows_that_no_prompt_can_be_do_not_either() -> None:
+    labels = Labels(int_array([4]))
+    attachable()._require_known(PackedRows(int_array([5] * 11), 5, int_array([3, 3]), labels))
+    with pytest.raises(PackingError, match="longer than the longest prompt of 8"):
+        attachable()._require_known(PackedRows(int_array([5] * 11), 5, int_array([2, 4]), labels))
 
 
 @pytest.mark.parametrize(
