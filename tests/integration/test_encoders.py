@@ -115,7 +115,8 @@ def test_prompts_of_many_clients_share_forwards_but_no_prefix(
             answers = pool.map(
                 lambda ids: client.post("/encode", {"input_ids": ids}).json(), prompts
             )
-            wait_until(lambda: tokens_under_way(client) == sum(map(len, prompts)))
+            # More than any prompt has alone, so at least two wait for the same forward.
+            wait_until(lambda: tokens_under_way(client) > max(map(len, prompts)))
         for found, stock in zip(answers, wanted, strict=True):
             assert_same(found["embedding"], stock["embedding"])
     assert moved["frontend.requests.packed"] == len(prompts)
