@@ -53,7 +53,7 @@ def _checked(body: bytes) -> tuple[dict[str, Any], int]:
     """The fields of a body and how many items it has."""
     try:
         fields = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(
             f"The request is not JSON ({error}). Give a body of /v1/score."
         ) from error
