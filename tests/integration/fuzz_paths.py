@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bench.difference import VOLATILE
 from tests.integration.client import OPT_OUT, Client, Json
 from tests.integration.fuzz_spoiling import LIMITS, encoded, spoilt
-from tests.integration.parity import assert_same
+from tests.integration.parity import assert_same, assert_same_ranking
 
 _JSON = {"content-type": "application/json"}
 _RANDOM = re.compile(
@@ -72,24 +72,10 @@ def assert_answered_alike(client: Client, path: str, body: str) -> None:
     if packed[0] == 200 and not _is_exact(path, body):
         found, wanted = _outline(found), _outline(wanted)
     if packed[0] == 200 and path == _RERANK:
-        _assert_same_ranking(found, wanted)
+        assert_same_ranking(found, wanted)
     else:
         assert_same(found, wanted)
     assert _order(found) == _order(wanted), "the fields are the same, their order is not"
-
-
-def _assert_same_ranking(found: list[Json], wanted: list[Json]) -> None:
-    """Documents of about the same score come in any order; so `top_n` may leave out another one.
-
-    SGLang's scores of equal documents differ in the last bits.
-    """
-    rankings = [[each["score"] for each in ranked] for ranked in (found, wanted)]
-    assert all(scores == sorted(scores, reverse=True) for scores in rankings)
-    assert_same(*rankings)
-    own, other = ({each["index"]: each for each in ranked} for ranked in (found, wanted))
-    assert len(own) == len(found)
-    for number in own.keys() & other.keys():
-        assert_same(own[number], other[number])
 
 
 def _answer(http: httpx.Client, path: str, body: str, headers: Json) -> tuple[int, str, Any]:
