@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
@@ -331,6 +331,24 @@ def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
     assert setup.answers == {"job-0": Status.NO_ROOM, "job-1": Status.OK}
     setup.cache.free += taken.tolist()
     setup.cache.check_idle()
+
+
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(1, 9), min_size=1)), max_size=6),
+)
+@example(asynchronous=False, shapes=[(3, [9, 9]), (10, [2, 9])])
+def test_whoever_finds_room_alone_finds_some_in_company(
+    asynchronous: bool, shapes: list[tuple[int, list[int]]]
+) -> None:
+    policy = replace(JOINING, budget=ForwardBudget(20))
+    setup = Setup(FailingExecutor(asynchronous), MemoryCache(capacity=12, keeps=False), policy)
+    for number, (prefix, lens) in enumerate(shapes):
+        rows = [[100 + row] * length for row, length in enumerate(lens)]
+        prompts = request([number] * prefix, *rows)
+        setup.runtime.submit(f"job-{number}", prompts.pack(), None)
+    setup.finish()
+    assert list(setup.answers.values()) == [Status.OK] * len(shapes)
 
 
 def test_forwards_in_flight_may_give_the_room_that_is_missing() -> None:
