@@ -186,11 +186,15 @@ class Forwards:
                 return jobs
 
     def _recut(self, job: Job) -> bool:
-        if self.cached_tokens(job) == job.cut_behind:
-            return False
-        self.queue.drop(job)
-        self.cut(job)
-        self.queue.push(job)
+        """Whether a large job in the queue is not what it was: divided otherwise, or failed."""
+        try:
+            if self.cached_tokens(job) == job.cut_behind:
+                return False
+            self.queue.drop(job)
+            self.cut(job)
+            self.queue.push(job)
+        except Exception as error:
+            self._fail([job], error, shared=False)
         return True
 
     def cached_tokens(self, job: Job) -> int:

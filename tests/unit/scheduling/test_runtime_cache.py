@@ -333,6 +333,15 @@ def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
     setup.cache.check_idle()
 
 
+@pytest.mark.parametrize("look", [1, 3])
+def test_a_cache_that_cannot_be_looked_into_fails_that_job_alone(look: int) -> None:
+    setup = Setup(FailingExecutor(), MemoryCache(failing_looks=frozenset([look])))
+    setup.submit_large(LARGE, rows=3)
+    setup.submit([1])
+    setup.finish()
+    assert setup.answers == {"job-0": Status.FAILED, "job-1": Status.OK}
+
+
 @given(
     st.booleans(),
     st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(1, 9), min_size=1)), max_size=6),
@@ -371,16 +380,19 @@ FAILURES = st.frozensets(st.integers(1, 10), max_size=3)
 @given(
     st.builds(FailingExecutor, st.booleans(), FAILURES, FAILURES),
     FAILURES,
+    FAILURES,
     st.sampled_from([JOINING, ALONE, replace(JOINING, budget=ForwardBudget(9))]),
     CALLS,
 )
 def test_whatever_happens_every_transaction_ends(
     executor: FailingExecutor,
     failing_begins: frozenset[int],
+    failing_looks: frozenset[int],
     policy: SchedulingPolicy,
     calls: list[list[int] | str],
 ) -> None:
-    setup = Setup(executor, MemoryCache(failing_begins=failing_begins), policy)
+    cache = MemoryCache(failing_begins=failing_begins, failing_looks=failing_looks)
+    setup = Setup(executor, cache, policy)
     submitted = 0
     for call in calls:
         if isinstance(call, list):
