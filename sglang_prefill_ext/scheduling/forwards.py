@@ -85,36 +85,9 @@ class Forwards:
         if self._follows_a_leader(jobs):
             self.collect(leave=0)
             jobs = self._choose(join_tokens)
-        if not jobs:
-            return False
-        assert self._executor is not None, "jobs are declined without an executor"
-        start_s = time.monotonic()
-        for job in jobs:
-            job.start_s = job.start_s or start_s
-        prefixed = None
-        try:
-            prefixed = PrefixedForward(jobs, self._cache)
-            plan = prefixed.plan
-            completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
-        except NoRoomError as error:
-            self.let_go(error.job)
-            if not self.collect(leave=0):  # else they are about to give some
-                message = "The KV cache has no room for the prefix between two forwards."
-                self._end([error.job], Status.NO_ROOM, message)
-            return True
-        except Exception as error:
-            if prefixed is not None:
-                prefixed.rollback()
-            self._fail(jobs, error, shared=len(jobs) > 1)
-            return True
-        launched_jobs = []
-        for job, share in zip(jobs, plan.shares, strict=True):
-            launched_jobs.append(LaunchedJob(job, job.attempt, share))
-            job.tokens_cached += prefixed.cached(job)
-            self._advance(job, share)
-        self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
-        self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
-        return True
+        if jobs:
+            self._launch(jobs)
+        return bool(jobs)
 
     def collect(self, leave: int) -> bool:
         """Wait for forwards, the oldest first, until only `leave` are in flight.
@@ -164,6 +137,44 @@ class Forwards:
         else:
             held.rollback()
 
+    def _launch(self, jobs: list[Job]) -> None:
+        """Launch a forward of at least one job."""
+        assert self._executor is not None, "jobs are declined without an executor"
+        start_s = time.monotonic()
+        for job in jobs:
+            job.start_s = job.start_s or start_s
+        prefixed = None
+        try:
+            prefixed = PrefixedForward(jobs, self._cache)
+            plan = prefixed.plan
+            completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
+        except NoRoomError as error:
+            self._go_without(error.job, jobs)
+            return
+        except Exception as error:
+            if prefixed is not None:
+                prefixed.rollback()
+            self._fail(jobs, error, shared=len(jobs) > 1)
+            return
+        launched_jobs = []
+        for job, share in zip(jobs, plan.shares, strict=True):
+            launched_jobs.append(LaunchedJob(job, job.attempt, share))
+            job.tokens_cached += prefixed.cached(job)
+            self._advance(job, share)
+        self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
+        self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
+
+    def _go_without(self, job: Job, jobs: list[Job]) -> None:
+        """A job waits for the room that those of its forward, or forwards in flight, are about to
+        give; it ends where there are none."""
+        self.let_go(job)
+        others = [other for other in jobs if other is not job]
+        if others:
+            self._launch(others)
+        elif not self.collect(leave=0):
+            message = "The KV cache has no room for the prefix between two forwards."
+            self._end([job], Status.NO_ROOM, message)
+
     def _choose(self, join_tokens: int) -> list[Job]:
         """The jobs of the next forward; large ones among them are divided behind what is cached."""
         while True:
@@ -175,11 +186,15 @@ class Forwards:
                 return jobs
 
     def _recut(self, job: Job) -> bool:
-        if self.cached_tokens(job) == job.cut_behind:
-            return False
-        self.queue.drop(job)
-        self.cut(job)
-        self.queue.push(job)
+        """Whether a large job in the queue is not what it was: divided otherwise, or failed."""
+        try:
+            if self.cached_tokens(job) == job.cut_behind:
+                return False
+            self.queue.drop(job)
+            self.cut(job)
+            self.queue.push(job)
+        except Exception as error:
+            self._fail([job], error, shared=False)
         return True
 
     def cached_tokens(self, job: Job) -> int:
