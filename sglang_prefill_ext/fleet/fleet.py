@@ -173,12 +173,13 @@ class Fleet:
     def _take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
         if replica.why != str(error):
             logger.warning("Engine %s: %s", replica.url, error)
-        replica.why = str(error)
-        if replica.url in self.loads:
-            self.loads.probed(replica.url, time.monotonic(), ok=False)
-            if self.loads.health(replica.url, time.monotonic()) is Health.DOWN:
-                self._alive.pop(replica.url, None)
-                self._choose()
+        replica.why, now_s = str(error), time.monotonic()
+        used = replica.url in self.loads
+        if used:
+            self.loads.probed(replica.url, now_s, ok=False)
+        if not used or self.loads.health(replica.url, now_s) is Health.DOWN:
+            self._alive.pop(replica.url, None)
+            self._choose()
         replica.heard = True
         self._note_heard()
 
@@ -214,6 +215,7 @@ class Fleet:
 
     def _begin(self, member: Member) -> None:
         if self._session is not None:
+            self._calls.cancel()
             self._session.close("The fleet serves another model now. Try again.")
         self._chosen = member
         self._session = Session(

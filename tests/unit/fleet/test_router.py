@@ -294,8 +294,26 @@ async def test_engines_of_another_model_take_over_what_is_under_way() -> None:
         await until(lambda: bool(held.parts))
         one.fleet.set_engines(Engines((new.url,)))
         assert (await asking).status_code == 200
-        assert new.engine.rows == [len(ITEMS)]
         await until(lambda: list(one.fleet.replicas) == [new.url])
+        assert old.engine.link.aborted
+        assert new.engine.rows == [len(ITEMS)]
+
+
+async def test_engines_that_differ_do_not_count_once_they_have_gone() -> None:
+    first, second = Stub(), Stub()
+    async with routed(first, second) as one:
+        async with AsyncExitStack() as others:
+            urls = [first.url, second.url]
+            for _ in range(2):
+                other = Stub(offer=an_offer(settings={"weight version": "2"}))
+                urls.append(await others.enter_async_context(served(other.app())))
+            one.fleet.set_engines(Engines(tuple(urls)))
+            await one.wait_for(up=2, refused=2)
+        gone = [one.fleet.replicas[url] for url in urls[2:]]
+        await until(lambda: all("It does not answer" in each.why for each in gone))
+        one.fleet.set_engines(Engines(tuple(urls[1:])))
+        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+        assert second.engine.rows == [len(ITEMS)]
 
 
 async def test_an_engine_that_stands_still_does_not_hold_up_a_new_router() -> None:
