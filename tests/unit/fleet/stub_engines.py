@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 from sglang_prefill_ext.attach.carrier import Offer, Reranking
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.attach.engines import StubEngine, facts
@@ -72,6 +73,7 @@ class Stub:
 
     Attributes:
         whole: bodies of requests that it got as a whole, by path.
+        timeout: of the last one of them, as its header says.
         dies_within: answers to these break off.
         busy_s: for which it has computed, as it tells.
     """
@@ -79,6 +81,7 @@ class Stub:
     offer: Offer = field(default_factory=an_offer)
     engine: CountingEngine = field(default_factory=CountingEngine)
     whole: list[tuple[str, bytes]] = field(default_factory=list)
+    timeout: str | None = None
     url: str = ""
     dies_within: bool = False
     busy_s: float = 1.0
@@ -90,6 +93,7 @@ class Stub:
         @app.api_route("/{path:path}", methods=["GET", "POST"])
         async def anything(request: Request) -> StreamingResponse:
             self.whole.append((request.url.path, await request.body()))
+            self.timeout = request.headers.get(TIMEOUT_HEADER)
             kept = {"x-own": request.headers.get("x-mine", ""), "content-type": "text/odd"}
             return StreamingResponse(self._parts(), 418, kept)
 
