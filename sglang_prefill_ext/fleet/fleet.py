@@ -164,6 +164,8 @@ class Fleet:
         known = self._alive.get(replica.url)
         if known is None or known.offer is not replica.offer:
             self._alive[replica.url] = Member.of(replica.offer)
+            self._speeds.pop(replica.url, None)  # it has restarted, or has other weights
+            self.loads.remove(replica.url)
         if state.schedulers:
             self._note_load(replica, state, now_s)
         self._choose()

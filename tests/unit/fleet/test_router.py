@@ -110,6 +110,21 @@ async def test_an_engine_that_has_computed_nothing_is_as_fast_as_it_was_at_its_s
     assert replica["launch_s"] == pytest.approx(10 / 9_000)
 
 
+async def test_an_engine_of_another_model_has_another_speed() -> None:
+    stub = Stub()
+    async with routed(stub) as one:
+        before = (await one.http.get("/prefill_only/status")).json()["replicas"][0]
+        stub.busy_s = 4.0
+        stub.offer = an_offer(settings={"weight version": "2"})
+        async with asyncio.timeout(60):
+            while True:
+                now = (await one.http.get("/prefill_only/status")).json()["replicas"][0]
+                if now["tokens_per_s"] == pytest.approx(before["tokens_per_s"] / 4):
+                    break
+                await asyncio.sleep(0.05)
+        assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
+
+
 async def test_the_page_tells_of_garbage_collection() -> None:
     async with routed(Stub()) as one:
         before = (await one.http.get("/prefill_only/status")).json()["garbage_collection"]
