@@ -166,6 +166,8 @@ class Fleet:
             self._alive[replica.url] = Member.of(replica.offer)
             self._speeds.pop(replica.url, None)  # it has restarted, or has other weights
             self.loads.remove(replica.url)
+        if replica.url in self.loads:
+            replica.why = ""
         if state.schedulers:
             self._note_load(replica, state, now_s)
         self._choose()
@@ -208,11 +210,9 @@ class Fleet:
                     logger.error("Engine %s is not used, as it differs. %s", name, why)
                 replica.why = why
                 self.loads.remove(name)
-            elif name in self._speeds:
-                if replica.why:
-                    logger.info("Engine %s is in the fleet.", name)
-                if name not in self.loads:
-                    self.loads.add(name, self._speeds[name], time.monotonic())
+            elif name in self._speeds and name not in self.loads:
+                logger.info("Engine %s is in the fleet.", name)
+                self.loads.add(name, self._speeds[name], time.monotonic())
                 replica.why = ""
 
     def _begin(self, member: Member) -> None:

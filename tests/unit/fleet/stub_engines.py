@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from starlette.responses import StreamingResponse
 
 from sglang_prefill_ext.attach.carrier import Offer, Reranking
@@ -75,6 +75,7 @@ class Stub:
         whole: bodies of requests that it got as a whole, by path.
         timeout: of the last one of them, as its header says.
         dies_within: answers to these break off.
+        broken: it does not tell of itself.
         busy_s: for which it has computed, as it tells.
     """
 
@@ -84,6 +85,7 @@ class Stub:
     timeout: str | None = None
     url: str = ""
     dies_within: bool = False
+    broken: bool = False
     busy_s: float = 1.0
 
     def app(self) -> FastAPI:
@@ -100,6 +102,8 @@ class Stub:
         return app
 
     async def _status(self) -> list[dict[str, Any]]:
+        if self.broken:
+            raise HTTPException(500)
         return [STATUS | {"busy_s": self.busy_s}]
 
     async def _parts(self) -> AsyncIterator[bytes]:

@@ -110,6 +110,22 @@ async def test_an_engine_that_has_computed_nothing_is_as_fast_as_it_was_at_its_s
     assert replica["launch_s"] == pytest.approx(10 / 9_000)
 
 
+async def test_while_an_engine_is_silent_it_is_told_why_and_not_that_it_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    first, second = Stub(), Stub()
+    async with routed(first, second) as one:
+        second.broken = True
+        await one.wait_for(up=1, down=1)
+        told = caplog.text
+        assert "It refuses with HTTP 500" in one.fleet.replicas[second.url].why
+        second.broken = False
+        await one.wait_for(up=2)
+        assert not one.fleet.replicas[second.url].why
+    assert told.count("is in the fleet") == 2
+
+
 async def test_an_engine_of_another_model_has_another_speed() -> None:
     stub = Stub()
     async with routed(stub) as one:
