@@ -53,12 +53,14 @@ def fleet(
         float | None,
         typer.Option(
             min=0,
+            max=1000,
             help="Most extra work that dividing a request may cause, as a share of its own; "
             "0 never divides. Without it, it depends on how busy the fleet is.",
         ),
     ] = None,
     grace_s: Annotated[
-        float, typer.Option(min=0, help="Seconds for requests under way on SIGTERM.")
+        float,
+        typer.Option(min=0, max=1_000_000, help="Seconds for requests under way on SIGTERM."),
     ] = _DEFAULTS.grace_s,
     keep_alive_s: Annotated[
         int,

@@ -19,13 +19,14 @@ from sglang_prefill_ext.process.supervisor import reserved, supervise
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Settings(attach=Path())
+_LONGEST_S = 1_000_000  # gRPC has 31 bits for milliseconds
 
 
 def serve_grpc(
     attach: Annotated[Path, typer.Option(help="Socket of the engine's --prefill-only-attach.")],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = _DEFAULTS.host,
     port: Annotated[
-        int, typer.Option(help="Port to listen at; 0 for a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")
     ] = _DEFAULTS.port,
     processes: Annotated[int, typer.Option(min=1, help="Front-end processes.")] = 2,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file: private key.")] = None,
@@ -40,20 +41,30 @@ def serve_grpc(
         int, typer.Option(min=1, max=2047, help="Largest request or answer, in MiB.")
     ] = _DEFAULTS.max_message_mib,
     keepalive_s: Annotated[
-        int, typer.Option(min=0, help="Idle seconds after which a connection is tried; 0: never.")
+        int,
+        typer.Option(
+            min=0, max=_LONGEST_S, help="Idle seconds after which a connection is tried; 0: never."
+        ),
     ] = _DEFAULTS.keepalive_s,
     max_calls: Annotated[
-        int, typer.Option(min=1, help="Calls under way in a front end; more are refused.")
+        int,
+        typer.Option(
+            min=1, max=1_000_000, help="Calls under way in a front end; more are refused."
+        ),
     ] = _DEFAULTS.max_calls,
     max_connection_age_s: Annotated[
-        int, typer.Option(min=0, help="Seconds after which clients connect anew; 0: never.")
+        int,
+        typer.Option(
+            min=0, max=_LONGEST_S, help="Seconds after which clients connect anew; 0: never."
+        ),
     ] = _DEFAULTS.max_connection_age_s,
     compression: Annotated[Compression, typer.Option(help="Of answers.")] = _DEFAULTS.compression,
     reflection: Annotated[
         bool, typer.Option(help="Tell clients which methods there are.")
     ] = _DEFAULTS.reflection,
     grace_s: Annotated[
-        float, typer.Option(min=0, help="Seconds for calls under way on SIGTERM.")
+        float,
+        typer.Option(min=0, max=_LONGEST_S, help="Seconds for calls under way on SIGTERM."),
     ] = _DEFAULTS.grace_s,
 ) -> None:
     """Serve prefill_ext.v1 over gRPC for a running engine, in processes of its own."""
