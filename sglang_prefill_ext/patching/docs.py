@@ -20,17 +20,17 @@ _SGLANG = "sglang.srt."
 _BORDER = "sglang_prefill_ext.border."
 
 _APPLIED: Mapping[Group, str] = {
-    Group.FLAGS: "Applied always; they change nothing until a flag is used. All other groups are "
+    Group.FLAGS: "Always applied, but without effect until a flag is used. All other groups are "
     "applied only with `--enable-prefill-only`.",
     Group.FRONTEND: "Applied in the tokenizer manager, the HTTP server and `Engine`.",
     Group.SCHEDULER: "Applied in the scheduler of every rank.",
     Group.DETOKENIZER: "Applied in every detokenizer.",
     Group.DP_CONTROLLER: "Applied in the data-parallel controller.",
-    Group.CPU: "Applied with those of the scheduler, on the CPU platform of this package.",
+    Group.CPU: "Applied in the scheduler, on the CPU platform of this package.",
 }
 
 _COLUMNS = """\
-| | changes | by the hook | without it | diffs | until SGLang has |
+| | patched | hook | without the patch | diffs | until SGLang has |
 |---|---|---|---|---|---|"""
 
 
