@@ -156,7 +156,7 @@ def _refuse_overwriting(source: typer.FileBinaryRead, output: typer.FileTextWrit
     """Opening the output empties it, which must not happen to what is still to be read."""
     read, written = (Path(str(getattr(file, "name", ""))) for file in (source, output))
     if read.is_file() and written.is_file() and written.samefile(read):
-        raise ConfigError(f"--output: {written} is what is read. Choose another file.")
+        raise ConfigError(f"--output: {written} is the input. Choose another file.")
 
 
 def _probabilities(

@@ -138,7 +138,7 @@ def fleet(
         keep_alive_s=keep_alive_s,
     )
     if bool(engines) == bool(model_path):
-        raise ConfigError("Give either --engines, for engines that run, or --model-path.")
+        raise ConfigError("Give either --engines, for running engines, or --model-path.")
     if engines:
         _over_running(settings, engines, processes, api_key, context.args)
         return
@@ -162,7 +162,7 @@ def _over_running(
 ) -> None:
     """Run routers over engines that run, until SIGTERM."""
     if others:
-        raise ConfigError(f"{others[0]}: no such option. Flags of SGLang go with --model-path.")
+        raise ConfigError(f"{others[0]}: no such option. Flags of SGLang need --model-path.")
     urls = engine_urls(engines)
     with (
         reserved_ports(settings) as settings,

@@ -75,7 +75,7 @@ def bearer_tokens(settings: Listening) -> list[str]:
         return []
     tokens = _read(settings.tokens, "--tokens").decode().split()
     if not tokens:
-        raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one on each line.")
+        raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one per line.")
     return tokens
 
 

@@ -102,14 +102,14 @@ def _refuse(device: str, unused: dict[str, float | None]) -> None:
     for name, value in unused.items():
         if value is not None:
             raise ConfigError(
-                f"{_flag(name)} {value:g}: it does nothing with --device {device}; leave it out."
+                f"{_flag(name)} {value:g}: it has no effect with --device {device}; leave it out."
             )
 
 
 def _measured(model: ModelShape, given: dict[str, float | None]) -> Device:
     if missing := [name for name, value in given.items() if value is None]:
         raise ConfigError(
-            f"--device {MEASURED}: its speed has to be given; add {', '.join(map(_flag, missing))}."
+            f"--device {MEASURED}: its speed must be given; add {', '.join(map(_flag, missing))}."
         )
     return Device.measured(model, **{name: value or 0.0 for name, value in given.items()})
 
