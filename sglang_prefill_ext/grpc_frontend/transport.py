@@ -78,10 +78,10 @@ def bearer_tokens(settings: Listening) -> list[str]:
     text = _read(settings.tokens, "--tokens").decode(errors="replace")
     tokens = [line.strip() for line in text.splitlines() if line.strip()]
     if not tokens:
-        raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one on each line.")
+        raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one per line.")
     if not all(map(_TOKEN.fullmatch, tokens)):
         raise ConfigError(
-            f"--tokens: {settings.tokens} has a line that is no token. Write one on each line, of "
+            f"--tokens: {settings.tokens} has a line that is no token. Write one per line, of "
             "visible ASCII without spaces, and nothing else."
         )
     return tokens
