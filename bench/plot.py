@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
+from bench.drawing import picture
 from bench.report import Comparison
-
-mpl.use("Agg")
 
 _ROW_INCHES = 0.32
 _PANELS = (
@@ -23,18 +19,10 @@ _PANELS = (
 def save_plot(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
     """Write a PNG, overwriting the file: closed loops above, open loops below."""
     counts = [max(1, sum(each.closed == closed for each in comparisons)) for closed, _ in _PANELS]
-    figure, panels = plt.subplots(
-        len(_PANELS),
-        figsize=(9, 2 + _ROW_INCHES * sum(counts)),
-        height_ratios=counts,
-        layout="constrained",
-    )
-    for panel, (closed, label) in zip(panels, _PANELS, strict=True):
-        _ratios(panel, [each for each in comparisons if each.closed == closed], label)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    size = (9, 2 + _ROW_INCHES * sum(counts))
+    with picture(path, len(_PANELS), title=title, figsize=size, height_ratios=counts) as panels:
+        for panel, (closed, label) in zip(panels, _PANELS, strict=True):
+            _ratios(panel, [each for each in comparisons if each.closed == closed], label)
 
 
 def _ratios(panel: Any, comparisons: Sequence[Comparison], label: str) -> None:

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table
 from bench.record import Result
 
 _SOLID_RATIO = 1.0
@@ -96,13 +96,8 @@ def open_table(comparisons: Iterable[Comparison]) -> Table:
 
 
 def _table(title: str, ratio: str, *numbers: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(ratio, justify="right", style="bold", no_wrap=True)
-    for text in ("model", "shape", "load"):
-        table.add_column(text, no_wrap=True)
-    for number in ("range", "packed", "ops", *numbers):
-        table.add_column(number, justify="right", no_wrap=True)
-    return table
+    words = ("model", "shape", "load")
+    return new_table(title, ratio, *words, "range", "packed", "ops", *numbers, left=words)
 
 
 def _common_cells(each: Comparison) -> tuple[str, ...]:

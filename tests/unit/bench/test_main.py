@@ -53,7 +53,7 @@ typer.run(command.main)
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
     app = typer.Typer()
     app.command()(command.main)
