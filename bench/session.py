@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -11,6 +11,7 @@ from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import (
     Measurement,
     Window,
+    ask_each,
     closed_loop,
     open_loop,
     poisson_arrivals,
@@ -60,7 +61,7 @@ class ModelRun:
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
-        cases = make_cases(self.model, self.plan)
+        cases = make_cases(self.model, self.plan.shapes, text=self.plan.text, seed=self.plan.seed)
         if self.plan.side_by_side:
             self._side_by_side(cases)
         else:
@@ -96,9 +97,8 @@ class ModelRun:
 
     def _check_before_timing(self, path: str, port: int, cases: list[Case]) -> None:
         for case in cases:
-            window = Window(seconds=0.0, min_requests=len(case.gate))
-            answers = run_loop(closed_loop(port, case.gate, 1, window)).answers
-            self._compare(path, case.shape, "gate", answers)
+            answers, shape = ask_each(port, case.gate), case.shape
+            self.gate.hold(path, f"{self.preset} {shape}", f"{shape} gate", answers)
 
     def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
         packed_before = packed_requests(port)
@@ -114,39 +114,21 @@ class ModelRun:
             arrivals = poisson_arrivals(rate, window, self.plan.seed)
             seen = run_loop(open_loop(port, case.pool, arrivals))
         packed = packed_requests(port) - packed_before
-        self._compare(path, case.shape, "timed", seen.answers)
-        share = packed / seen.sent
-        self.results.append(self._result(path, repeat, case, load, rate, share, seen))
-
-    def _compare(self, path: str, shape: Shape, kind: str, answers: Mapping[int, bytes]) -> None:
-        """Keep what stock answered, and hold what the extension answers against it."""
-        requests = f"{shape} {kind}"
-        if path == STOCK:
-            self.gate.keep(requests, answers)
-        else:
-            self.gate.check(f"{self.preset} {shape}", requests, answers)
-
-    def _result(
-        self,
-        path: str,
-        repeat: int,
-        case: Case,
-        load: Load,
-        rate: float | None,
-        packed_share: float,
-        seen: Measurement,
-    ) -> Result:
-        return result_of(
-            seen,
-            preset=self.preset,
-            shape=str(case.shape),
-            load=load,
-            path=path,
-            repeat=repeat,
-            items=case.shape.items,
-            packed_share=packed_share,
-            rate_per_s=rate,
-            operation_ratio=case.operation_ratio,
+        shape = str(case.shape)
+        self.gate.hold(path, f"{self.preset} {shape}", f"{shape} timed", seen.answers)
+        self.results.append(
+            result_of(
+                seen,
+                preset=self.preset,
+                shape=shape,
+                load=load,
+                path=path,
+                repeat=repeat,
+                items=case.shape.items,
+                packed_share=packed / seen.sent,
+                rate_per_s=rate,
+                operation_ratio=case.operation_ratio,
+            )
         )
 
 

@@ -17,9 +17,10 @@ from rich.table import Table
 from bench.command import Bench
 from bench.drawing import new_table, picture
 from bench.encode.run import EncodeResult, compare_strings, count_joined_mismatches, measure
-from bench.encode.ways import Shape, encoder_ways, served_ways, stock_ways
+from bench.encode.ways import draw_texts, encoder_ways, served_ways, stock_ways
 from bench.gate import GateError
 from bench.options import Name, Seed
+from bench.workloads import Shape
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
@@ -66,7 +67,7 @@ def main(
         label = str(tokenizer or f"made, {_MADE} tokens")
         results: list[EncodeResult] = []
         for each in map(Shape.parse, shape or SHAPES):
-            results += measure(ways, each, each.draw(requests, seed), label)
+            results += measure(ways, each, draw_texts(each, requests, seed), label)
     bench.console.print(_table(results))
     bench.console.print(f"strings compared: {facts['strings']}; ready in {facts['ready_s']} s")
     bench.record(results, **facts)

@@ -9,8 +9,7 @@ import typer
 
 from bench.command import Bench
 from bench.fleet.engines import cores_for, engines_on, router
-from bench.fleet.turns import Turns, cases_of, compare_turns
-from bench.fleet.turns_plot import save_turns_plot
+from bench.fleet.turns import Turns, cases_of, compare_turns, save_turns_plot
 from bench.options import CLIENTS, SHAPES, Clients, Name, Preset, Seconds, Shapes, TurnCount
 
 ALONE = "one engine"

@@ -44,7 +44,7 @@ def main(
                 run.measure(path, repeat)
     comparisons = compare_paths(run.results)
     for closed, table in ((True, closed_table), (False, open_table)):
-        if any(each.closed is closed for each in comparisons):
+        if any(each.stock.closed is closed for each in comparisons):
             bench.console.print(table(comparisons))
     bench.show_gate(run.gate)
     facts = {"tools": sorted(set(tools)), "gate": run.gate.as_dict(), "front_ends": front_ends}

@@ -262,7 +262,7 @@ def test_load_generators(generators: GeneratorRun) -> None:
     for path in BOTH:
         generators.measure(path, 0)
     closed, opened = compare_paths(generators.results)
-    assert (closed.load, opened.load) == ("2 clients, ids", "50% of stock, ids")
+    assert (closed.stock.load, opened.stock.load) == ("2 clients, ids", "50% of stock, ids")
     assert closed.extension.packed_share == opened.extension.packed_share == 1.0
     assert generators.gate.agreement["5+2x3 ids"].rows >= 3 * 60
 

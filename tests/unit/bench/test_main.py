@@ -45,7 +45,7 @@ class Server(LocalServer):
         pid_file.with_suffix(".new").rename(pid_file)
 
 session.MeasuredServer = Server
-session.make_cases = lambda model, plan: []
+session.make_cases = lambda model, shapes, **how: []
 command.make_model = lambda preset, directory: directory
 typer.run(command.main)
 """
