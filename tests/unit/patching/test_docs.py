@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from sglang_prefill_ext.patching.docs import tables
 from sglang_prefill_ext.patching.spec import Group
-from sglang_prefill_ext.patching.upstream import Diff
 from tests.unit.patching.stub_sglang import HOOKS, step_patch
+from tools.patch_docs import tables
+from tools.upstream import Diff
 
 DIFFS = [Diff("0001-a.patch", "", "", "", {"Adds": "sglang.seam"}, (), ())]
 
