@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from bench.load import (
 )
 from bench.plan import EXTENSION, PATHS, STOCK, Case, Plan, alternating, make_cases
 from bench.record import Result
-from bench.score_gate import ScoreGate
+from bench.run import Run
 from bench.server import MeasuredServer
 from bench.status import packed_requests
 from bench.workloads import ClosedLoop, Load, Shape
@@ -28,30 +28,15 @@ _MIN_REQUESTS = 20
 
 
 @dataclass(slots=True)
-class ModelRun:
-    """All measurements of one model.
+class ModelRun(Run[Plan, Result]):
+    """Every load on every shape.
 
     Attributes:
-        preset: the model's name in results.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
         logs: directory of the servers' logs.
-        results: what was measured so far.
-        gate: of all answers so far, by shape.
     """
 
-    preset: str
-    model: Path
-    plan: Plan
-    tell: Callable[[str], None]
     logs: Path
-    results: list[Result] = field(default_factory=list)
-    gate: ScoreGate = field(init=False)
-    _stock_rates: dict[Shape, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    _stock_rates: dict[Shape, float] = field(init=False, default_factory=dict)
 
     def run(self) -> None:
         """Measure stock and extension in turn.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from bench.gate import GateError
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, ask_each, closed_loop, open_loop, poisson_arrivals, run_loop
 from bench.plan import EXTENSION, PATHS, STOCK, Case, make_cases
-from bench.score_gate import ScoreGate
+from bench.run import Run
 from bench.server import MeasuredServer
 from bench.workloads import Shape, draw_requests, generate_body
 
@@ -49,31 +49,16 @@ def make_decode_case(model: Path, plan: DecodePlan) -> DecodeCase:
 
 
 @dataclass(slots=True)
-class DecodeRun:
-    """All measurements of one model.
+class DecodeRun(Run[DecodePlan, DecodeResult]):
+    """Every phase on either server; the gate is of scores.
 
     Attributes:
-        preset: the model's name in results.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
-        results: what was measured so far.
-        gate: of scores.
         equal_generations: how many were compared with stock's first ones, all of them equal.
     """
 
-    preset: str
-    model: Path
-    plan: DecodePlan
-    tell: Callable[[str], None]
-    results: list[DecodeResult] = field(default_factory=list)
-    gate: ScoreGate = field(init=False)
     equal_generations: int = 0
     _stock_rate: float = 0.0
-    _expected_ids: dict[int, list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    _expected_ids: dict[int, list[int]] = field(init=False, default_factory=dict)
 
     def run(self) -> None:
         """Measure stock and extension in turn.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bench.floor import ModelShape
 from bench.http_client import KEEP_ALIVE_ENV, LoadError, post_bytes
@@ -21,7 +20,7 @@ from bench.load import (
 from bench.mixed.mix import Mix, MixResult, draw_mix, slowdowns
 from bench.mixed.plan import EXTENSION_ARGS, SATURATED_BY, MixPlan
 from bench.plan import STOCK
-from bench.score_gate import ScoreGate
+from bench.run import Run
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ScoreRequest, Shape, draw_requests, score_body
@@ -33,28 +32,10 @@ _SATURATION_POOL = 512
 
 
 @dataclass(slots=True)
-class MixRun:
-    """All measurements on one model.
+class MixRun(Run[MixPlan, MixResult]):
+    """Every variant under every load."""
 
-    Attributes:
-        preset: the model's name in results.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
-        results: what was measured so far.
-        gate: of all answers so far.
-    """
-
-    preset: str
-    model: Path
-    plan: MixPlan
-    tell: Callable[[str], None]
-    results: list[MixResult] = field(default_factory=list)
-    gate: ScoreGate = field(init=False)
-    _rates: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    _rates: dict[str, float] = field(init=False, default_factory=dict)
 
     def run(self) -> None:
         """Measure all variants, stock first.

@@ -47,15 +47,15 @@ def main(
     with bench.measured_model(preset) as (model, status):
         run = SoakRun(preset, model, plan, status.update)
         verdict = run.run()
-    bench.console.print(soak_table(run.windows, verdict))
+    bench.console.print(soak_table(run.results, verdict))
     bench.console.print(f"aims: drifts within {MOST_DRIFT:.0%}, no long pause")
     bench.show_gate(run.gate)
     found = {"preset": preset, "rate_per_s": run.rate_per_s, "verdict": asdict(verdict)}
     found |= {"reports": run.reports, "plan": asdict(plan), "gate": run.gate.as_dict()}
-    bench.record(run.windows, **found)
+    bench.record(run.results, **found)
     over = f"{preset}, {engines} engines behind a router" if engines else preset
     title = f"{over}, {shape}, {load:.0%} load, {bench.title}"
-    save_soak_plot(bench.picture, run.windows, title)
+    save_soak_plot(bench.picture, run.results, title)
     bench.say_written()
     raise typer.Exit(0 if verdict.passed else 1)
 

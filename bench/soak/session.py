@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import psutil
 from bench.floor import ModelShape
 from bench.http_client import LoadError, post_bytes
 from bench.load import Measurement, Window, ask_each, closed_loop, open_loop, run_loop
-from bench.score_gate import ScoreGate
+from bench.run import Run
 from bench.soak.subjects import Reports, running
 from bench.soak.windows import SoakWindow, Verdict, verdict_of, windows_of
 from bench.workloads import Shape, draw_requests, score_body
@@ -54,30 +53,18 @@ class SoakPlan:
 
 
 @dataclass(slots=True)
-class SoakRun:
-    """One run on one model.
+class SoakRun(Run[SoakPlan, SoakWindow]):
+    """One run, of which every result is a window of time.
+
+    The gate is of all answers: the packed path's against the stock path's on the same server.
 
     Attributes:
-        preset: the model's name.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
-        gate: of all answers: the packed path's against the stock path's on the same server.
         rate_per_s: requests per second that were offered.
         reports: of garbage collection, after the load.
     """
 
-    preset: str
-    model: Path
-    plan: SoakPlan
-    tell: Callable[[str], None]
-    gate: ScoreGate = field(init=False)
     rate_per_s: float = 0.0
-    windows: list[SoakWindow] = field(default_factory=list)
-    reports: Reports = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    reports: Reports = field(init=False, default_factory=list)
 
     def run(self) -> Verdict:
         """Load the server and compare the end with the start.
@@ -102,8 +89,8 @@ class SoakRun:
         self._check("soak", seen.answers)
         begin_s = seen.ended_s[-1] - seen.seconds
         ended_s = [each - begin_s for each in seen.ended_s]
-        self.windows = windows_of(ended_s, seen.latencies_s, samples)
-        return verdict_of(self.windows, before, self.reports)
+        self.results = windows_of(ended_s, seen.latencies_s, samples)
+        return verdict_of(self.results, before, self.reports)
 
     def _gated_pool(self, port: int) -> list[bytes]:
         """Return requests whose packed answers were found to be the stock path's."""
