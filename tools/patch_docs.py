@@ -1,6 +1,6 @@
 """The tables of changes in ``docs/patches.md``.
 
-``python -m sglang_prefill_ext.patching.docs`` renews them after every change of the table.
+``python -m tools.patch_docs`` renews them after every change of the table.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from textwrap import wrap
 
 from sglang_prefill_ext.patching.spec import Group, Patch
 from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.upstream import renewed
+from tools.upstream import renewed
 
-PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
-"""Part of the repository, not of the installed package."""
+PAGE = Path(__file__).parents[1] / "docs" / "patches.md"
 
 _SGLANG = "sglang.srt."
 _BORDER = "sglang_prefill_ext.border."
