@@ -12,17 +12,17 @@ ENABLE_FIELD = "enable_prefill_only"
 KNOB_PREFIX = "prefill_only_"
 
 GRAPH_TOKENS = 4096
-"""Of the largest graph where none is asked for: the launches of a larger forward take a fast GPU's
-host less time than the forward takes the GPU."""
+"""Tokens of the largest graph by default. For larger forwards graphs gain nothing: even a fast GPU
+takes longer to compute them than its host takes to launch them."""
 
 
 class Order(StrEnum):
-    """In which order waiting requests are served."""
+    """The order in which waiting requests are served."""
 
     SRPT = "srpt"  # fewest tokens left, with ageing
     FCFS = "fcfs"  # first come, first served
     PRIORITY = "priority"  # highest priority; srpt among equals. Low ones may wait for ever.
-    DEADLINE = "deadline"  # earliest deadline; srpt among those without one, behind the others
+    DEADLINE = "deadline"  # earliest deadline; then those without one, by srpt
 
 
 class PrefixCaching(StrEnum):
@@ -30,7 +30,7 @@ class PrefixCaching(StrEnum):
 
     REPEATED = "repeated"  # those seen before
     ALWAYS = "always"
-    NEVER = "never"  # what others left is still used
+    NEVER = "never"  # prefixes that other requests left are still used
 
 
 class AttentionWay(StrEnum):
@@ -45,19 +45,19 @@ class AttentionWay(StrEnum):
 
 
 class MoePolicy(StrEnum):
-    """How the block of rows is chosen in which the experts of a mixture are computed."""
+    """How the block of rows is chosen in which the experts of a mixture compute."""
 
-    AUTO = "auto"  # least-time where times were measured at start, else padding-ratio
+    AUTO = "auto"  # least-time if times were measured at start, else padding-ratio
     LEAST_TIME = "least-time"  # the least predicted time over all blocks of SGLang's tuning
-    PADDING_RATIO = "padding-ratio"  # 64 for 128 rows where more than half as many are padding
+    PADDING_RATIO = "padding-ratio"  # 64 instead of 128 rows if padding exceeds half the real rows
     STOCK = "stock"  # SGLang's own choice, by tokens alone
 
 
 class MoeSource(StrEnum):
-    """From which routing the block of rows is chosen."""
+    """The routing from which the block of rows is chosen."""
 
     HISTORY = "history"  # that of earlier forwards, on the host
-    DEVICE = "device"  # that of the forward itself, between two blocks, on the device
+    DEVICE = "device"  # that of the forward itself; the device chooses between two blocks
 
 
 class KnownAnswers(StrEnum):
@@ -68,7 +68,7 @@ class KnownAnswers(StrEnum):
 
 
 class TokenizerChoice(StrEnum):
-    """Which library encodes texts; one that differs from Hugging Face's anywhere never does."""
+    """The library that encodes texts; it must give the same ids as Hugging Face's."""
 
     AUTO = "auto"  # fastokens if it is installed and faster
     HUGGINGFACE = "huggingface"
@@ -233,11 +233,12 @@ class PrefillOnlyConfig:
             object.__setattr__(self, knob.name, _checked(knob, getattr(self, knob.name)))
 
     def graph_tokens(self, *, on_cuda: bool, ranks: int) -> int:
-        """Tokens of the largest graph, 0 for none: what was given, else by device.
+        """Tokens of the largest graph, 0 for none: as configured, else by device.
 
         Args:
-            on_cuda: the device has graphs, and nobody has switched all of them off.
-            ranks: that share the model; all-reduces in graphs are not verified.
+            on_cuda: the device has graphs, and they are not all switched off.
+            ranks: number of ranks that share the model. With several there are no graphs by
+                default, because all-reduces in graphs are not verified.
         """
         by_device = GRAPH_TOKENS if on_cuda and ranks == 1 else 0
         asked = by_device if self.cuda_graphs is None else self.cuda_graphs
@@ -245,7 +246,7 @@ class PrefillOnlyConfig:
 
 
 def kind_of(knob: Field[Any]) -> type:
-    """The type of a knob's values; one without a default of its own is a number."""
+    """The type of a knob's values; a knob whose default is None is a number."""
     return int if knob.default is None else type(knob.default)
 
 

@@ -1,7 +1,7 @@
-"""Start a real SGLang server on the loopback interface and take it down without a trace.
+"""Starts a real SGLang server on this machine, watches it, and ends all of its processes.
 
-The demo, the tests and the benchmarks all run the server as a user would, as a process of its
-own; this is the one place that knows how such a process is started, watched and ended.
+The demo, the tests, the benchmarks and engines on Ray run the server as a user would, as a process
+of its own. All of them do it by this module.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sglang_prefill_ext.process.groups import members_of, signal_group
 from sglang_prefill_ext.process.ports import LOOPBACK, free_port
 
 CPU_ARGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "131072")
-"""What a CPU needs: bf16 is slow there, and the default KV pool takes all memory."""
+"""Flags for a CPU: bf16 is slow there, and the default KV pool takes all memory."""
 
 _ENV = {
-    "HF_HUB_OFFLINE": "1",  # local directories only; a look-up would wait for its timeout
+    "HF_HUB_OFFLINE": "1",  # models are local; without network a look-up waits for its timeout
     "PYTHONUNBUFFERED": "1",  # the log must be complete when a start fails
 }
 _ACCELERATOR_NODES = ("nvidia[0-9]*", "kfd", "dxg")
@@ -177,9 +177,9 @@ class LocalServer:
             time.sleep(_POLL_S)
 
     def wait_settled(self, timeout_s: float = 300.0) -> None:
-        """Wait until the extension has decided how it encodes texts; SGLang alone never has to.
+        """Wait until the extension has decided how it encodes texts; returns at once without it.
 
-        It serves meanwhile, but slower, and is busy with the decision: whoever measures waits.
+        The server serves meanwhile, but more slowly, so measurements have to wait.
 
         Raises:
             ServerStartError: it has not decided in time.
@@ -189,7 +189,7 @@ class LocalServer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let every process of the server stand still; harmless when none runs."""
+        """Stop every process of the server meanwhile (SIGSTOP); harmless when none runs."""
         group = self.pid
         if group is not None:
             signal_group(group, signal.SIGSTOP)

@@ -31,7 +31,7 @@ def checked_path(path: str, *, flag: str) -> Path:
 
 
 def require_private(directory: Path, *, flag: str) -> None:
-    """Have a directory in which only this user, or root, can put a socket; make a missing one.
+    """Check that only this user, or root, can put a socket into a directory; make it if missing.
 
     Raises:
         ConfigError: it belongs to somebody else, others may write to it, or it cannot be made.
@@ -56,11 +56,11 @@ def require_private(directory: Path, *, flag: str) -> None:
 
 
 def claim(path: Path) -> None:
-    """See that an engine can listen at a path; a dead engine's socket is taken away.
+    """Check that an engine can listen at a path, and remove the socket of a dead engine.
 
     Raises:
-        ConfigError: another engine listens there, or there is something else; or the directory
-            is of no use (see `require_private`).
+        ConfigError: another engine listens there, the file is no socket, or the directory cannot be
+            used (see `require_private`).
     """
     require_private(path.parent, flag=ENGINE_FLAG)
     if not os.access(path.parent, os.W_OK):
@@ -85,8 +85,8 @@ def listening(path: Path) -> Iterator[int]:
     """Listen at a path that nobody but this user may connect to.
 
     Yields:
-        The descriptor of the socket, which whoever takes it closes. The file goes in the end,
-        unless another engine has taken its place.
+        The descriptor of the socket, which the caller has to close. The file is removed in the
+        end, unless another engine has replaced it.
 
     Raises:
         ConfigError: see `claim`.
@@ -108,7 +108,7 @@ def listening(path: Path) -> Iterator[int]:
 
 
 def stranger_at(path: Path) -> str:
-    """Say why what listens at a path may be somebody else's; empty if it is this user's."""
+    """Say why another user may listen at a path; empty if only this user can."""
     try:
         owner, directory = path.lstat().st_uid, path.parent.stat()
     except OSError as error:

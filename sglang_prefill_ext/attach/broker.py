@@ -1,4 +1,4 @@
-"""The engine's end: serves the calls of attached front ends like those of its own process."""
+"""The engine's end of the socket: serves calls of attached front ends like those of its process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang_prefill_ext.process.collector import GcAction, GcReport
 logger = logging.getLogger(__name__)
 
 _LINGER_MS = 200
-"""What the last messages to front ends may take, in ms."""
+"""How long the last messages to front ends may take to leave, in ms."""
 
 
 @dataclass
@@ -56,7 +56,8 @@ class Broker:
     async def collect_garbage(
         self, action: GcAction, thresholds: list[int] | None, timeout_s: float
     ) -> list[list[GcReport]]:
-        """Have every front end act on its garbage collection; the silent are left out."""
+        """Have every front end act on its garbage collection; return the reports that come in
+        time."""
 
         def call(rid: str) -> None:
             for name in self._peers:
@@ -72,7 +73,7 @@ class Broker:
             ConfigError: see `address.claim`.
         """
         with listening(self._path) as descriptor:
-            # A router that must reach whom it sends to says who has gone.
+            # With ROUTER_MANDATORY, sending to a front end that has gone raises an error.
             options = {"USE_FD": descriptor, "ROUTER_MANDATORY": 1}
             socket = socket_of(zmq.SocketType.ROUTER, **options)
             socket.bind(f"ipc://{self._path}")
@@ -96,7 +97,7 @@ class Broker:
                 self._end_unread(name, messages.heading_of(body), error)
 
     def _end_unread(self, name: bytes, heading: messages.Heading, error: Exception) -> None:
-        """End the call of a message that cannot be read or served, and no other."""
+        """End the call of a message that cannot be read or served; other calls go on."""
         unread = isinstance(error, msgspec.DecodeError)
         what = heading.type if heading.is_known else "message"
         trace = None if unread else error
@@ -111,7 +112,7 @@ class Broker:
         if isinstance(message, messages.Hello):
             self._welcome(name, message)
         elif (peer := self._peers.get(name)) is None:
-            # Forgotten after a long silence, or never welcome: it has to say hello.
+            # Forgotten after a long silence, or never welcomed: it has to say hello first.
             self._send(name, messages.Farewell())
         else:
             peer.heard_s = time.monotonic()
@@ -128,7 +129,7 @@ class Broker:
                 if (aborted := peer.tasks.get(message.rid)) is not None:
                     aborted.cancel()
             case _ if message.rid in peer.tasks:
-                # Both calls end with the answer to the first one, as they have one name.
+                # Only the first call is served; its answer ends both, as they have the same name.
                 logger.error("A front end named two calls %r", message.rid)
             case _:
                 task = peer.tasks[message.rid] = asyncio.create_task(self._serve(name, message))
@@ -172,7 +173,7 @@ class Broker:
         self._mailbox.send(messages.encode(message), name)
 
     async def _knock_at_silent(self) -> None:
-        """Have the socket forget those that are not there any more (see `Knock`)."""
+        """Find front ends that have gone, by sending a `Knock` to those that were silent."""
         while True:
             await asyncio.sleep(messages.BEAT_S)
             oldest_s = time.monotonic() - messages.SILENCE_S
@@ -180,7 +181,7 @@ class Broker:
                 self._send(name, messages.Knock())
 
     def _forget(self, name: bytes) -> None:
-        """End whatever a front end has under way; nobody waits for it."""
+        """Forget a front end, and end its calls, whose answers nobody waits for."""
         if (peer := self._peers.pop(name, None)) is not None:
             for task in list(peer.tasks.values()):
                 task.cancel()

@@ -1,4 +1,4 @@
-"""What a router and an engine tell each other over HTTP, as msgpack.
+"""The messages between a router and an engine over HTTP, as msgpack.
 
 ::
 
@@ -6,9 +6,9 @@
     POST /prefill_only/rows                       bytes of rows; answered with PartAnswer
     POST /prefill_only/calls                      `Stock`; answered with StockAnswer or StockError
 
-Options of rows travel in the headers that a scoring request has. So a deadline travels as the time
-that is left, and clocks of two hosts need not agree. A router that drops its connection aborts what
-it has asked for.
+The options of rows are in the same headers as those of a scoring request. A deadline is sent as the
+time that is left, so the clocks of two hosts need not agree. A router aborts a request by dropping
+its connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MSGPACK = "application/msgpack"
 
 
 class Reranking(msgspec.Struct, frozen=True):
-    """How a decoder reranker is asked.
+    """How to ask a decoder reranker.
 
     Attributes:
         template: chat template of a document.
@@ -45,18 +45,19 @@ class Reranking(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What does not change while an engine runs, unless an operator changes it.
+    """What an engine tells of itself that does not change, unless an operator changes it.
 
     Attributes:
-        served_name: of the model, in answers of OpenAI's routes.
-        model_path: in answers of `/v1/embeddings`.
+        served_name: name of the model in answers of OpenAI's routes.
+        model_path: name of the model in answers of `/v1/embeddings`.
         settings: flags of SGLang that change numbers or answers, and the version of the weights;
-            engines of a fleet have the same.
-        encoder: None where the model is none.
-        reranking: None where the model is no decoder reranker.
-        shows_times: answers of SGLang's own routes tell how long each step of theirs took.
-        num_layers, attention_width, parameters: of the model, for what attention costs: query heads
-            times their size, and what one token is multiplied with; 0 if unknown.
+            all engines of a fleet must have the same.
+        encoder: None if the model is no encoder.
+        reranking: None if the model is no decoder reranker.
+        shows_times: answers of SGLang's own routes tell how long each of their steps took.
+        num_layers, attention_width, parameters: of the model, for the cost of attention. The width
+            is query heads times their size; parameters are those that a token is multiplied with.
+            0 if unknown.
     """
 
     facts: Facts
@@ -72,13 +73,13 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """An engine as it is now.
+    """The state of an engine now.
 
     Attributes:
         fingerprint: of the offer.
-        offer: None where the router has said that it knows it.
-        schedulers: what they tell on the status page; empty where none has answered in time.
-        tokens: in packed requests of this process that are under way.
+        offer: None if the router has said that it knows this one.
+        schedulers: their parts of the status page; empty if none has answered in time.
+        tokens: of the packed requests of this process that are under way.
     """
 
     fingerprint: str
@@ -89,7 +90,10 @@ class EngineState(msgspec.Struct, frozen=True):
 
     @property
     def outstanding_tokens(self) -> int:
-        """Of packed requests that the engine has yet to compute, wherever they are known."""
+        """Tokens of packed requests that the engine has yet to compute.
+
+        The larger of two counts: that of this process, and that of the schedulers.
+        """
         return max(self.tokens, sum(int(each["queue"]["tokens"]) for each in self.schedulers))
 
 
@@ -97,7 +101,7 @@ class PartAnswer(msgspec.Struct, frozen=True):
     """The answer to rows.
 
     Attributes:
-        tokens: in packed requests of the engine's process that are still under way.
+        tokens: of the packed requests of the engine's process that are still under way.
     """
 
     result: PackedResult
@@ -147,7 +151,10 @@ def call_from(body: bytes) -> Stock:
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:
-    """What reads answers of a kind, and raises EngineUnavailableError where one cannot be read."""
+    """Return a function that decodes answers of a kind.
+
+    It raises EngineUnavailableError for an answer that cannot be read.
+    """
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(body: bytes) -> Any:

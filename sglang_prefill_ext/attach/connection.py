@@ -1,4 +1,4 @@
-"""A front end's end of the socket: attached whenever the engine is there."""
+"""A front end's end of the socket: keeps it attached to the engine whenever that is there."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from sglang_prefill_ext.process.collector import Collector, GcAction, GcReport
 logger = logging.getLogger(__name__)
 
 _OPTIONS = {"IMMEDIATE": 1, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 1000}
-"""Nothing waits for an engine that is not there; it is looked for after so many ms, at first and at
-most."""
+"""No message is queued while there is no engine. The time until ZMQ connects again is 50 ms at
+first, and 1000 ms at most."""
 _LONGEST_WAIT_S = 60.0
-"""Between two hellos to an engine that this front end cannot serve; it doubles every time."""
+"""Longest time between two hellos to an engine that this front end cannot serve. The time doubles
+with every failure."""
 
 
 class EngineConnection:
-    """Keeps the session of a front end with whatever engine is at the socket file.
+    """Keeps the session of a front end with the engine that listens at the socket file.
 
     Args:
         metrics: counts of this process, which are handed on to the engine.
-        collector: of this process; it freezes once there is a session, and does what the engine
-            asks for.
+        collector: garbage collection of this process. It freezes with every new session, and acts
+            when the engine asks for it.
         on_change: called with every new session, and with None when one has ended.
     """
 
@@ -108,7 +109,7 @@ class EngineConnection:
             self._say_hello()
 
     def _say_hello(self) -> None:
-        """Begin a session, unless somebody else may be listening."""
+        """Begin a session, unless another user may be listening."""
         if stranger := stranger_at(self._path):
             self._close(stranger)
         else:
@@ -122,7 +123,7 @@ class EngineConnection:
                 self._end_unread(messages.heading_of(part), error)
 
     def _end_unread(self, heading: messages.Heading, error: Exception) -> None:
-        """End the call of an answer that cannot be read, or all if it is no answer."""
+        """End the call of an answer that cannot be read, or the session if it is no answer."""
         why = f"The engine sends what cannot be read ({error}). Install one version."
         if not isinstance(error, msgspec.DecodeError):
             logger.error("A message of the engine could not be taken", exc_info=error)
@@ -166,7 +167,7 @@ class EngineConnection:
     def _open(self, facts: messages.Facts) -> None:
         if self._session is not None:
             if self._session.facts == facts:
-                return  # the answer to a hello that was sent before the session's first call
+                return  # a second hello was sent before the answer to the first one
             self._close("The engine is another one now. Try again.")
         try:
             self._session = Session(facts, self._send, self._metrics)
@@ -177,7 +178,7 @@ class EngineConnection:
             self._give_up(f"This front end cannot serve the engine of {facts.model} ({why}).")
             return
         self._failures = 0
-        # What is frozen is never freed, so that the session before would stay.
+        # Frozen objects are never freed, so those of the previous session are unfrozen first.
         for action in (GcAction.UNFREEZE, GcAction.FREEZE):
             self._collect_garbage(
                 messages.GcCall(unique_name("attached-"), action, facts.gc_thresholds)
@@ -187,7 +188,7 @@ class EngineConnection:
         self._on_change(self._session)
 
     def _give_up(self, why: str) -> None:
-        """Close, and try again later and later: what an engine is does not change by itself."""
+        """Close, and say hello after a wait that grows: an engine rarely changes by itself."""
         self._failures += 1
         wait_s = min(messages.BEAT_S * 2 ** min(self._failures, 30), _LONGEST_WAIT_S)
         self._hello_s = time.monotonic() + wait_s

@@ -1,4 +1,4 @@
-"""What serves calls that come from other processes, and rows of theirs as one result."""
+"""The engine as calls from other processes need it, and how rows from there are served."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """What is needed of the process that has the engine."""
+    """What calls from other processes need of the engine's process."""
 
     def facts(self) -> Facts: ...
 
     def adapter(self, name: str) -> AbstractAsyncContextManager[str]:
-        """The id of a LoRA adapter that is not unloaded inside; empty for none.
+        """Yield the id of a LoRA adapter, which is not unloaded meanwhile; empty for an empty name.
 
         Raises:
             RequestError: there is no adapter of that name.
@@ -31,7 +31,7 @@ class Engine(Protocol):
         ...
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
-        """Serve a call as if it had come by HTTP; never raises for what a caller can cause."""
+        """Serve a call as if it had come by HTTP; errors that a caller can cause are returned."""
         ...
 
     async def serve_rows(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
@@ -46,10 +46,10 @@ class Engine(Protocol):
 
 
 async def result_of(engine: Engine, row_bytes: bytes, options: RequestOptions) -> PackedResult:
-    """Serve rows whose adapter is a name; however they end, it is a result."""
+    """Serve rows whose adapter is a name; errors become a result, too."""
     try:
         if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
-            # No queue could be sorted by it.
+            # A queue cannot be sorted by NaN.
             raise PackingError(f"a deadline cannot be {options.deadline_ms}")
         rows = rows_from_bytes(row_bytes)
         async with engine.adapter(rows.adapter) as adapter:

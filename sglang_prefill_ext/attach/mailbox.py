@@ -1,7 +1,7 @@
-"""A ZMQ socket in an event loop, which sends and takes all there is at one wake-up.
+"""A ZMQ socket in an event loop that sends and receives many messages at one wake-up.
 
-With `zmq.asyncio` every message has a future, callbacks and a task's step of its own, which take
-longer than reading it and were half of what a call took of the engine's front-end process.
+`zmq.asyncio` needs a future, callbacks and a step of a task for every message. These take longer
+than reading the message, and were half of a call's time in the engine's front-end process.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Callable
 import zmq
 
 _AT_ONCE = 64
-"""Messages that are taken before the event loop has its turn."""
+"""Most messages that are received before other callbacks of the event loop run."""
 
 
-# A process that stands still answers no ZMTP ping, and loses its connections; one that is only busy
-# does, from libzmq's own thread.
+# A stopped process does not answer ZMTP pings, so its connections are closed. A process that is
+# only busy answers them, from libzmq's own thread.
 _PING_MS, _PING_TIMEOUT_MS = 1000, 4000
 
 
 def socket_of(kind: zmq.SocketType, **options: int) -> zmq.Socket[bytes]:
-    """Make a socket that holds back nothing, and finds out whether the other end still lives.
+    """Make a socket with unlimited queues, which finds out whether the other end is still alive.
 
     Args:
         options: further ones, by their names in `zmq.SocketOption`.
     """
-    # The context of the process is never ended, which could wait for ever.
+    # The shared context is never terminated, because that could wait for ever.
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(kind)
     pings = {"HEARTBEAT_IVL": _PING_MS, "HEARTBEAT_TIMEOUT": _PING_TIMEOUT_MS}
@@ -36,16 +36,16 @@ def socket_of(kind: zmq.SocketType, **options: int) -> zmq.Socket[bytes]:
 
 
 class Mailbox:
-    """Sends and takes messages until closed; made in the event loop that it lives in.
+    """Sends and receives messages until closed; made in the event loop that it lives in.
 
-    What is sent to one receiver in one turn of the event loop leaves as the parts of one message:
-    passing on a message, and waking up who takes it, costs more than a part.
+    All that is sent to one receiver in one turn of the event loop becomes the parts of one message,
+    because a further message, and a wake-up of its receiver, costs more than a further part.
 
     Args:
         socket: bound or connected by the caller; it belongs to the mailbox from now on.
         take: called with the parts of each message.
-        lose: called with the address of a receiver that has gone, if the socket says so
-            (`ROUTER_MANDATORY`); what it was sent is lost.
+        lose: called with the address of a receiver that has gone, if the socket reports it
+            (`ROUTER_MANDATORY`); messages to it are lost.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Mailbox:
         self._go_on()
 
     def send(self, part: bytes, *address: bytes) -> None:
-        """Send a part soon, or keep it until the socket has somebody to send it to.
+        """Send a part soon, or keep it until the socket is connected.
 
         Args:
             address: of the receiver, where the socket has several.
@@ -74,7 +74,7 @@ class Mailbox:
         self._work_soon()
 
     def close(self, linger_ms: int) -> None:
-        """Close the socket, whose last messages may take that long to leave, in ms."""
+        """Close the socket, and let its last messages leave for up to `linger_ms`."""
         self._flush()
         self._loop.remove_reader(self._descriptor)
         if self._soon is not None:
@@ -103,7 +103,7 @@ class Mailbox:
 
     def _take_some(self) -> None:
         for _ in range(_AT_ONCE):
-            # Asked before: the exception of a socket that has nothing takes four times as long.
+            # Asked first: the exception for an empty socket takes four times as long.
             if not self._is_ready(zmq.PollEvent.POLLIN):
                 return
             self._take(self._socket.recv_multipart(zmq.NOBLOCK))
@@ -111,10 +111,10 @@ class Mailbox:
                 return
 
     def _go_on(self) -> None:
-        """Work again soon if there is something to do.
+        """Work again soon if there is something to do; called after every use of the socket.
 
-        ZMQ's descriptor tells only once that something has changed, and any use of the socket,
-        also one that had another purpose, is that once: so this comes behind every use.
+        ZMQ's descriptor is edge-triggered: it becomes readable once for a change, and any use of
+        the socket may clear that, whatever the use was for.
         """
         if self._socket.closed:
             return

@@ -1,4 +1,4 @@
-"""What an attached front end and the engine tell each other, as msgpack.
+"""The messages between an attached front end and the engine over ZMQ, as msgpack.
 
 ::
 
@@ -15,10 +15,10 @@
                  ◄──────────────────────    Knock, where no beat has come for `SILENCE_S`
                  ◄──────────────────────    Farewell, when the engine goes
 
-Those that leave at the same time are the parts of one ZMQ message (see `Mailbox`).
+Messages that leave at the same time are the parts of one ZMQ message (see `Mailbox`).
 
-A front end whose version differs from the engine's is refused, so fields may change from release to
-release; only `Hello` and `Refusal` may not.
+The engine refuses a front end of another version, so fields may change from release to release,
+except those of `Hello` and `Refusal`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROTOCOL = 1
 BEAT_S = 1.0
 """How often a front end shows that it lives."""
 SILENCE_S = 5.0
-"""After which the engine asks whether the connection of a silent front end is still there."""
+"""Time without a beat after which the engine checks the connection of a front end."""
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -54,7 +54,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         vocab_size: rows of the embedding table; prompt ids must lie below.
-        embeddings: of the model, which those of calls have to be like.
+        embeddings: width and dtype of the model's, which those of calls have to fit.
         label_vocab_size: label ids must lie below.
         longest_prompt: in tokens.
         is_generation: whether the model generates; else it makes vectors.
@@ -62,7 +62,7 @@ class Facts(msgspec.Struct, tag=True, frozen=True):
         caching: whether SGLang keeps a prefix cache.
         tokenizer: JSON of the engine's fast tokenizer; empty where it has none.
         probes: texts, with the ids that the engine makes of them.
-        declined: why no call of this engine is packed; None if they are.
+        declined: why no call of this engine is packed; None if calls are packed.
         gc_thresholds: to set with a freeze, see `gc.set_threshold`; None leaves Python's.
     """
 
@@ -87,7 +87,7 @@ class Refusal(msgspec.Struct, tag=True, frozen=True):
 
 
 class Rows(msgspec.Struct, tag=True, frozen=True):
-    """A packed request; its adapter is a name, in the place of which the engine puts its id."""
+    """A packed request, with the name of its adapter, which the engine replaces by the id."""
 
     rid: str
     row_bytes: bytes
@@ -132,8 +132,8 @@ class StockError(msgspec.Struct, tag=True, frozen=True):
     """The engine refused a call or failed at it.
 
     Attributes:
-        status: that of HTTP.
-        field: of the call, that is wrong; empty if none is named.
+        status: HTTP status.
+        field: the field of the call that is wrong; empty if none is named.
     """
 
     rid: str
@@ -148,7 +148,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True):
-    """Counts since the last beat (see `FrontendMetrics`), and what encodes texts."""
+    """Counts since the last beat (see `FrontendMetrics`), and the name of what encodes texts."""
 
     in_flight: int = 0
     requests: dict[str, int] = {}
@@ -172,7 +172,7 @@ class GcAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Knock(msgspec.Struct, tag=True, frozen=True):
-    """Asks for nothing: that it can be sent shows that the front end's process lives."""
+    """Needs no answer: if it can be sent, the connection of the front end is still there."""
 
 
 class Farewell(msgspec.Struct, tag=True, frozen=True):
@@ -192,7 +192,7 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 
 
 class Heading(msgspec.Struct, frozen=True):
-    """What can be read of any message: what it is, and the name of its call; else empty."""
+    """The type and the call id of a message that cannot be read as a whole; empty if unknown."""
 
     type: str = ""
     rid: str = ""
@@ -203,7 +203,7 @@ class Heading(msgspec.Struct, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether it is from a front end that was welcome, whatever else is wrong with it."""
+        """Whether its type is one that a front end sends after its hello."""
         return self.is_call or self.type in _TIDINGS
 
 
@@ -213,7 +213,7 @@ _decode_heading = msgspec.msgpack.Decoder(Heading).decode
 
 
 def heading_of(body: bytes) -> Heading:
-    """Read what a message is that cannot be read as a whole, or that cannot be served."""
+    """Read the heading of a message that cannot be read as a whole, or cannot be served."""
     try:
         return _decode_heading(body)
     except (msgspec.DecodeError, RecursionError):
@@ -221,7 +221,7 @@ def heading_of(body: bytes) -> Heading:
 
 
 def failure_of(call: Heading, why: str) -> RowsAnswer | StockError:
-    """The answer that ends a call badly."""
+    """The answer that tells a call that it failed."""
     if call.type == Rows.__name__:
         return RowsAnswer(call.rid, PackedResult(Status.FAILED, why))
     return StockError(call.rid, 500, why)

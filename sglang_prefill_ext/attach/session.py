@@ -1,4 +1,4 @@
-"""What an attached front end has of one engine, from its facts to its end."""
+"""A front end's session with one engine: its calls, from the engine's facts until it goes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sglang_prefill_ext.wire.status import Status, end_with_http
 
 
 class Session:
-    """The engine behind the `SchedulerLink` of a front end in another process.
+    """The `SchedulerLink` of a front end in another process than the engine.
 
     Args:
-        send: takes a message to the engine, at once.
+        send: passes a message for the engine on, without waiting.
         metrics: counts of this process.
     """
 
@@ -82,7 +82,7 @@ class Session:
     def deliver(
         self, answer: messages.RowsAnswer | messages.StockAnswer | messages.StockError
     ) -> None:
-        """Hand an answer to its waiting call; a call that left already is fine."""
+        """Hand an answer to its call, if that is still waiting."""
         if isinstance(answer, messages.RowsAnswer):
             self._sent.discard(answer.rid)
             self.exchange.deliver(answer.rid, answer.result)
@@ -94,23 +94,23 @@ class Session:
             future.set_result(answer)
 
     def end_stock(self, rid: str, error: PrefillExtError) -> None:
-        """End a call of the engine's own; one that left already is fine."""
+        """End a call that the engine serves by itself, if the call is still waiting."""
         if (future := self._stock.get(rid)) is not None and not future.done():
             future.set_exception(error)
 
     def fail(self, rid: str, why: str) -> None:
-        """End a call whose answer is of no use; one that is not known is fine."""
+        """End a call whose answer cannot be read, if the call is still waiting."""
         self.deliver(messages.RowsAnswer(rid, PackedResult(Status.FAILED, why)))
         self.deliver(messages.StockError(rid, 500, why))
 
     @cached_property
     def scoring(self) -> ScoreFrontend:
-        """What serves calls for scores."""
+        """The front end for scores."""
         return ScoreFrontend(self.path)
 
     @cached_property
     def embedding(self) -> EmbedFrontend:
-        """What serves calls for vectors."""
+        """The front end for vectors."""
         return EmbedFrontend(self.path)
 
     # The `SchedulerLink`.
@@ -146,7 +146,7 @@ class Session:
         return self.facts.longest_prompt
 
     async def ask(self, call: messages.Stock) -> messages.StockAnswer:
-        """Have the engine serve a call of its own.
+        """Have the engine serve a call by itself, on the stock path.
 
         Raises:
             PrefillExtError: the call ended badly, or the engine has gone.

@@ -1,8 +1,8 @@
 """A client of a prefill-only server: `PrefillClient`, and `AsyncPrefillClient` for asyncio.
 
-Both speak plain SGLang HTTP, so they work with a stock server, too, and gRPC with the front ends of
-`sglang-prefill serve-grpc`. Requests are built, answers
-read and repeats decided in pure modules that both share.
+Both speak plain SGLang HTTP, so they also work with a stock server, and gRPC with the front ends of
+`sglang-prefill serve-grpc`. Both share pure modules that build requests, read answers and decide
+about repeats.
 """
 
 from sglang_prefill_ext.client.aio import AsyncPrefillClient

@@ -74,18 +74,18 @@ class AsyncPrefillClient(
         slots = asyncio.Semaphore(self._max_concurrency)
 
         async def ask(request: Request[AnswerT]) -> AnswerT:
-            async with slots:  # not while it waits for a repeat
+            async with slots:  # held during an attempt, not during the wait for the next one
                 return await _answer(self._carrier.steps(request, options, deadline))
 
         retrying = self._retries.retrying(AsyncRetrying, deadline)
-        # A copy each: the loop keeps the state of the call that it makes.
+        # One copy for each, because it keeps the state of the call that it repeats.
         tasks: list[asyncio.Future[AnswerT]] = [
             asyncio.ensure_future(retrying.copy()(ask, each)) for each in planned.requests
         ]
         try:
             return planned.join(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # one failed, or nobody waits any more
+            for task in tasks:  # one has failed, or this call was cancelled
                 task.cancel()
 
 

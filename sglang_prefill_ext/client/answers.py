@@ -1,4 +1,4 @@
-"""What a server answers, as arrays or as errors."""
+"""Turns a server's answers into arrays or errors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Scores:
     """Scores of items.
 
     Attributes:
-        scores: probabilities, ``[items, labels]``; without labels what a classification model
-            makes of its classes, ``[items, classes]``.
+        scores: probabilities, ``[items, labels]``; if no labels were given, a classification
+            model's scores of its classes, ``[items, classes]``.
         token_logprobs: natural log-probabilities of the labels in the whole vocabulary at
             temperature 1, ``[items, labels]``; None unless asked for.
         prompt_tokens: tokens of all prompts, the query counted with every item.
@@ -108,14 +108,14 @@ def error_of(asked: str, status: int, headers: Mapping[str, str], text: str) -> 
 
 
 def with_remedy(said: str, remedy: str) -> str:
-    """Join what a server says, which may lack its full stop, and what to do about it."""
+    """Join what a server says, with or without a full stop, and what to do about it."""
     return f"{said.rstrip('.')}. {remedy}"
 
 
 def message_of(text: str) -> str:
     """Return what the body of an error says.
 
-    SGLang writes ``{"message": ...}`` or ``{"error": {"message": ...}}``; what stands before it
+    SGLang writes ``{"message": ...}`` or ``{"error": {"message": ...}}``. A proxy in front of it
     may write ``{"detail": ...}``, ``{"error": ...}`` or text.
     """
     try:

@@ -1,4 +1,4 @@
-"""Token ids and embeddings of a user, checked, and their forms in a body."""
+"""Checks a user's token ids and embeddings, and writes them for a body."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def token_ids(field: str, ids: Any, dimensions: tuple[int, ...]) -> Ids:
     """Return token ids as an int32 array.
 
     Args:
-        ids: lists, equally long ones where they are nested, or an array of whole numbers.
-        dimensions: how many there may be.
+        ids: a list or lists of equal length, or an array of whole numbers.
+        dimensions: which numbers of dimensions are allowed.
 
     Raises:
         RequestError: they are of the wrong kind, or none of them can be a token id.
@@ -43,7 +43,7 @@ def token_ids(field: str, ids: Any, dimensions: tuple[int, ...]) -> Ids:
 
 
 def as_forms(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a scoring body whose token ids are base64; one of texts is returned as it is."""
+    """Return a scoring body with its token ids in base64; a body of texts is returned as it is."""
     query, items = body["query"], body["items"]
     if isinstance(query, str) or isinstance(items[0], str):
         return body
@@ -70,7 +70,7 @@ Matrix = NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True)
 class EmbedOverrides:
-    """Embeddings that take the places of placeholder tokens, in order.
+    """Embeddings that replace those of placeholder tokens, in order.
 
     Args:
         token_id: the placeholder.
@@ -86,7 +86,7 @@ class EmbedOverrides:
     items: Sequence[Matrix | None] | Matrix | None = None
 
     def fields(self, part: slice, num_items: int) -> dict[str, Any]:
-        """Fields of a request that holds a part of all items; embeddings are little-endian arrays.
+        """Fields of the request for a part of all items; embeddings are little-endian arrays.
 
         Raises:
             RequestError: an array is of the wrong shape or kind.

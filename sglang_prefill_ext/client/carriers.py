@@ -1,7 +1,7 @@
-"""What carries requests: HTTP, or gRPC to front ends.
+"""Carries a request to a server by HTTP, or to front ends by gRPC.
 
-A carrier says what is to be sent and what becomes of what comes back. Each client sends in its own
-way, in a thread or in an event loop, so all else is written once.
+A carrier prepares what is to be sent and reads what comes back. The client does the sending, in a
+thread or in an event loop, so that both clients share all the rest.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sglang_prefill_ext.grpc_frontend.prefill_pb2_grpc import PrefillStub
 from sglang_prefill_ext.grpc_frontend.settings import is_loopback
 
 Steps: TypeAlias = Generator[Callable[[], Any], Any, AnswerT]
-"""Yields what sends a request, takes what that returned or raised, and ends with the answer."""
+"""Yields a function that sends a request; gets its result or error; returns the answer."""
 
 _TLS = "grpcs://"
 _CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),  # how large an answer may be is the server's affair
+    ("grpc.max_receive_message_length", -1),  # the server limits the size of answers
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 30_000),  # of calls under way; a host that vanished is noticed
+    ("grpc.keepalive_time_ms", 30_000),  # so that calls under way notice a host that is gone
     ("grpc.keepalive_timeout_ms", 20_000),
 )
 
 
 class HttpCarrier:
-    """Asks by HTTP, by whichever kind of httpx's clients."""
+    """Asks by HTTP, with either kind of httpx client."""
 
     def __init__(self, http: httpx.Client | httpx.AsyncClient, base_url: str) -> None:
         self._http = http
@@ -60,7 +60,7 @@ class HttpCarrier:
             response = yield post(arrays)
             reads_arrays = ARRAYS_HEADER in response.headers
             if arrays and not reads_arrays and response.status_code == httpx.codes.BAD_REQUEST:
-                # Another server may have taken the place of the one that reads arrays.
+                # A server that does not read arrays may have replaced the one that did.
                 self._arrays = False
                 response = yield post(arrays=False)
         self._arrays |= ARRAYS_HEADER in response.headers
@@ -76,8 +76,8 @@ class GrpcCarrier:
         credentials: of TLS; None trusts the authorities that gRPC knows.
 
     Raises:
-        ConfigError: the address holds a name or a password, which gRPC would look up as a part of
-            the host.
+        ConfigError: the address has a user name or a password, which gRPC would take for a part of
+            the host name.
     """
 
     def __init__(

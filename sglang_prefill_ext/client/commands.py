@@ -153,7 +153,7 @@ def _run(
 
 
 def _refuse_overwriting(source: typer.FileBinaryRead, output: typer.FileTextWrite) -> None:
-    """Opening the output empties it, which must not happen to what is still to be read."""
+    """Refuse an output that is the input: opening it would empty it before it is read."""
     read, written = (Path(str(getattr(file, "name", ""))) for file in (source, output))
     if read.is_file() and written.is_file() and written.samefile(read):
         raise ConfigError(f"--output: {written} is the input. Choose another file.")

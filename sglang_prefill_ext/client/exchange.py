@@ -1,4 +1,4 @@
-"""One request and its answer, whoever carries them."""
+"""Prepares one attempt of a request and reads its answer or error; the address, key and times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEEPALIVE = (
         if hasattr(socket, name)
     ),
 )
-_SLACK_S = 2.0  # The server's own 504 says more than a connection that we drop.
+_SLACK_S = 2.0  # Beyond the deadline: the server's own 504 says more than our timeout.
 _NO_CONNECTION = (
     httpx.ConnectTimeout,
     httpx.NetworkError,
@@ -57,8 +57,8 @@ def settings(
     """Return arguments of `httpx.Client` and `httpx.AsyncClient`.
 
     Args:
-        transport: of the caller, if any.
-        kind: of the transport otherwise.
+        transport: the caller's, if any.
+        kind: class of the transport that is made otherwise.
 
     Raises:
         ConfigError: `base_url` is not the address of a server, or `api_key` cannot be sent.
@@ -73,9 +73,9 @@ def settings(
             "grpc://127.0.0.1:50051 for gRPC front ends."
         )
     headers = {"content-type": "application/json", **authorization(api_key)}
-    # How much goes on at a time is the caller's affair; waiting for a place would eat its timeout.
+    # The caller limits its requests; waiting for a free connection would use up the timeout.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEP_IDLE_S)
-    if transport is None and not getproxies():  # httpx asks proxies only by a transport of its own
+    if transport is None and not getproxies():  # httpx uses proxies only without a given transport
         transport = kind(limits=limits, socket_options=_KEEPALIVE)
     return {"base_url": url, "headers": headers, "limits": limits, "transport": transport}
 
@@ -151,7 +151,7 @@ def arguments(
 
 @contextmanager
 def transport_errors(request: Request[Any], base_url: str) -> Iterator[None]:
-    """Turn what goes wrong on the way into errors of ours."""
+    """Turn httpx's errors into errors of ours."""
     server = without_secrets(base_url)
     try:
         yield
@@ -178,7 +178,7 @@ def answer_to(request: Request[AnswerT], response: httpx.Response) -> AnswerT:
 
     Raises:
         PrefillExtError: the server did not do what was asked, see `answers.error_of`.
-        UnexpectedAnswerError: status 200, but not the answer of such a server.
+        UnexpectedAnswerError: status 200, but the answer is not that of an SGLang server.
     """
     if response.status_code != 200:
         raise error_of(request.asked, response.status_code, response.headers, response.text)

@@ -1,4 +1,4 @@
-"""How a server served one scoring request."""
+"""Asks a server how it serves one scoring request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LONGEST_S = 600.0
 
 
 def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[str, Any]:
-    """Have a scoring request served; return how that was done, by name.
+    """Have a scoring request served; return the facts of how it was served, by name.
 
     Args:
-        base_url: of the server, HTTP.
+        base_url: HTTP address of the server.
         body: JSON of ``/v1/score``, sent as it is.
         api_key: sent as ``Authorization: Bearer``.
 

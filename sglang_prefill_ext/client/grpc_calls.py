@@ -1,4 +1,4 @@
-"""Requests of a client as gRPC calls, and answers and errors as those of HTTP."""
+"""Translates a client's requests into gRPC calls, and their answers and errors into HTTP's."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _HTTP_STATUS = {
     grpc.StatusCode.UNIMPLEMENTED: 404,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
 }
-"""Of what the server refuses; 500 for all other codes."""
+"""HTTP status for each code of a refusal; 500 for all other codes."""
 
 _FULL = "Concurrent RPC limit exceeded!"
-"""What gRPC itself says of a call over the server's `--max-calls`."""
+"""gRPC's own message for a call beyond the server's `--max-calls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class GrpcCall:
 
 
 def grpc_call(request: Request[Any], options: Options) -> GrpcCall:
-    """Return the call that asks for what an HTTP request asks for.
+    """Return the gRPC call that corresponds to an HTTP request.
 
     Raises:
         RequestError: a text is no Unicode, or a number has more bits than its field.
@@ -101,7 +101,7 @@ def error_of(asked: str, error: Any) -> PrefillExtError:
 
 
 def _retry_after_s(error: Any) -> float | None:
-    """Seconds that the server wants to be left alone; None if it does not say, or illegibly."""
+    """Seconds after which the server wants a repeat; None if it does not say, or illegibly."""
     for name, value in error.trailing_metadata() or ():
         if name != _DETAILS:
             continue
@@ -140,7 +140,7 @@ def _score_message(body: dict[str, Any]) -> pb.ScoreRequest:
 
 
 def overrides_message(body: dict[str, Any]) -> pb.EmbedOverrides:
-    """Return what the fields of `EmbedOverrides.fields` say."""
+    """Return the message for the fields of `EmbedOverrides.fields`."""
     items = body.get("item_embed_overrides", ())
     of_items = [each for each in items if each is not None]
     of_query = [body["query_embed_overrides"]] if "query_embed_overrides" in body else []

@@ -1,4 +1,4 @@
-"""What both clients can be asked for."""
+"""The methods that both clients have: `score`, `embed` and `classify`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
     """The calls of a client, which return answers, or coroutines that do."""
 
     _kinds: ClassVar[tuple[Any, Any, Any]]
-    """Of httpx the client and the transport; of gRPC the module."""
+    """httpx's classes of the client and the transport, and gRPC's module."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
             label_token_ids: of all items, or one list for each item; None for the classes of a
                 classification model.
             apply_softmax: make the probabilities of an item's labels add up to 1.
-            item_first: put the query behind each item.
+            item_first: put the query after each item.
             temperature: divides the logits; above 0, and 1 without `apply_softmax`.
             return_token_logprobs: return natural log-probabilities, too.
-            embed_overrides: embeddings in place of some tokens'.
+            embed_overrides: embeddings that replace those of some tokens.
         """
         scores: ScoresT = self._run(
             options,
@@ -127,4 +127,4 @@ class Methods(ABC, Generic[ScoresT, VectorsT, TransportT]):
     def _run(
         self, options: Options, plan: Callable[..., Plan[Any]], *args: Any, **kwargs: Any
     ) -> Any:
-        """Answer what `plan` makes of the arguments and of `max_items`."""
+        """Send the requests that `plan` makes of the arguments and `max_items`; join answers."""

@@ -1,4 +1,4 @@
-"""How a call is served, which goes into HTTP headers, its time, and when it is repeated."""
+"""The options of a call, which become HTTP headers, its deadline, and when it is repeated."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Options:
     """How a call is served.
 
     Attributes:
-        priority: higher is served first, in an order that looks at it.
+        priority: higher is served first, if the server's order looks at priorities.
         timeout_s: seconds for the whole call with all its requests and repeats; the server drops
-            what it cannot serve in the time left. None: as long as it takes.
+            requests that it cannot serve in the time left. None for no limit.
         keep_prefix: the query will come again, so it is left in the server's prefix cache.
         stock: take the stock path.
 
@@ -79,7 +79,7 @@ DEFAULT_OPTIONS = Options()
 
 
 class Deadline:
-    """When a call must have its answer: in `timeout_s` seconds from now, at any time if None."""
+    """When a call must be answered at the latest: `timeout_s` seconds from now; None for never."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._at = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -94,17 +94,17 @@ RetryingT = TypeVar("RetryingT", Retrying, AsyncRetrying)
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often and when a request is repeated that found the server away or busy.
+    """How often and when a request is repeated, if the server was away or busy.
 
     The wait before repeat n is random, up to ``first_wait_s * 2**(n-1)`` and `longest_wait_s`, so
-    that clients do not come back together. What the server asks for in Retry-After comes on top,
-    up to half as long again, since it asks all of them for the same.
+    that clients do not come back together. The time of the server's Retry-After is added, and up to
+    half of it more at random, because the server gives all clients the same time.
 
     Attributes:
         max_attempts: of each request, the first one included; 1 for no repeats.
         first_wait_s: longest wait before the first repeat, in seconds.
         longest_wait_s: longest wait before any repeat, in seconds.
-        longest_asked_s: most of what a server asks for that is granted, in seconds.
+        longest_asked_s: most seconds of a Retry-After that are observed.
 
     Raises:
         ConfigError: `max_attempts` is below 1.
@@ -124,7 +124,7 @@ class Retries:
     def retrying(self, kind: type[RetryingT], deadline: Deadline) -> RetryingT:
         """Return tenacity's loop of that kind; it raises the last error.
 
-        It gives up rather than sleep until `deadline` or beyond.
+        It gives up if the next wait would last until `deadline` or longer.
         """
         backoff = wait_random_exponential(multiplier=self.first_wait_s, max=self.longest_wait_s)
         enough = stop_after_attempt(self.max_attempts)

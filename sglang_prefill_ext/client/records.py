@@ -1,4 +1,5 @@
-"""Records of JSONL and CSV files, answered many at a time, in order, a bad one at nobody's cost."""
+"""Reads records of JSONL and CSV files, and answers many at a time, in order; a bad one costs only
+itself."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Record:
     """One record.
 
     Attributes:
-        line: where it ends, from 1.
+        line: number of its last line, from 1.
         load: returns its fields, or raises `RequestError`.
     """
 
@@ -35,7 +36,7 @@ class Record:
 
 
 def read_jsonl(lines: IO[bytes]) -> Iterator[Record]:
-    """Read one object a line; blank lines are passed over."""
+    """Read one object a line; blank lines are skipped."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield Record(number, partial(_parse, line))
@@ -113,7 +114,7 @@ def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency:
         Whether no record failed.
 
     Raises:
-        ServerUnavailableError: nobody answers; what was answered before is written.
+        ServerUnavailableError: no server answers; earlier answers are written.
     """
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("lines"), TimeElapsedColumn())
@@ -127,7 +128,7 @@ def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency:
                 console.print(said, markup=False, highlight=False, soft_wrap=True)
             else:
                 output.write(json.dumps(result) + "\n")
-                output.flush()  # whatever ends the run later
+                output.flush()  # so that answers are kept if the run is ended later
             progress.update(task, completed=line)
     return not failed
 
@@ -135,7 +136,7 @@ def answer_file(source: IO[bytes], output: IO[str], answer: Answer, concurrency:
 def outcomes(records: Iterable[Record], answer: Answer, concurrency: int) -> Iterator[Outcome]:
     """Yield the line of each record, and its fields with the answer or what is wrong, in order.
 
-    Holds a few records a thread at most.
+    It holds at most a few records for each thread.
     """
     pool = ThreadPoolExecutor(concurrency)
     pending: deque[Future[Outcome]] = deque()
@@ -154,7 +155,7 @@ def _outcome(record: Record, answer: Answer) -> Outcome:
     try:
         return record.line, answer(record.load())
     except ServerUnavailableError:
-        raise  # The records to come would wait as long, and fail as well.
+        raise  # All later records would wait as long, and fail as well.
     except PrefillExtError as error:
         return record.line, error
 
@@ -167,7 +168,7 @@ def _records(source: IO[bytes]) -> Iterator[Record]:
 
 
 def _lines(source: IO[bytes]) -> int | None:
-    """Number of lines of a file; None for what can be read only once."""
+    """Number of lines of a file; None if it can be read only once."""
     if not source.seekable():
         return None
     lines = sum(1 for _ in source)

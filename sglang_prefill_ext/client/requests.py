@@ -1,4 +1,4 @@
-"""What the user asks for, as requests of limited size, and how to join their answers."""
+"""Plans a user's call as requests of limited size, and how to join their answers."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Request(Generic[AnswerT]):
     """One POST.
 
     Attributes:
-        path: where it goes.
-        body: what JSON knows; token ids of prompts and embeddings as arrays.
+        path: of the route.
+        body: its fields; token ids of prompts and embeddings are arrays, all else is JSON.
         items: how many items or prompts it holds.
         read: turns the parsed answer and `items` into what was asked for.
     """
@@ -52,7 +52,7 @@ class Request(Generic[AnswerT]):
         """The body as JSON.
 
         Args:
-            arrays: the server reads token ids as base64, where there is such a form.
+            arrays: write token ids as base64, on the route that has such a form.
         """
         body = as_forms(self.body) if arrays and self.path == SCORE_PATH else self.body
         return json.dumps(body, separators=(",", ":"), default=as_json).encode()
@@ -65,7 +65,7 @@ class Request(Generic[AnswerT]):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[AnswerT]):
-    """The requests of one call, at least one, and what joins their answers in the same order."""
+    """The requests of one call, at least one, and what joins their answers, in the same order."""
 
     requests: tuple[Request[AnswerT], ...]
     join: Callable[[Sequence[AnswerT]], AnswerT]
@@ -83,7 +83,7 @@ def plan_score(
     """Plan the scoring of items.
 
     Args:
-        fields: of the body besides.
+        fields: further fields of the body.
 
     Raises:
         RequestError: an argument is of the wrong kind; the message names it.
@@ -154,7 +154,7 @@ def _plain(field: str, prompt: Prompt) -> str | Ids:
 
 
 def _labels(labels: Labels | None, items: int) -> list[Any]:
-    """Lists that JSON knows; empty for the classes of a classification model."""
+    """Labels as lists; empty for the classes of a classification model."""
     if labels is None:
         return []
     plain: list[Any] = token_ids("label_token_ids", labels, dimensions=(1, 2)).tolist()

@@ -27,14 +27,14 @@ class PrefillClient(Methods[Scores, NDArray[np.float32], httpx.BaseTransport]):
         api_key: sent as ``Authorization: Bearer``.
         max_items_per_request: longer lists are sent in parts, one after the other.
         retries: when a request is repeated.
-        transport: what carries HTTP requests instead of the network.
+        transport: httpx transport that carries HTTP requests instead of the network.
         credentials: of ``grpcs://``, a `grpc.ChannelCredentials`; None trusts known authorities.
 
     Every method raises:
         RequestError: an argument is of the wrong kind; nothing was sent.
         ServerRefusedError: the server refused the request, or failed at it.
-        ServerBusyError: too much waits there, also after the repeats.
-        ServerUnavailableError: no connection, or HTTP 503, also after the repeats.
+        ServerBusyError: too much waits there, even after the repeats.
+        ServerUnavailableError: no connection, or HTTP 503, even after the repeats.
         DeadlineExceededError: no answer within `Options.timeout_s`.
         UnexpectedAnswerError: what answers is not an SGLang server.
     """

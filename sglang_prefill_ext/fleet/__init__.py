@@ -1,1 +1,1 @@
-"""Several engines: rows of a request are divided over the replicas that answer them soonest."""
+"""Several engines behind a router, which divides the rows of a request over the replicas."""

@@ -1,4 +1,4 @@
-"""One part of a request: asked for, asked for elsewhere, given up."""
+"""Has one part of a request served: sends it to a replica, and to a second one if necessary."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sglang_prefill_ext.wire.status import Status
 logger = logging.getLogger(__name__)
 
 _AGAIN = (Status.FAILED, Status.REJECTED, Status.UNREACHABLE)
-"""After which a part is tried elsewhere; of any other end another replica would say the same."""
+"""Ends after which another replica is asked; after any other end, it would answer the same."""
 
 _NAMED = (*_AGAIN, Status.ABORTED, Status.EXPIRED)
 """Ends whose message is for the user, and so names the part."""
 
 _LOOK_S = 0.2
-"""How often a part that is not answered is looked at."""
+"""How often it is checked whether an unanswered part is late."""
 
 
 class Carrier(Protocol):
@@ -47,13 +47,13 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsPart:
-    """Rows for one replica, and as they travel.
+    """The rows for one replica, and their bytes.
 
     Attributes:
         number, of: which part of how many.
-        numbers: of its rows in the request.
-        costs: of the request's rows.
-        tokens: that it has.
+        numbers: indices of its rows in the request.
+        costs: of all rows of the request.
+        tokens: how many tokens the part has.
     """
 
     number: int
@@ -97,13 +97,13 @@ class Attempts:
         self._own_tokens: Counter[str] = Counter()
 
     def others_tokens(self, replica: str, told: int) -> int:
-        """Of the tokens that a replica tells it has, those that did not come from here."""
+        """How many of the `told` tokens that a replica has did not come from this router."""
         return max(0, told - self._own_tokens[replica])
 
     async def ask(
         self, part: RowsPart, first: str, state: ReplicaState, options: RequestOptions
     ) -> PackedResult:
-        """Have one part served; the first good answer is taken."""
+        """Have one part served, and return the first good answer, or the last bad one."""
         running: dict[asyncio.Task[PartAnswer], _Attempt] = {}
         tried: list[str] = []
 
@@ -151,7 +151,7 @@ class Attempts:
     def _ended(
         self, part: RowsPart, attempt: _Attempt, task: asyncio.Task[PartAnswer]
     ) -> PackedResult:
-        """Note how an attempt has ended; the part is named in an error."""
+        """Record how an attempt has ended; an error in its result names the part."""
         now_s, (replica, ticket) = time.monotonic(), attempt
         self._own_tokens[replica] -= part.tokens
         try:
@@ -160,7 +160,7 @@ class Attempts:
             self._loads.ended(ticket, now_s, ok=False)
             logger.warning("Engine %s: %s", replica, error)
             return _named(part, replica, PackedResult(Status.UNREACHABLE, str(error)))
-        except Exception as error:  # a defect of ours, which says nothing of the replica
+        except Exception as error:  # a defect of ours, not a failure of the replica
             self._loads.cancelled(ticket, now_s)
             logger.exception("A part could not be asked for")
             why = f"{type(error).__name__}: {error}"
@@ -180,9 +180,10 @@ class Attempts:
             self._loads.cancelled(ticket, now_s)
 
     def _other(self, part: RowsPart, last: PackedResult, tried: str) -> Choice | None:
-        """Where to try a part again that was not answered.
+        """Choose the replica that is asked again for a part that failed; None if there is none.
 
-        A connection may break without its engine: where there is no other one, it is asked anew.
+        It is another replica. If there is no other and only the connection broke, the same one is
+        asked again, as its engine may still run.
         """
         choices = self._choices()
         others = [each for each in choices if each[0] != tried]
@@ -191,12 +192,12 @@ class Attempts:
         return min(others, key=partial(_end_s, part), default=None)
 
     def _sooner(self, part: RowsPart, tried: str) -> Choice | None:
-        """Where to ask as well for a part whose replica is late, or gone, while others are up."""
+        """Choose a replica to ask as well, if that of a part is late or gone and others are up."""
         if not self._loads.is_late(tried, time.monotonic()):
             return None
         choices = self._choices()
         if any(name == tried for name, _ in choices):
-            return None  # no other is better off
+            return None  # the late one is still available, so no replica is up
         return min(choices, key=partial(_end_s, part), default=None)
 
     def _choices(self) -> list[Choice]:

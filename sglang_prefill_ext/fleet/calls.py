@@ -1,4 +1,4 @@
-"""Calls of front ends that are under way: rows by all engines, SGLang's own calls by one."""
+"""Has the calls of a router's session served: rows by all engines, SGLang's own calls by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Calls:
-    """What a session would send to its engine."""
+    """Takes the messages that a session sends to its engine; here, that is the whole fleet."""
 
     def __init__(self, dispatcher: Dispatcher, whole: WholeRequests) -> None:
         self._dispatcher = dispatcher

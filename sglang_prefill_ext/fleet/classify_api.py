@@ -1,7 +1,7 @@
-"""Bodies of ``POST /v1/classify`` and ``POST /classify`` in both directions.
+"""Reads and writes bodies of ``POST /v1/classify`` and ``POST /classify``.
 
-Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
-refused.
+Only bodies that are plainly right are read here. All others are left to SGLang, which refuses them
+in its own words, or serves them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_prefill_ext.frontend.options import Int64, decoded
 
 
 class _OpenAiBody(msgspec.Struct):
-    """What SGLang reads of a body; it ignores other fields, but does more with some of them."""
+    """The fields of a body that SGLang uses; it ignores all others."""
 
     input: str | list[str | Int64]
     model: str = ""

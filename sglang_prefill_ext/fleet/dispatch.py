@@ -1,4 +1,4 @@
-"""One packed request over several engines: divide it, ask, ask again elsewhere, join."""
+"""Serves one packed request by several engines: divides it, sends the parts, joins the results."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sglang_prefill_ext.wire.prefix_policy import BLOCK_TOKENS
 from sglang_prefill_ext.wire.status import Status
 
 _WHOLE = -1.0
-"""Extra work that no division stays below."""
+"""A limit of extra work that no division meets, so the request stays whole."""
 
 _LATE_MS = 50.0
-"""What an engine may take to say that a deadline has passed."""
+"""How long an engine may take to report that a deadline has passed."""
 
 
 class Dispatcher:
@@ -45,7 +45,7 @@ class Dispatcher:
         self._homes: Homes[frozenset[str]] = Homes()
 
     async def answer(self, rows: PackedRows, options: RequestOptions) -> PackedResult:
-        """Serve a request; however it ends, it is a result, and no part of it goes on."""
+        """Serve a request; errors become a result, too. No part of it is under way afterwards."""
         late = options.deadline_ms and options.deadline_ms + _LATE_MS
         try:
             async with within(late, "before all of its parts were answered"):
@@ -88,7 +88,7 @@ class Dispatcher:
         firsts: list[Choice],
         options: RequestOptions,
     ) -> list[PackedResult]:
-        """Answers to all parts, or the first bad one alone; then no other goes on."""
+        """Return the answers to all parts; or only the first bad one, and cancel the others."""
         if len(parts) == 1:
             return [await self.attempts.ask(parts[0], *firsts[0], options)]
         tasks = [
@@ -106,7 +106,7 @@ class Dispatcher:
 
 
 def _prefix_key(rows: PackedRows) -> bytes | None:
-    """Tells prefixes apart that a prefix cache may have; None for those too short for one."""
+    """Return a digest of adapter and prefix; None if the prefix is too short for a prefix cache."""
     if rows.prefix_len < BLOCK_TOKENS:
         return None
     digest = hashlib.blake2b(rows.adapter.encode(), digest_size=16)

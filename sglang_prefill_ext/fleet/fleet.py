@@ -1,4 +1,4 @@
-"""The engines of a router: who is there, who fits, and the one session with all of them."""
+"""The engines of a router: which are there, which fit together, and one session with them all."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 logger = logging.getLogger(__name__)
 
 _LEAVING_S = 0.2
-"""How often it is asked whether an engine that leaves has ended its work."""
+"""How often it is checked whether an engine that leaves has ended its work."""
 
 _OTHERS_S = 3.0
-"""For how long a new router, which has an engine to use, waits for the others."""
+"""How long a new router that can use one engine waits for the others."""
 
 
 class Fleet:
@@ -41,7 +41,7 @@ class Fleet:
         on_session: called with every new session.
 
     Attributes:
-        replicas: by URL; those that leave are among them until they have no work from here.
+        replicas: by URL; one that leaves stays among them while it has work from this router.
         deployment: see `Engines`.
     """
 
@@ -73,15 +73,15 @@ class Fleet:
 
     @property
     def offer(self) -> Offer | None:
-        """What the engines of the session have told of themselves; None before the first one."""
+        """The offer of the session's engines; None before the first engine has answered."""
         return None if self._chosen is None else self._chosen.offer
 
     @property
     def session(self) -> Session:
-        """What front ends have of the engines.
+        """The session of the front ends of this process with the engines.
 
         Raises:
-            EngineUnavailableError: no engine has told of itself yet.
+            EngineUnavailableError: no engine has answered yet.
         """
         if self._session is None:
             raise EngineUnavailableError(NO_ENGINE)
@@ -93,7 +93,7 @@ class Fleet:
         return len(self._calls)
 
     def tokenizer_status(self) -> dict[str, Any]:
-        """What encodes texts here; empty where the engines do."""
+        """Status of what encodes texts here; empty if the engines do."""
         texts = None if self._session is None else self._session.texts
         return {} if texts is None else texts.status()
 
@@ -111,9 +111,10 @@ class Fleet:
                     self._session.close("This router is going down. Try again elsewhere.")
 
     def set_engines(self, engines: Engines) -> None:
-        """Have exactly these engines, while `running`.
+        """Have exactly these engines; only while `running`.
 
-        One that leaves gets nothing more, and is forgotten when it has answered what it has.
+        An engine that leaves gets no more work, and is forgotten once it has answered all of its
+        requests.
         """
         self.deployment, urls = engines.deployment, engines.urls
         for url in [url for url in self._watching if url not in urls]:
@@ -148,9 +149,9 @@ class Fleet:
         self._speeds.pop(url, None)
 
     async def wait_heard(self, timeout_s: float) -> None:
-        """Wait until engines were set, and each has answered or has been found not to.
+        """Wait until engines were set, and each has answered or failed to.
 
-        Where one can be used, the others have `_OTHERS_S` more: one of them may stand still.
+        Once one can be used, the others get only `_OTHERS_S` more, because one may hang.
         """
         for event, longest_s in ((self._usable, timeout_s), (self._heard, _OTHERS_S)):
             with suppress(TimeoutError):
@@ -188,7 +189,7 @@ class Fleet:
         self._note_heard()
 
     def _note_load(self, replica: Replica, state: EngineState, now_s: float) -> None:
-        """Take what an engine tells of its speed, at first, and of its work."""
+        """Record what an engine reports: its speed, at first only, and its outstanding work."""
         name, told = replica.url, state.schedulers[0]
         if name not in self._speeds:
             self._speeds[name] = Speed.of_status(told, _attention_of(self._alive[name].offer))
@@ -198,7 +199,10 @@ class Fleet:
             self.loads.reported(name, others * self._speeds[name].token_s, now_s)
 
     def _choose(self) -> None:
-        """Have those in the fleet that answer alike, and begin a session if these are others."""
+        """Put the engines into the fleet that answer alike, and take out those that differ.
+
+        If the fleet's answers change by that, a new session begins.
+        """
         found = chosen(self._alive, self._chosen)
         if found is not None and found is not self._chosen:
             self._begin(found)
@@ -236,6 +240,6 @@ class Fleet:
 
 
 def _attention_of(offer: Offer) -> float:
-    """What an attention pair costs, in tokens; 0 where the model's shape is unknown."""
+    """Cost of an attention pair, in tokens; 0 if the model's shape is unknown."""
     known = (offer.num_layers, offer.attention_width, offer.parameters)
     return pair_tokens(*known) if offer.parameters else 0.0

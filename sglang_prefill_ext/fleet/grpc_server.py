@@ -1,4 +1,4 @@
-"""`prefill_ext.v1` of a router, over the same fleet as its HTTP routes."""
+"""The gRPC service of a router (`prefill_ext.v1`), over the same fleet as its HTTP routes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_prefill_ext.grpc_frontend.service import PrefillService
 from sglang_prefill_ext.grpc_frontend.settings import Listening
 
 _LOOK_S = 0.2
-"""How often it is seen whether there are engines, and whether to stop."""
+"""How often it is checked whether there are engines, and whether to stop."""
 
 
 async def serve_grpc(
@@ -20,7 +20,7 @@ async def serve_grpc(
     """Serve calls by the engines of a fleet until `stopped`, then until those under way have ended.
 
     Args:
-        api_key: that clients show as a bearer token; empty: everybody is let in.
+        api_key: clients have to show it as a bearer token; if empty, everybody is let in.
 
     Raises:
         ConfigError: the port cannot be used.

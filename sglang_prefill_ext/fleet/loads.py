@@ -1,4 +1,4 @@
-"""What every replica has to compute yet, how fast it is, and whether it can be trusted. Pure."""
+"""Tracks the outstanding work, the speed and the health of every replica. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sglang_prefill_ext.fleet.replica_load import Health, ReplicaLoad
 NO_ENGINE = "No engine of the fleet can be reached. Try again later."
 
 _UTILISATION_MEMORY_S = 1.0
-"""After which a time counts 1/e in the utilisation."""
+"""Time constant of the utilisation: what happened so long ago counts 1/e."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All replicas at one time, as the planner takes them.
+    """The states of all replicas at one time, for the planner.
 
     Attributes:
-        replicas: their ids; `Part.replica` is a place in this.
+        replicas: their ids; `Part.replica` is an index into this.
         states: one each.
         utilisation: share of the recent time for which replicas were busy, 0 to 1.
     """
@@ -48,15 +48,15 @@ class Loads:
         return replica in self._replicas
 
     def add(self, replica: str, speed: Speed, now_s: float) -> None:
-        """A replica has come, or one of that id has restarted: nothing of before counts.
+        """Add a replica, or one that has restarted under the same id, of which all is forgotten.
 
-        Tickets of before may still be ended; that changes nothing.
+        Tickets of the old one may still be ended, without effect.
         """
         self.remove(replica)
         self._replicas[replica] = ReplicaLoad(speed, now_s)
 
     def remove(self, replica: str) -> None:
-        """A replica has gone for good; it need not be known."""
+        """Remove a replica that has gone for good; it need not be known."""
         gone = self._replicas.pop(replica, None)
         for ticket in gone.tickets if gone else ():
             del self._sent_to[ticket]
@@ -77,45 +77,53 @@ class Loads:
         return ticket
 
     def ended(self, ticket: int, now_s: float, ok: bool) -> None:
-        """A part has come back.
+        """Record that a part has come back.
 
         Args:
-            ok: the replica has answered, be it with an error that is the request's own; false where
-                it could not be reached, or refused. Parts that were there then and end like that
-                as well are the same failure.
+            ok: the replica has answered, even if with an error of the request itself. False if it
+                could not be reached, or refused. Other parts that it had at that time and that fail
+                as well count as the same failure.
         """
         if (load := self._sent_to.pop(ticket, None)) is not None:
             load.ended(ticket, now_s, ok)
 
     def given_up(self, ticket: int, now_s: float) -> None:
-        """A part has waited for too long, and another replica has answered it: a failure."""
+        """Record a failure: a part waited for too long, and another replica has answered it."""
         if (load := self._sent_to.pop(ticket, None)) is not None:
             load.given_up(ticket, now_s)
 
     def cancelled(self, ticket: int, now_s: float) -> None:
-        """A part is not wanted any more; says nothing of the replica."""
+        """Record that a part is not wanted any more, which says nothing about the replica."""
         if (load := self._sent_to.pop(ticket, None)) is not None:
             load.cancelled(ticket, now_s)
 
     def reported(self, replica: str, outstanding_s_of_others: float, now_s: float) -> None:
-        """A replica tells how much work it has that did not come from here, in its own seconds at
-        the speed that it was added with."""
+        """Record how much work a replica has that did not come from here.
+
+        Args:
+            outstanding_s_of_others: that work, in seconds at the speed that it was added with.
+        """
         self._replicas[replica].reported(outstanding_s_of_others, now_s)
 
     def probed(self, replica: str, now_s: float, ok: bool) -> None:
-        """A question that takes no work was answered, or not; brings back one that was down."""
+        """Record whether a replica answered a question that takes no work.
+
+        An answer brings back a replica that was down.
+        """
         self._replicas[replica].probed(now_s, ok)
 
     def drain(self, replica: str) -> None:
-        """Send it nothing more; what it has it may end."""
+        """Give a replica no more work; it may finish what it has."""
         self._replicas[replica].draining = True
 
     def health(self, replica: str, now_s: float) -> Health:
         return self._replicas[replica].health(now_s)
 
     def is_late(self, replica: str, now_s: float) -> bool:
-        """Whether a part there is better asked for elsewhere as well: the replica is not up, or not
-        known any more. One that leaves may still be up."""
+        """Whether another replica should be asked as well for a part of this one.
+
+        It should if this one is not up, or not known any more. One that leaves may still be up.
+        """
         load = self._replicas.get(replica)
         return load is None or load.own_health(now_s) is not Health.UP
 
@@ -126,7 +134,7 @@ class Loads:
     def snapshot(self, now_s: float, with_prefix: Container[str] = ()) -> Snapshot:
         """Return all replicas as they are now.
 
-        Those that are up may get work; where none is up, those that are suspect.
+        Replicas that are up may get work; if none is up, those that are suspect may.
 
         Args:
             with_prefix: ids of the replicas that have the prefix of the request.
@@ -145,7 +153,10 @@ class Loads:
         return Snapshot(list(self._replicas), states, self._utilisation(states, now_s))
 
     def _utilisation(self, states: list[ReplicaState], now_s: float) -> float:
-        """Busy time of late by that of replicas that may get work; 0 before any has passed."""
+        """Recent busy time of replicas that may get work, as a share of their recent time.
+
+        0 before any time has passed.
+        """
         kept = math.exp(min(0.0, self._looked_s - now_s) / _UTILISATION_MEMORY_S)
         all_passed_s = [each.passed_s(now_s) for each in self._replicas.values()]
         passed_s = [

@@ -1,4 +1,4 @@
-"""Which engines make up a fleet: those that would give the same answers. Pure."""
+"""Decides which engines make up a fleet: those that give the same answers. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_prefill_ext.attach.carrier import Offer
 from sglang_prefill_ext.config import flag_name
 
 _KNOBS = ("attention", "max_forward_tokens", "max_items")
-"""Of the configuration, what answers depend on."""
+"""Fields of the configuration that answers depend on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +20,7 @@ class Member:
     """An engine's offer, and what it has to have in common with others.
 
     Attributes:
-        traits: by the name that users know; made once an offer, as tokenizers take many MB.
+        traits: by the name that users know; made once for an offer, whose tokenizer has many MB.
     """
 
     offer: Offer
@@ -63,13 +63,13 @@ def difference(own: Member, others: Member) -> str:
 
 
 def chosen(members: Mapping[str, Member], current: Member | None) -> Member | None:
-    """Return whose offer the fleet makes: that of most engines; of as many, the `current` one.
+    """Return a member with the traits that most engines have.
 
     Args:
         members: all engines that answer.
 
     Returns:
-        One of `members`; `current` where there is none at all, or where it is as good.
+        One of `members`; or `current`, if there are none, or no traits are more frequent than its.
     """
     if not members:
         return current

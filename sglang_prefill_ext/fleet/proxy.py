@@ -1,4 +1,4 @@
-"""Hand a whole HTTP request to one engine, and its answer back as it comes."""
+"""Hands a whole HTTP request to one engine, and streams its answer back."""
 
 from __future__ import annotations
 
@@ -30,26 +30,29 @@ _HANDLED = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
 _WRITTEN_HERE = _OF_ONE_CONNECTION | {b"date", b"server"}
 _CONNECT_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=2.0)
 _SLACK_S = 1.0
-"""Beyond a request's timeout, in which its engine says so itself."""
+"""Time after a request's timeout in which its engine may still report that by itself."""
 
 
 class NotSentError(EngineUnavailableError):
-    """There was no connection, so that another engine can be asked whatever the request is."""
+    """The engine could not be connected to, so any request may be sent to another one."""
 
 
 async def hand_on(
     replica: Replica, request: Request, body: bytes, send: Callable[[Any], Awaitable[None]]
 ) -> None:
-    """Have an engine answer a request; an answer that it does not end is cut off here as well.
+    """Have an engine answer a request.
+
+    If the engine goes within its answer, the answer to the client is cut off, too. If the client
+    leaves, the request to the engine is cancelled.
 
     Args:
         request: `state.came_ms` is when it came, Unix time in ms.
 
     Raises:
-        RequestError: what it asks for is no path.
-        NotSentError: it cannot be reached.
-        EngineUnavailableError: it went before its answer began.
-        DeadlineExceededError: its answer had not begun by the timeout that the client gave.
+        RequestError: the target of the request is no path.
+        NotSentError: the engine cannot be reached.
+        EngineUnavailableError: the engine went before its answer began.
+        DeadlineExceededError: the answer had not begun by the timeout that the client gave.
     """
     target = _target(replica, request)
     try:

@@ -18,15 +18,16 @@ from sglang_prefill_ext.frontend.options import RequestOptions, headers_from
 logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-"""How often an engine is asked how it is."""
+"""How often an engine is asked for its state."""
 
 _STATE_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-"""What the answer to that may take; the first one may bring the tokenizer."""
+"""Limit for its answer. The first answer has more time, as it brings the tokenizer."""
 
 _FIRST_STATE_TIMEOUT = aiohttp.ClientTimeout(total=20.0)
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=2.0)
 _KEEP_ALIVE_S = 3.0
-"""SGLang closes connections that were idle for 5 s; one that is used just then breaks."""
+"""Less than the 5 s after which SGLang closes idle connections: one that is used just when it is
+closed breaks."""
 
 
 def http_session() -> aiohttp.ClientSession:
@@ -50,10 +51,10 @@ class Replica:
         api_key: of the engine; empty for none.
 
     Attributes:
-        offer: what it told last of itself; None before that.
-        why: it is of no use, as the status page shows it; empty if it is.
-        whole: requests that it is answering and that are not divided.
-        heard: it has answered, or has been found not to.
+        offer: its latest one; None before its first answer.
+        why: why it is not used, for the status page; empty if it is.
+        whole: number of undivided requests that it is answering.
+        heard: it has answered, or failed to, at least once.
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, api_key: str = "") -> None:
@@ -84,7 +85,7 @@ class Replica:
         return carrier.call_answer_from(await self._post(carrier.CALLS_PATH, body, {}))
 
     async def state(self) -> EngineState:
-        """Ask how the engine is, and keep its offer.
+        """Ask for the engine's state, and keep its offer.
 
         Raises:
             EngineUnavailableError: it does not answer, or is no engine of this version.
@@ -108,7 +109,7 @@ async def keep_asking(
     on_state: Callable[[Replica, EngineState], None],
     on_silence: Callable[[Replica, EngineUnavailableError], None],
 ) -> None:
-    """Ask an engine how it is, every `BEAT_S`, until cancelled."""
+    """Ask an engine for its state, every `BEAT_S`, until cancelled."""
     while True:
         try:
             on_state(replica, await replica.state())

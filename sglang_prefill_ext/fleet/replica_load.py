@@ -1,4 +1,4 @@
-"""The parts that one replica was sent, how long they took, and what that says of it. Pure."""
+"""Estimates a replica's speed, outstanding work and health from its parts and answers. Pure."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from enum import StrEnum
 from sglang_prefill_ext.fleet.planning.cost import Speed
 
 _RATIO_MEMORY_S = 0.25
-"""Busy seconds after which an answer counts half in the measured speed..."""
+"""An answer counts half in the measured speed after this many busy seconds, ..."""
 
 _RATIO_MEMORY_PARTS = 4.0
-"""...or so many times the cost of the longest part, if that is more: short ones overtake it, and
-the time that it was computed before seems to be theirs."""
+"""...or after this many times the cost of the longest part, if that is more. Short parts may be
+answered before a long one; the time that it was computed until then is counted as theirs."""
 
 _MOST_SURPRISE = 8.0
-"""By what factor one answer may seem slower than expected: a pause is not a speed."""
+"""Most busy time that one answer counts for, in times of the longest part: a pause says nothing of
+the speed."""
 
 _GRACE_S = 0.5
-"""Beyond twice the expected time, that a replica may be silent before it is suspect."""
+"""Besides twice the expected time, how long a replica may be silent before it is suspect."""
 
 _RETRY_S = 1.0
-"""Without work after a first failure; twice that after the next."""
+"""How long a replica gets no work after a first failure; twice as long after each further one."""
 
 _MOST_DOUBLINGS = 6  # of that
 
 _FAILURES_TO_DOWN = 3  # one after the other
 
 UNKNOWN = "unknown"
-"""In the place of a `Health`: the replica has never answered."""
+"""Shown in place of a `Health` for a replica that has never answered."""
 
 
 class Health(StrEnum):
-    """What a replica may get: all work; none unless no other is up; none; none, as it leaves."""
+    """Which work a replica may get.
+
+    UP: any. SUSPECT: only if no replica is up. DOWN: none. DRAINING: none, as it is to leave.
+    """
 
     UP = "up"
     SUSPECT = "suspect"
@@ -40,11 +44,12 @@ class Health(StrEnum):
 
 
 class ReplicaLoad:
-    """See `Loads`, whose part for one replica this is.
+    """What `Loads` keeps for one replica.
 
-    Costs are kept at the speed that the replica was added with. `ratio` is by how much it has been
-    slower of late: time for which it was busy with parts from here, by the cost of those that it
-    has answered. That needs no order of answers, so replicas may join and reorder what waits.
+    Costs are in seconds at the speed that the replica was added with. `ratio` is how many times
+    slower it has been recently: the time that it was busy with parts from here, divided by the cost
+    of those that it has answered. The order of answers does not matter, so replicas may join and
+    reorder waiting parts.
     """
 
     def __init__(self, speed: Speed, now_s: float) -> None:
@@ -72,7 +77,7 @@ class ReplicaLoad:
     def ended(self, ticket: int, now_s: float, ok: bool) -> None:
         if not ok:
             self.cancelled(ticket, now_s)
-            if ticket > self._newest_at_failure:  # else it was there then, and ends for that reason
+            if ticket > self._newest_at_failure:  # else this is part of the last failure
                 self._newest_at_failure = self._newest
                 self._part_failed(now_s)
             return
@@ -99,7 +104,7 @@ class ReplicaLoad:
             self._excuse(now_s)
         self._forget(ticket)
         if not self.tickets:
-            self._unanswered_busy_s = 0.0  # what it was spent for is never told
+            self._unanswered_busy_s = 0.0  # no answer will tell what this time was spent on
 
     def reported(self, others_s: float, now_s: float) -> None:
         self._pass(now_s)
@@ -112,13 +117,13 @@ class ReplicaLoad:
         elif self._is_down:
             self._recovered(now_s)
         else:
-            self._failed_probes = 0  # parts may fail all the same
+            self._failed_probes = 0  # failures of parts still count
 
     def health(self, now_s: float) -> Health:
         return Health.DRAINING if self.draining else self.own_health(now_s)
 
     def own_health(self, now_s: float) -> Health:
-        """Its health, whether or not it leaves."""
+        """Its health, apart from whether it is to leave."""
         if self._is_down:
             return Health.DOWN
         if self._is_overdue(now_s) or now_s < self._retry_s:
@@ -126,10 +131,11 @@ class ReplicaLoad:
         return Health.UP
 
     def outstanding_s(self, now_s: float) -> float:
-        """Until it will have computed what it has.
+        """Predicted seconds until it has computed all that it has.
 
-        It has worked at its oldest part since its last answer. One that is overdue by some time is
-        expected to take as long again, and so is what waits behind it, in proportion.
+        It is assumed to work at its oldest part since its last answer. If that part is overdue by
+        some time, it is expected to take as much time again, and all work behind it is expected to
+        take longer in proportion.
         """
         others_s = self._others_at(now_s)
         if not self.tickets:
@@ -141,7 +147,7 @@ class ReplicaLoad:
         return silent_s - expected_s + behind_s * (silent_s / expected_s) + others_s
 
     def passed_s(self, now_s: float) -> tuple[float, float]:
-        """Return for how long it was busy since this was asked last, and how long that is ago."""
+        """Return the busy time since the last call of this method, and the whole time since it."""
         self._pass(now_s)
         busy_s, self._untold_busy_s = self._untold_busy_s, 0.0
         asked_s, self._asked_s = self._asked_s, now_s
@@ -149,12 +155,14 @@ class ReplicaLoad:
 
     @property
     def _next_answer_s(self) -> float:
-        """What the oldest part takes."""
+        """Expected seconds of the oldest part."""
         return next(iter(self.tickets.values())) * self.ratio
 
     def _pass(self, now_s: float) -> None:
-        """Count the time since the last event; between parts from here and those of others it is
-        divided by what waits of them."""
+        """Account for the time since the last event.
+
+        It is divided between parts from here and those of others in proportion to what waits.
+        """
         passed_s, self._seen_s = now_s - self._seen_s, now_s
         own_s = self._outstanding * self.ratio
         others_s = self._others_at(now_s - passed_s)
@@ -172,14 +180,14 @@ class ReplicaLoad:
         self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)
 
     def _is_overdue(self, now_s: float) -> bool:
-        """Whether its oldest part takes twice as long as expected, behind all work of others."""
+        """Whether its oldest part takes twice as long as expected, with others' work before it."""
         if not self.tickets:
             return False
         expected_s = self._next_answer_s + self._others_at(self._progress_s)
         return now_s - self._progress_s > 2 * expected_s + _GRACE_S
 
     def _others_at(self, time_s: float) -> float:
-        """Work of others, of which nothing is known but what was reported last."""
+        """Work of others at a time: what was reported last, less the time that has passed since."""
         return max(0.0, self._others_s - (time_s - self._reported_s))
 
     def _forget(self, ticket: int) -> float:

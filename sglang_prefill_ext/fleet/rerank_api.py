@@ -1,7 +1,7 @@
-"""Bodies of ``POST /v1/rerank`` in both directions, for a decoder reranker.
+"""Reads and writes bodies of ``POST /v1/rerank`` for a decoder reranker.
 
-Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
-refused.
+Only bodies that are plainly right are read here. All others are left to SGLang, which refuses them
+in its own words, or serves them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 
 class RerankBody(msgspec.Struct):
-    """What SGLang reads of a body; it ignores other fields."""
+    """The fields of a body that SGLang reads; it ignores others."""
 
     query: str
     documents: list[str]
@@ -45,7 +45,7 @@ def read_request(body: bytes) -> RerankBody | None:
 
 
 class RerankPrompts:
-    """Makes the prompts of a model's template, in the sandbox that SGLang has for it."""
+    """Renders prompts with a model's template, in a sandbox like SGLang's."""
 
     def __init__(self, reranking: Reranking) -> None:
         environment = ImmutableSandboxedEnvironment(autoescape=False)
@@ -55,8 +55,8 @@ class RerankPrompts:
         """Return one prompt a document.
 
         Raises:
-            RequestError: there are too many documents, or too long a query for them.
-            StockPathTaken: the template does not take them; SGLang says so.
+            RequestError: there are too many documents, or the query is too long for so many.
+            StockPathTaken: the template raises an error, which SGLang is to report.
         """
         asked = wanted.query, wanted.documents, wanted.instruct
         check_documents(*asked, config)

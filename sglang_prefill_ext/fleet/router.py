@@ -1,4 +1,4 @@
-"""The HTTP application of a router."""
+"""The HTTP application of a router: divides requests over the engines, or hands them to one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 logger = logging.getLogger(__name__)
 
 _REPEATABLE = ("/v1/score", "/v1/rerank", "/v1/embeddings", "/v1/classify", "/classify")
-"""Routes that only read: another engine may be asked whatever has become of the first one."""
+"""Routes without side effects: if an engine fails, another may be asked in any case."""
 
 _UNAVAILABLE = 503
 
@@ -47,8 +47,8 @@ class Router:
 
     Args:
         collector: of this process, for the status page.
-        api_key: that clients show whose requests are divided; empty: all are. The engines refuse
-            those who have another one.
+        api_key: requests without this key are not divided, but left to an engine to refuse; if
+            empty, none is needed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Router:
                 await self._hand_on(request, body, send)
                 return
         except ClientDisconnect:
-            return  # within its request: there is nothing to answer, and nobody to tell
+            return  # before its request was complete
         except PrefillExtError as error:
             self._metrics.record_error(end_by(error).counted)
             answer = _error_response(error)
@@ -103,7 +103,7 @@ class Router:
         await answer(request.scope, request.receive, send)
 
     async def _divided(self, path: str, body: bytes, request: Request) -> Response | None:
-        """Serve a request by all engines; None for one engine to serve it."""
+        """Serve a request by all engines; None if one engine is to serve it."""
         routes = self._routes
         serve = None if routes is None else routes.answers.get(path)
         plain = says_json(request.headers)
@@ -119,7 +119,7 @@ class Router:
                 raise
             return await self._divided(path, body, request)  # other engines have taken over
         except (RequestError, UnicodeError):
-            return None  # in the words of an engine, that a client may know
+            return None  # an engine refuses it, in words that a client may know
         if content is None:
             self._metrics.record_fallback(StockReason.UNUSUAL_INPUT)
             return None
@@ -142,7 +142,7 @@ class Router:
         return Response(status_code=200 if self._fleet.whole.available() else _UNAVAILABLE)
 
     def _status(self, request: Request) -> Response | None:
-        """Like the engines' page, for those with the key alone."""
+        """The status page; as an engine's, only for clients with the key."""
         if not self._knows(request):
             return Response(b'{"error":"Unauthorized"}', 401, media_type=JSON)
         content = msgspec.json.encode(status_of(self._fleet, self._metrics, self._collector))
@@ -153,7 +153,7 @@ class Router:
 
 
 def _error_response(error: PrefillExtError) -> Response:
-    """Return the answer to a request that ends with an error, as an OpenAI route of SGLang's."""
+    """Return the answer to a request that ends with an error, in the form of OpenAI's routes."""
     status = end_by(error).http or _UNAVAILABLE
     body = {
         "object": "error",

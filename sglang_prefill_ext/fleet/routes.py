@@ -1,7 +1,7 @@
-"""Routes whose requests are divided: the body is read, served by all engines, and answered here.
+"""The routes whose requests are divided: the router reads the body and writes the answer.
 
-What is not plainly right, or cannot be packed, raises `StockPathTaken` or is None: then one engine
-is handed the whole request.
+For a request that is not plainly right, or cannot be packed, a route raises `StockPathTaken` or
+returns None. Then the router hands the whole request to one engine.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _USAGE = {
 
 
 class DividedRoutes:
-    """What serves the routes for one session with the engines.
+    """The divided routes, for one session with the engines.
 
     Attributes:
-        answers: by path; what returns the body of an answer, or None.
+        answers: by path, the function that returns the body of an answer, or None.
     """
 
     def __init__(self, offer: Offer, session: Session) -> None:
@@ -97,7 +97,7 @@ class DividedRoutes:
     async def _embed(self, body: bytes, request: Request) -> bytes | None:
         wanted = embeddings_api.read_request(body)
         if wanted is None or wanted.call.dimensions is not None:
-            return None  # which dimensions a model allows is the engine's knowledge
+            return None  # only the engine knows which dimensions the model allows
         embedded = await self._embedded(wanted.call, request)
         write = partial(
             embeddings_api.answer_body,

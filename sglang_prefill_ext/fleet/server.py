@@ -1,8 +1,9 @@
 """One router process: ``python -m sglang_prefill_ext.fleet.server SETTINGS``.
 
-Its standard input tells which engines there are, a line whenever that changes. It goes down, after
-the requests under way, on SIGTERM, and when that input ends: then the supervisor is gone. The key
-of the engines is in its environment, where no list of processes shows it.
+The supervisor writes a line to its standard input whenever the engines change. The process ends,
+after the requests under way, on SIGTERM, and when its standard input ends, which means that the
+supervisor is gone. The key of the engines is in its environment, where no list of processes shows
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sglang_prefill_ext.process.collector import FROZEN_THRESHOLDS, Collector, G
 _ROLE = "fleet_router"
 
 _HEARD_S = 25.0
-"""For how long a new router waits for its engines before it listens all the same."""
+"""How long a new router waits for its engines before it listens without them."""
 
 _BACKLOG = 2048
 _MOST_CALLS = 2048  # over gRPC
@@ -54,7 +55,7 @@ async def serve(settings: Settings, api_key: str) -> None:
 
     def on_session(session: Session) -> None:
         router.begin(session)
-        # What is frozen is never freed, so that the session before would stay.
+        # Frozen objects are never freed, so those of the previous session are unfrozen first.
         for action in (GcAction.UNFREEZE, GcAction.FREEZE):
             collector.perform(action, unique_name("fleet-"), thresholds=FROZEN_THRESHOLDS)
 
@@ -96,7 +97,7 @@ def _grpc_listening(settings: Settings) -> Listening | None:
 
 
 def _config(router: Router, settings: Settings) -> uvicorn.Config:
-    if find_spec("httptools"):  # else uvicorn takes h11, which limits heads itself
+    if find_spec("httptools"):  # without it uvicorn uses h11, which limits heads by itself
         from sglang_prefill_ext.process.http_heads import limit_heads
 
         limit_heads()
@@ -133,7 +134,7 @@ async def _export(fleet: Fleet, collector: Collector) -> None:
 
 
 async def _follow(fleet: Fleet, server: uvicorn.Server) -> None:
-    """Have the engines that the supervisor tells of, and go down when it is gone."""
+    """Set the engines that the supervisor names; stop the server when the supervisor is gone."""
     told = asyncio.StreamReader(limit=_LONGEST_LINE)
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(told), sys.stdin

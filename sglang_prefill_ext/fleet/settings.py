@@ -1,4 +1,4 @@
-"""How the routers of a fleet listen, and which engines they are told of."""
+"""The settings of a fleet's routers, and the engines that they are told of."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.process.supervisor import reserved
 
 API_KEY_VARIABLE = "PREFILL_FLEET_API_KEY"
-"""Environment of router processes: the key of the engines; empty for none."""
+"""Environment variable of router processes with the key of the engines; empty for none."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What every router process of one supervisor has in common.
 
     Attributes:
-        grpc_port: of `prefill_ext.v1`; None for no gRPC.
+        grpc_port: port of `prefill_ext.v1`; None for no gRPC.
         extra_work: most extra work of a divided request, as a share of its own; None leaves it to
             how busy the fleet is.
         grace_s: seconds for requests under way when a router goes down.
@@ -52,7 +52,7 @@ class Engines(msgspec.Struct, frozen=True):
 
     Attributes:
         urls: of all engines, without a path.
-        deployment: how many there are in each state, where somebody else starts them.
+        deployment: number of engines in each state, if Ray starts them; else empty.
     """
 
     urls: tuple[str, ...]
@@ -70,7 +70,7 @@ def engine_urls(text: str) -> tuple[str, ...]:
     """Read the URLs of engines, with commas between them.
 
     Raises:
-        ConfigError: one is none, has a path, or comes twice; or there is none at all.
+        ConfigError: one is no URL, has a path, or comes twice; or there is none at all.
     """
     urls = [each.strip().rstrip("/") for each in text.split(",") if each.strip()]
     if not urls:
@@ -85,7 +85,7 @@ def engine_urls(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def reserved_ports(settings: Settings) -> Iterator[Settings]:
-    """Keep the ports for router processes, which share them; those that are 0 are chosen.
+    """Reserve the ports that the router processes share; yield settings with free ones for 0.
 
     Raises:
         ConfigError: one is taken, or there is no such address.

@@ -1,4 +1,4 @@
-"""What a router shows of its fleet: a page for people, and numbers for Prometheus."""
+"""The status page of a router, and its metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def status_of(fleet: Fleet, metrics: FrontendMetrics, collector: Collector) -> d
 
 
 def health_of(fleet: Fleet, replica: Replica) -> str:
-    """A `Health`; refused where the engine differs, unknown where it has never answered."""
+    """A `Health`; or "refused" if the engine differs, "unknown" if it has never answered."""
     if replica.url in fleet.loads:
         return str(fleet.loads.health(replica.url, time.monotonic()))
     return UNKNOWN if replica.offer is None else _REFUSED
 
 
 class FleetExport:
-    """The fleet of this process in Prometheus; `update` it now and then.
+    """Exports the fleet of this process to Prometheus; `update` has to be called regularly.
 
-    Gauges are those of whichever process was the last, as all see the same replicas.
+    A gauge shows the value of the process that set it last, as all see the same replicas.
     """
 
     def __init__(self) -> None:
-        # Imported late: it looks for the directory that processes share when it is first imported.
+        # Imported late: at import it reads the variable with the directory that processes share.
         from prometheus_client import Counter as PrometheusCounter
         from prometheus_client import Gauge
 

@@ -1,4 +1,4 @@
-"""Requests that are not divided: each by one engine, or by another if that cannot be reached."""
+"""Has requests that are not divided served: by one engine, or by another if that fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WHOLE_S = 0.05
-"""Which a whole request is taken to cost an engine; only SGLang knows what it does."""
+"""Assumed cost of a whole request; only SGLang knows its real cost."""
 
 
 class WholeRequests:

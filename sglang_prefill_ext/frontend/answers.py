@@ -1,4 +1,4 @@
-"""From values to answers: scores, tables, JSON in parts, and what was served."""
+"""Turns the values of a packed result into answers: scores, tables, JSON, and counts of tokens."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from sglang_prefill_ext.wire.read import Read
 Matrix: TypeAlias = list[list[float]]
 
 _AT_A_TIME = 1 << 16
-"""Values that become objects in one step, during which no other thread runs."""
+"""Values made into Python objects in one step, during which no other thread runs."""
 
 ROWS_AT_A_TIME = 16
-"""Rows of an answer, of up to as many numbers as the vocabulary is large."""
+"""Rows written as JSON in one step; a row may have as many numbers as the vocabulary has tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What there was to compute for a call, and what came of it.
+    """Token counts and times of a call that was served.
 
     Attributes:
-        prompt_tokens: of each prompt, int32 ``[prompts]``.
-        cached_tokens: of these, what the prefix cache had, int32 ``[prompts]``.
-        new_tokens: tokens that were generated behind each prompt.
-        queue_s, compute_s: for how long a prompt waited in the scheduler, and how long its
-            forwards took; of several the longest.
+        prompt_tokens: tokens of each prompt, int32 ``[prompts]``.
+        cached_tokens: how many of these the prefix cache had, int32 ``[prompts]``.
+        new_tokens: tokens that were generated for each prompt.
+        queue_s, compute_s: how long a prompt waited in the scheduler, and how long its forwards
+            took; the maximum over all prompts.
     """
 
     prompt_tokens: Int32Array
@@ -48,7 +48,7 @@ class Served:
 
 
 def served_rows(rows: PackedRows, answer: PackedResult) -> Served:
-    """Every row is a prompt; what was cached is a part of the prefix, so of every row."""
+    """Count every row as a prompt. Cached tokens belong to the prefix, so every row has them."""
     lens = rows.suffix_lens + np.int32(rows.prefix_len)
     cached = np.full_like(lens, min(answer.tokens_cached, rows.prefix_len))
     return Served(lens, cached, 0, answer.queue_ms / 1e3, answer.compute_ms / 1e3)
@@ -56,7 +56,7 @@ def served_rows(rows: PackedRows, answer: PackedResult) -> Served:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The result of a packed scoring call, and where it comes from."""
+    """The result of a packed scoring call, with the rows that were sent and their answer."""
 
     scores: Matrix | list[Matrix]
     prompt_tokens: int
@@ -76,7 +76,7 @@ def scored_of(answer: PackedResult, rows: PackedRows, call: ScoreCall) -> Scored
         values, rows.read, apply_softmax=call.apply_softmax, temperature=call.temperature
     )
     token_logprobs = None
-    if call.return_token_logprobs:  # of which SGLang shows none for extraction tokens
+    if call.return_token_logprobs:  # SGLang shows none for extraction tokens
         token_logprobs = [] if setwise else label_rows(values, rows.read)
     shown = scores_by_item(scores, rows) if setwise else scores
     return Scored(shown, rows.num_prompt_tokens, token_logprobs, rows, answer)
@@ -112,7 +112,7 @@ def flat_scores(
 
 
 def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
-    """Return a matrix ``[anchors, labels]`` for every item, of the scores of all anchors."""
+    """Divide the scores of all anchors among the items: one matrix ``[anchors, labels]`` each."""
     is_anchor = rows.read.lens_of(0, rows.num_reads) > 0
     ends = np.cumsum(np.add.reduceat(is_anchor, rows.read_starts()[:-1], dtype=np.int64)).tolist()
     return [scores[a:b] for a, b in zip([0, *ends], ends, strict=False)]
@@ -121,7 +121,7 @@ def scores_by_item(scores: Matrix, rows: PackedRows) -> list[Matrix]:
 def label_rows(values: NDArray[Any], read: Read) -> Matrix:
     """Return the values of labels, such as log-probs (natural log), as one list a row."""
     rows = read.by_read(values)
-    if isinstance(rows, np.ndarray):  # in few steps: a fifth of the time of one for each row
+    if isinstance(rows, np.ndarray):  # a few large steps take a fifth of the time of one a row
         return table_rows(rows)
     return [row.tolist() for row in rows]
 
@@ -143,9 +143,10 @@ def table_rows(table: NDArray[Any]) -> list[list[Any]]:
 
 
 def in_parts(rows: Sequence[Any], at_a_time: int = ROWS_AT_A_TIME) -> Any:
-    """Many rows as JSON, for an encoder of `msgspec` to put in their place; few as they are.
+    """Encode rows as JSON, some at a time, so that other threads can run in between.
 
-    They are made some at a time, so that other threads run between.
+    Returns:
+        A `msgspec.Raw`, which msgspec's encoder inserts as it is; few rows are returned unchanged.
     """
     if len(rows) <= at_a_time:
         return rows

@@ -1,4 +1,4 @@
-"""Questions to several processes at once, and one at a time."""
+"""Asks several processes a question at once, and lets concurrent callers share an answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Questions(Generic[T]):
         self._open: dict[str, asyncio.Queue[T]] = {}
 
     async def ask(self, send: Callable[[str], None], answers: int, timeout_s: float) -> list[T]:
-        """Ask, and return what was answered; the silent are left out.
+        """Ask, and return the answers that come in time.
 
         Args:
             send: sends the question under the id that it is given.
@@ -40,16 +40,16 @@ class Questions(Generic[T]):
         return found
 
     def deliver(self, rid: str, answer: T) -> None:
-        """Hand an answer to whoever asked; one that comes too late is dropped."""
+        """Hand over an answer to the question `rid`; one that comes too late is dropped."""
         if (replies := self._open.get(rid)) is not None:
             replies.put_nowait(answer)
 
 
 class Turns(Generic[T]):
-    """Asks one question at a time: all who ask meanwhile share the answer to the next one.
+    """Asks one question at a time; callers that come meanwhile share the answer to the next one.
 
-    Every answer is younger than the question. However many ask, whoever answers does so once in a
-    turn.
+    Every caller gets an answer that was asked for after it called. However many callers there are,
+    `ask` runs once in a turn.
 
     Args:
         ask: returns a new answer.

@@ -1,4 +1,4 @@
-"""Items of concurrent calls as packed requests: gathered, together, and alone where that fails."""
+"""Sends items of concurrent calls in shared packed requests, and alone if a shared one fails."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ReadOut:
     """What was read for one item.
 
     Attributes:
-        table: of `PackedGroup.tables`.
-        cached_tokens: of its prompt that were not computed.
+        table: the item's part of `PackedGroup.tables`.
+        cached_tokens: tokens of its prompt that the prefix cache had.
         queue_s, compute_s: from its arrival in the scheduler to its first forward, and from
             there to its end.
     """
@@ -45,7 +45,7 @@ class ReadOut:
 def read_outs(
     tables: Iterable[Float32Array], rows: PackedRows, answer: PackedResult
 ) -> list[ReadOut]:
-    """What was read for each item of packed rows that were answered together."""
+    """What was read for each item of one packed request."""
     cached = min(answer.tokens_cached, rows.prefix_len)
     times = answer.queue_ms / 1e3, answer.compute_ms / 1e3
     return [ReadOut(table, cached, *times) for table in tables]
@@ -56,9 +56,9 @@ class BatchExchange(Generic[Item]):
 
     Args:
         worker: packs large batches.
-        size_of: tokens and numbers that packing goes through for an item.
+        size_of: how many tokens and numbers packing an item has to process.
         pack: divides items of a kind into groups, each item into one.
-        admits: waits for the admission of every batch; else who asks is admitted already.
+        admits: every batch waits for its admission here; otherwise callers are admitted already.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class BatchExchange(Generic[Item]):
         self._worker = worker
         self._size_of, self._pack, self._admits = size_of, pack, admits
         self._gatherer: Gatherer[Item, ReadOut] = Gatherer(self.serve, path.config)
-        # Of larger batches each item is not tried alone once their forward has failed: these are
-        # one call's, which then has failed.
+        # If the forward of a larger batch fails, its items are not tried again one by one: they
+        # belong to one call, which fails as a whole.
         self._most_retried = 2 * path.config.gather_rows
 
     async def ask(
@@ -90,8 +90,8 @@ class BatchExchange(Generic[Item]):
         """Return what was read for every item; the errors are those of `PackedExchange.ask`.
 
         Args:
-            kind: only calls of one kind and with equal options share a batch; two with deadlines
-                never do.
+            kind: only calls of one kind and with equal options share a batch; calls with different
+                deadlines never do.
             request, alone: see `Gatherer.ask`.
         """
         return await self._gatherer.ask((kind, options), items, request, alone=alone)
@@ -146,7 +146,10 @@ class BatchExchange(Generic[Item]):
 
 
 async def _all_ended(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do works at the same time; none goes on after an error of another one."""
+    """Run coroutines concurrently, wait until all have ended, then raise the first error, if any.
+
+    So none is still running when an error is raised.
+    """
     outcomes = await asyncio.gather(*works, return_exceptions=True)
     found: list[T] = []
     for outcome in outcomes:
@@ -159,7 +162,7 @@ async def _all_ended(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def served_prompts(
     prompt_tokens: Sequence[int], read_outs: Sequence[ReadOut], *, new_tokens: int = 0
 ) -> Served:
-    """Prompts of which each was read for itself; `read_outs` are in their order."""
+    """Counts and times of prompts that have one of `read_outs` each, in the same order."""
     cached = int_array([each.cached_tokens for each in read_outs])
     queue_s = max((each.queue_s for each in read_outs), default=0.0)
     compute_s = max((each.compute_s for each in read_outs), default=0.0)

@@ -1,4 +1,4 @@
-"""One packed request to the scheduler and its answer back, whatever is asked for."""
+"""Sends a packed request to the scheduler and waits for its answer, for all kinds of calls."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ _numbers = count()
 
 
 def unique_name(kind: str) -> str:
-    """Return a name that begins with `kind`; at a tenth of the price of a new UUID.
+    """Return a name that begins with `kind`, in a tenth of the time that a new UUID takes.
 
-    No name begins with another one: SGLang aborts requests by how their names begin.
+    No name begins with another one, because SGLang aborts all requests whose names begin with the
+    one given.
     """
     return f"{kind}{next(_numbers)}-{_PROCESS}"
 
@@ -74,8 +75,8 @@ class StockPathTaken(Exception):  # noqa: N818 (a signal, not an error)
     """The call must be served by the stock path, for `reason`.
 
     Args:
-        call: the call with token ids in place of its texts, if these were encoded already;
-            a text that is far too long takes as long to encode again. None if it stays as it is.
+        call: the call with token ids in place of its texts, if these were encoded already, so that
+            a very long text is not encoded twice. None if the call stays as it is.
     """
 
     def __init__(self, reason: StockReason, call: Any = None) -> None:
@@ -88,7 +89,7 @@ class PackedExchange:
     """The packed requests of one front-end process that are under way.
 
     Attributes:
-        tokens: that these requests have.
+        tokens: sum of the tokens in these requests; a shared prefix counts once.
     """
 
     def __init__(self, link: SchedulerLink, *, max_row_tokens: int) -> None:
@@ -107,7 +108,7 @@ class PackedExchange:
         self.declined_reason = reason
 
     def deliver(self, rid: str, answer: PackedResult) -> None:
-        """Hand an answer to its waiting call; a call that left already is fine."""
+        """Hand an answer to its call, if that is still waiting."""
         future = self._pending.get(rid)
         if future is not None and not future.done():
             future.set_result(answer)
@@ -136,14 +137,14 @@ class PackedExchange:
             request: of the client, see `outcome_while_connected`.
 
         Raises:
-            StockPathTaken: the rows do not fit a forward, are computed to NaN, or the scheduler
-                declines them.
+            StockPathTaken: the rows do not fit a forward or the KV pool, their values are NaN, or
+                the scheduler declines them.
             RequestAbortedError: the client left, or an operator aborted the request.
             PackedForwardError: the forward failed.
             ServerBusyError: too much waits already.
             DeadlineExceededError: the deadline of `options` could not be met.
             EngineUnavailableError: the engine of a front end in another process has gone.
-            RequestError: that engine has no adapter of the name.
+            RequestError: that engine has no LoRA adapter of the requested name.
         """
         self.require_fitting(int(rows.suffix_lens.max()), prefix_tokens=rows.prefix_len)
         answer = await self.round_trip(rows, options, request)
@@ -156,10 +157,14 @@ class PackedExchange:
         raise _bad_end(answer)
 
     def require_fitting(self, row_tokens: int, *, prefix_tokens: int = 0) -> None:
-        """Check the longest row of a request, whose prefix the other rows have in common.
+        """Check the longest row of a request.
+
+        Args:
+            row_tokens: tokens of the row behind the prefix.
+            prefix_tokens: tokens of the prefix that all rows share.
 
         Raises:
-            StockPathTaken: no forward, or not even the model takes so many tokens.
+            StockPathTaken: the model takes no prompt, or a forward no row, of so many tokens.
         """
         if prefix_tokens + row_tokens > self._link.longest_prompt():
             raise StockPathTaken(StockReason.PROMPT_TOO_LONG)
@@ -194,7 +199,7 @@ class PackedExchange:
 async def _entered_by(
     deadline_ms: float, admission: AbstractAsyncContextManager[object]
 ) -> AsyncIterator[None]:
-    """Wait for an admission so long; what has been admitted is ended by the scheduler."""
+    """Apply a deadline to waiting for admission only; later the scheduler enforces it."""
     async with AsyncExitStack() as admitted:
         async with within(deadline_ms, "while the engine took no requests"):
             await admitted.enter_async_context(admission)

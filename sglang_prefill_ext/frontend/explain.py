@@ -1,4 +1,4 @@
-"""How one scoring request was served, for whoever wonders what it cost."""
+"""Explains how one scoring request was served: the path, and the tokens and time that it took."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def explain_packed(scored: Scored) -> dict[str, Any]:
 
 
 def explain_stock(reason: StockReason) -> dict[str, Any]:
-    """Return why a request took the stock path; what it cost there is SGLang's to say."""
+    """Return why a request took the stock path; only SGLang knows what it cost there."""
     return {"path": "stock", "reason": reason}
 
 
 def experts_recently(schedulers: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
     """Return how full the blocks of each layer of experts were, ready for JSON.
 
-    One forward in eight is looked at, and its counts arrive later: so these are of the forward that
-    each scheduler looked at last, seldom of one that served the request.
+    A scheduler looks at one forward in eight, and the counts arrive later. So these are of the
+    forward that each scheduler looked at last, which seldom is one that served the request.
 
     Args:
         schedulers: their parts of the status page.
 
     Returns:
-        Layers that were looked at; None where there are none.
+        Layers with counts; None if there are none.
     """
     return [
         {"dp_rank": scheduler["dp_rank"], "layer": number, **layer}

@@ -1,4 +1,4 @@
-"""Many small calls that come at about the same time, served as few large ones."""
+"""Gathers small calls that come at about the same time into few large batches."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Batch(Generic[Item, Answer]):
     """Items of several calls.
 
     Attributes:
-        calls: for those that have joined it, which items are theirs, and what they wait for.
-        waiting: how many of them still wait.
-        start: when the batch is started at the latest; None where it does not gather.
-        work: serves the batch; None before it has started.
+        calls: for each call that joined, which items are its own, and the future that it awaits.
+        waiting: how many of these calls still wait.
+        start: the timer that starts the batch at the latest; None if there is none.
+        work: the task that serves the batch; None before it has started.
     """
 
     items: list[Item] = field(default_factory=list)
@@ -49,10 +49,10 @@ class _Batch(Generic[Item, Answer]):
         return future
 
     def answer(self, answers: Sequence[Answer | Exception]) -> None:
-        """Give every call that still waits what is its own.
+        """Give every call that still waits the answers to its own items.
 
         Args:
-            answers: one an item, in order; its own failure where it has one.
+            answers: one an item, in order; an exception for an item that failed.
         """
         for mine, future in self.calls:
             if not future.done():
@@ -64,8 +64,8 @@ class _Lane(Generic[Item, Answer]):
     """The batches of one kind.
 
     Attributes:
-        gathering: the batch that calls may still join; its work may be about to begin.
-        serving: how many are being served.
+        gathering: the batch that calls may still join; its task may exist, but has not begun.
+        serving: how many batches are being served.
     """
 
     kind: Hashable
@@ -76,15 +76,15 @@ class _Lane(Generic[Item, Answer]):
 class Gatherer(Generic[Item, Answer]):
     """Gathers the items of concurrent calls into batches.
 
-    A batch starts at once where none of its kind is being served, so a lone call never waits; what
-    comes in the same turn of the event loop still joins it. Otherwise it gathers until the one
-    before it is answered, it is large enough, or its first call has waited for long enough.
+    A batch starts at once if none of its kind is being served, so a lone call never waits; calls
+    in the same turn of the event loop still join it. Otherwise it gathers until a batch of its kind
+    is answered, it is large enough, or its first call has waited for long enough.
 
     Args:
-        serve: given a kind and the items of a batch, answers every item, with an exception in
-            the place of one that failed on its own.
-        config: has how many items a batch takes, of which a call gets a batch for itself, and how
-            long its first call waits.
+        serve: given a kind and the items of a batch, answers every item, with an exception for an
+            item that failed on its own.
+        config: `gather_rows` is how many items make a batch large enough; a call with as many gets
+            a batch of its own. `gather_ms` is how long the first call waits at most.
     """
 
     def __init__(
@@ -108,8 +108,9 @@ class Gatherer(Generic[Item, Answer]):
             alone: the call is too large to share a batch, however few its items are.
 
         Raises:
-            RequestAbortedError: the client left. The batch ends with its last call.
-            Exception: whatever an item failed with, or the whole batch.
+            RequestAbortedError: the client left. Once all calls of a batch have left, it is
+                cancelled.
+            Exception: whatever one of the items, or the whole batch, failed with.
         """
         lane = self._lanes.get(kind)
         if lane is None:
@@ -148,7 +149,7 @@ class Gatherer(Generic[Item, Answer]):
             return
         lane.serving += 1
         batch.work = asyncio.get_running_loop().create_task(self._work(lane, batch))
-        # Not within it: a task that is cancelled before its first step runs nothing at all.
+        # A callback and no `finally` in the task: one cancelled before its first step runs nothing.
         batch.work.add_done_callback(partial(self._end, lane, batch))
 
     async def _work(self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer]) -> None:
@@ -160,7 +161,8 @@ class Gatherer(Generic[Item, Answer]):
             if not isinstance(error, PrefillExtError | StockPathTaken):
                 logger.exception("A batch failed")
             answers = [error] * len(batch.items)
-        # First, as the scheduler idles meanwhile: what calls make of their answers takes long.
+        # Before the answers are given: calls take long to process them, and the scheduler would
+        # idle meanwhile.
         self._start_gathered(lane)
         batch.answer(answers)
 
@@ -168,7 +170,7 @@ class Gatherer(Generic[Item, Answer]):
         self, lane: _Lane[Item, Answer], batch: _Batch[Item, Answer], work: asyncio.Task[None]
     ) -> None:
         if batch.waiting and not all(future.done() for _, future in batch.calls):
-            # Cancelled from within, or a panic in Rust: neither is an `Exception`.
+            # `_work` was cancelled from within, or Rust code panicked: neither is an `Exception`.
             why = "it was cancelled" if work.cancelled() else repr(work.exception())
             logger.error("A batch ended without an answer: %s", why)
             failed = PackedForwardError(f"The batch of this request ended: {why}.")
@@ -195,10 +197,10 @@ class Gatherer(Generic[Item, Answer]):
 
 
 def _of_its_own(error: Exception) -> Exception:
-    """A copy for one of several callers: what is raised holds the frames of who raised it."""
+    """Copy an error for one of several callers, as raising one adds the caller's frames to it."""
     try:
         own = copy.copy(error)
-    except Exception:  # it takes other arguments than it shows
+    except Exception:  # its constructor takes other arguments than `args` has
         return error
     own.__cause__ = error
     return own

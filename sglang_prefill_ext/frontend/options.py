@@ -1,4 +1,4 @@
-"""What HTTP requests have in common: what clients ask for in headers, and how bodies are read."""
+"""Options that clients set in HTTP headers, and the decoding of bodies, for all kinds of calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from sglang_prefill_ext.errors import RequestError
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What orjson, with which SGLang reads bodies, takes for an integer."""
+"""An integer as orjson takes it, with which SGLang reads bodies."""
 
 T = TypeVar("T")
 
@@ -23,10 +23,10 @@ TIMEOUT_HEADER = "x-prefill-only-timeout-ms"
 KEEP_PREFIX_HEADER = "x-prefill-only-keep-prefix"
 
 ARRAYS_HEADER = "x-prefill-only-arrays"
-"""Of answers: scoring requests to this server may hold token ids as base64 arrays."""
+"""Header of answers: scoring requests to this server may have token ids as base64 arrays."""
 
 READS_ARRAYS = {ARRAYS_HEADER: "int32"}
-"""Headers of answers to those who may send arrays."""
+"""Headers of answers on routes whose bodies may have arrays."""
 
 JSON = "application/json"
 
@@ -39,7 +39,7 @@ class RequestOptions:
     """How one packed request is scheduled.
 
     Attributes:
-        priority: higher is served first, in an order that looks at it.
+        priority: higher is served first, if the order of the queue looks at priorities.
         deadline_ms: Unix time in ms after which nobody waits for the answer; None for no deadline.
         keep_prefix: the prefix will come again, so it is left in the prefix cache.
     """
@@ -50,9 +50,9 @@ class RequestOptions:
 
 
 def decoded(decode: Callable[[Any], T], body: Any) -> T | None:
-    """Read a body, or what was read of one; None if that is SGLang's to refuse.
+    """Read a body, or the fields of one that is parsed already; None if SGLang is to refuse it.
 
-    It is where it is broken, has not the types of the decoder, or is too deep to read.
+    SGLang refuses a body that is broken, has other types than the decoder's, or is nested too deep.
     """
     try:
         return decode(body)
@@ -61,12 +61,12 @@ def decoded(decode: Callable[[Any], T], body: Any) -> T | None:
 
 
 def says_json(headers: Mapping[str, str]) -> bool:
-    """Whether a body is said to be JSON."""
+    """Whether the content type says that the body is JSON."""
     return headers.get("content-type", "").lower().split(";", 1)[0] == JSON
 
 
 def headers_of(request: Any) -> Mapping[str, str]:
-    """The headers of a client's request; none where it did not come by HTTP."""
+    """The headers of a client's request; empty if it did not come by HTTP."""
     return getattr(request, "headers", None) or {}
 
 
@@ -96,7 +96,7 @@ def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
 
 
 def headers_from(options: RequestOptions) -> dict[str, str]:
-    """The headers by which another process reads these options; a deadline as the time left."""
+    """Headers that carry these options to another process; a deadline becomes the time left."""
     headers = {PRIORITY_HEADER: str(options.priority)}
     if options.keep_prefix:
         headers[KEEP_PREFIX_HEADER] = "on"

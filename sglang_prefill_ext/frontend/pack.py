@@ -1,4 +1,4 @@
-"""Build the packed request of a call from token ids; before that, how long it gets."""
+"""Builds the packed rows of a call from token ids, and tells beforehand how long they get."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_prefill_ext.wire.flat import check_ids
 from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 
-# Tokens of every row that are compared at a time: at first, and at most.
+# Tokens of every row that `shared_len` compares in a step: in the first step, and at most.
 _FIRST_LOOK, _LARGEST_LOOK = 16, 1024
 
 FIELD = "query, items"
@@ -33,9 +33,9 @@ class PromptLengths:
     """Tokens of the prompts of a scoring call.
 
     Attributes:
-        query: which all prompts have.
-        count: of items.
-        longest_item, all_items: of one item, and of all.
+        query: tokens of the query, which all prompts have.
+        count: number of items.
+        longest_item, all_items: tokens of the longest item, and of all items together.
     """
 
     query: int
@@ -47,7 +47,7 @@ class PromptLengths:
     def of(
         cls, query: Sequence[int] | Int32Array, items: Sequence[Sequence[int]] | FlatRows
     ) -> PromptLengths:
-        """The lengths of at least one item's prompt."""
+        """The lengths of a query and of at least one item."""
         if isinstance(items, FlatRows):
             return cls(len(query), len(items), int(items.counts.max()), len(items.values))
         lens = list(map(len, items))
@@ -63,7 +63,8 @@ class PromptLengths:
 
 
 def too_long(lengths: PromptLengths, longest: int) -> RequestError:
-    """The error for prompts that no model takes, and that would take much memory to refuse."""
+    """The error for prompts that the model does not take, and SGLang would refuse only after using
+    much memory."""
     return wrong(
         FIELD,
         f"a prompt has {lengths.longest_prompt} tokens, the model takes {longest} at most. "
@@ -82,13 +83,13 @@ def pack_token_ids(
     """Pack ``query + item`` rows, or ``item + query`` rows if `item_first`, of lists of token ids.
 
     Args:
-        overrides: embeddings that negative ids name; not where `item_first`.
+        overrides: embeddings that negative ids name; none if `item_first`.
 
     Raises:
         RequestError: a row is empty, or an id lies outside the vocabulary.
         TypeError: an element is not an integer.
     """
-    if not (query or item_first or all(items)):  # named before an id of another row
+    if not (query or item_first or all(items)):  # reported before a wrong id of another row
         raise empty_prompt("items")
     flat = flatten_ids([query, *items], vocab_size, field=FIELD, overrides=len(overrides))
     rows = FlatRows(flat[len(query) :], lens_of_rows(items))
@@ -122,7 +123,7 @@ def _pack_checked(
     labels: Labels,
     overrides: OverrideArray = NO_OVERRIDES,
 ) -> PackedRows:
-    """Likewise of ids in the vocabulary, or of negative ones that name `overrides`.
+    """Pack rows whose ids are checked: all lie in the vocabulary, or are negative for `overrides`.
 
     Raises:
         RequestError: a row is empty.
@@ -138,21 +139,21 @@ def _pack_checked(
 def shared_once(
     front: Int32Array, rows: FlatRows, most: int | None = None
 ) -> tuple[Int32Array, int, Int32Array]:
-    """Lay out ``front + row`` of every row; no such row is empty.
+    """Lay out ``front + row`` of every row with their common prefix once; no such row is empty.
 
     Args:
-        most: tokens that may be taken out of the rows at most; None for all that are shared.
+        most: most leading tokens of the rows that may join the prefix; None for no limit.
 
     Returns:
-        What all have in common, and the rest of each, as `PackedRows` has them: tokens, length
-        of the former, lengths of the latter. One row has nothing to share with.
+        Tokens, prefix length and suffix lengths, as `PackedRows` has them. A single row has nothing
+        to share, so its prefix is empty.
     """
     if len(rows) == 1:
         return np.concatenate([front, rows.values]), 0, rows.counts + np.int32(len(front))
     inside = shared_len(rows)
     if most is not None:
         inside = min(inside, most)
-    if inside < 0:  # an empty row: what is read is the last token before it
+    if inside < 0:  # a row is empty: `front`'s last token, which is read there, begins each suffix
         parts = [front[:-1], np.insert(rows.values, rows.starts(), front[-1])]
     elif inside:
         parts = [front, rows.values[:inside], _without_beginnings(rows, inside)]
@@ -163,11 +164,13 @@ def shared_once(
 
 
 def shared_len(rows: FlatRows) -> int:
-    """Tokens with which several rows begin alike, but for the last one of the shortest; -1 where
-    that is empty."""
+    """How many leading tokens several rows share, at most all but one of the shortest row.
+
+    -1 if the shortest row is empty.
+    """
     shortest, starts = int(np.minimum.reduce(rows.counts)), rows.starts()
     if shortest and ((first := rows.values[starts]) != first[0]).any():
-        return 0  # as usual
+        return 0  # the usual case
     done, width = 0, _FIRST_LOOK
     while done < shortest:
         columns = np.arange(done, min(done + width, shortest))
@@ -185,7 +188,7 @@ def _with_query_last(query: Int32Array, items: FlatRows) -> FlatRows:
 
 
 def _without_beginnings(rows: FlatRows, length: int) -> Int32Array:
-    """The values of rows but the first `length` of each, which is less than any has."""
+    """The values of all rows without the first `length` of each; every row is longer than that."""
     starts = rows.starts()
     edges = np.zeros(len(rows.values), dtype=np.int8)  # one byte a value, as there may be many
     edges[starts], edges[starts + length] = 1, -1

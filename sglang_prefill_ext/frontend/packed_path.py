@@ -1,4 +1,4 @@
-"""What the front ends of one process have in common: their path to a scheduler."""
+"""What all front ends of one process share: the link to the scheduler, and facts of the model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class EncoderTraits:
     """What is special about calls to an encoder.
 
     Attributes:
-        token_types: of tokens, such as those of the first and the second text of a pair. A token
-            of type t has the packed id ``id + t * vocab_size``, so that whatever compares ids
-            compares types, too.
-        longest_prompt: tokens that have a position.
+        token_types: number of token types, such as one for each text of a pair. A token of type t
+            has the packed id ``id + t * vocab_size``, so code that compares ids compares types,
+            too.
+        longest_prompt: tokens of the longest prompt, for each of which the model has a position.
         makes_numbers: its head has one class, and so the answer is a number and no vector.
     """
 
@@ -31,17 +31,17 @@ class EncoderTraits:
 
 @dataclass(frozen=True, slots=True)
 class PackedPath:
-    """The way of packed requests to a scheduler, and what is known of the model behind it.
+    """The path of packed requests to a scheduler, and what is known of the model behind it.
 
     Attributes:
         vocab_size: rows of the embedding table; prompt ids must lie below.
         label_vocab_size: label ids must lie below; the tokenizer's size where there is one.
-        embeddings: of the model.
+        embeddings: width and dtype of the model's.
         truncates: SGLang shortens prompts that are too long, and refuses none.
         watermarks: SGLang marks generated tokens, also of requests that do not ask for it.
         prefixes: see `shared_beginnings`.
-        encoder: None where the model is none.
-        answers: makes objects and texts of large answers.
+        encoder: None if the model is no encoder.
+        answers: a thread that makes Python objects and JSON of large answers.
     """
 
     link: SchedulerLink

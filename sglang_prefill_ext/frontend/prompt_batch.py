@@ -1,4 +1,4 @@
-"""Prompts of many calls as few packed requests; those that begin alike share a prefix."""
+"""Packs the prompts of many calls into few requests; prompts that begin alike share a prefix."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy, lone_prefix
 from sglang_prefill_ext.wire.read import Vectors
 
 _BEGINNING = 16
-"""Tokens by which prompts of one beginning are told from others."""
+"""Prompts begin alike if this many first tokens are equal."""
 
 _LEAST_SAVING = 128
-"""Tokens that a packed request of its own must save: about what its way costs."""
+"""Tokens that a separate packed request must save at least: about what sending it costs."""
 
 
 class Beginning(NamedTuple):
     """Prompts that become one packed request.
 
     Attributes:
-        members: their numbers.
-        prefix: tokens that they share, at most all but one.
+        members: indices of the prompts.
+        prefix: how many tokens they share, at most all but one.
         repeated: this prefix came before, so the prefix cache is to keep it.
     """
 
@@ -50,8 +50,8 @@ class PackedGroup:
     """One packed request for some of the prompts of a batch.
 
     Attributes:
-        members: the number of each row's prompt.
-        keep_prefix: the rows' prefix will come again, whatever the client says of it.
+        members: the index of each row's prompt.
+        keep_prefix: the rows' prefix will come again, whether or not the client says so.
     """
 
     members: list[int]
@@ -123,8 +123,8 @@ def shared_beginnings(
     """Divide prompts by how they begin.
 
     Args:
-        policy: remembers prompts; None where there is no prefix cache, which may know the
-            beginning of a prompt that none of the others shares.
+        policy: remembers earlier prompts, whose prefix a prompt may share that begins like none of
+            the others; None where there is no prefix cache.
 
     Returns:
         One for each beginning that is worth a request, and one for all other prompts.
@@ -157,7 +157,7 @@ def flat_tokens(prompts: Sequence[Int32Array], prefix: int) -> tuple[Int32Array,
 
 
 def _shared_prefix_len(prompts: Sequence[Int32Array]) -> int:
-    """Leading tokens that all prompts share; at least one token stays in each, 0 for one."""
+    """How many leading tokens all prompts share; at least one stays in each. 0 for one prompt."""
     return shared_len(_flat(prompts)) if len(prompts) > 1 else 0
 
 

@@ -1,6 +1,8 @@
-"""Reads at given places of prompts, which packed rows know as their last tokens.
+"""Packs prompts that are read at given places, not only at their last token.
 
-Setwise scoring reads labels at every extraction token of an item, not at its end.
+The reads of a packed row are always its last tokens. So a prompt is read from its first place to
+its end, and the reads in between ask for nothing. Setwise scoring reads labels at every extraction
+token of an item.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 @dataclass(frozen=True, slots=True)
 class ReadPlaces:
-    """Each prompt is read from its first place on; at tokens in between nothing is asked for.
+    """The reads of each prompt: its tokens from its first place to its end.
 
     Attributes:
-        first: tokens before any read, which is how many prompts may share at most.
-        lens: reads of each prompt; int32 ``[prompts]``.
-        wanted: whether something is asked for at a read; bool ``[sum(lens)]``.
+        first: the first place of any prompt, and so the longest prefix that they may share.
+        lens: number of reads of each prompt; int32 ``[prompts]``.
+        wanted: whether a read is one of the places; bool ``[sum(lens)]``.
     """
 
     first: int
@@ -48,7 +50,7 @@ class ReadPlaces:
         """The reads of prompts.
 
         Args:
-            places: of each prompt at least one, ascending.
+            places: positions of tokens in each prompt, at least one, ascending.
         """
         lens = [tokens - own[0] for tokens, own in zip(prompt_lens, places, strict=True)]
         ends = np.cumsum(lens).tolist()
@@ -59,17 +61,17 @@ class ReadPlaces:
 
 
 def places_of(prompts: Sequence[Sequence[int]], token: int) -> list[list[int]]:
-    """Where a token stands in each prompt, ascending; maybe nowhere."""
+    """The positions of a token in each prompt, ascending; maybe none."""
     return [[place for place, each in enumerate(ids) if each == token] for ids in prompts]
 
 
 def anchors_of(
     query: Sequence[int], prompts: Sequence[Sequence[int]], token: int
 ) -> list[list[int]]:
-    """Where an extraction token stands in each prompt, which begins with the query.
+    """The positions of an extraction token in each prompt, which begins with the query.
 
     Raises:
-        StockPathTaken: the query has it, or a prompt has not, both of which SGLang refuses.
+        StockPathTaken: the query has the token, or a prompt does not; SGLang refuses both.
     """
     anchors = places_of(prompts, token)
     if token in query or not all(anchors):

@@ -1,4 +1,4 @@
-"""Texts of concurrent calls, encoded in few calls of the tokenizer off the event loop."""
+"""Encodes the texts of concurrent calls in few calls of the tokenizer, off the event loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Prompt = TypeVar("Prompt")
 
 
 class TextBatches(Generic[Prompt]):
-    """Encodes the texts of several calls together, as many and as late as `Gatherer` says.
+    """Encodes the texts of several calls together, in the batches of a `Gatherer`.
 
     Args:
-        finish: makes a prompt of the ids of a text, in the thread that encodes.
+        finish: makes a prompt of the ids of a text; called in the thread that encodes.
     """
 
     def __init__(
@@ -59,7 +59,11 @@ class TextBatches(Generic[Prompt]):
         return [self._finished(ids) for ids in encoded]
 
     def _encode_apart(self, texts: list[Any]) -> list[Prompt | Exception]:
-        """Encode texts that cannot be encoded together: those to blame alone, if they show."""
+        """Encode texts that could not be encoded together.
+
+        Texts with lone surrogates are encoded one by one, and the others together. If that cannot
+        divide them, because all or none have some, every text is encoded alone.
+        """
         good = [_is_unicode(text) for text in texts]
         if all(good) or not any(good):
             return [outcome for text in texts for outcome in self._encode_now([text])]
@@ -77,7 +81,7 @@ class TextBatches(Generic[Prompt]):
 
 
 def _is_unicode(text: str | tuple[str, str]) -> bool:
-    """Whether there are no lone surrogates, which JSON can name and no tokenizer encodes."""
+    """Whether there are no lone surrogates, which JSON can express but no tokenizer encodes."""
     try:
         "".join(text).encode()
     except UnicodeEncodeError:
@@ -86,7 +90,7 @@ def _is_unicode(text: str | tuple[str, str]) -> bool:
 
 
 def has_texts(texts: Any) -> bool:
-    """Whether that is a text, or a list of them."""
+    """Whether `texts` is a text, or a list of at least one text and nothing else."""
     if isinstance(texts, list):
         return bool(texts) and all(isinstance(text, str) for text in texts)
     return isinstance(texts, str)

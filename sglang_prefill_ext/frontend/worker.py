@@ -1,6 +1,6 @@
-"""Waiting, while the client that wants an answer is there, for a scheduler or for a thread.
+"""Waits for a scheduler, or for a thread, as long as the client is connected.
 
-What would stall the event loop of a front end for milliseconds is done in a thread.
+Work that would stall the event loop of a front end for milliseconds is done in a thread.
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_WAITING = 4096
-"""Calls that may wait for the thread; beyond, a call is rejected."""
+"""Most calls that may wait for the thread; further calls are rejected."""
 
 _DISCONNECT_POLL_S = 1.0
-"""How often a waiting call looks whether its client is still there."""
+"""Time between two checks whether the client of a waiting call is still connected."""
 
 _INLINE_TOKENS = 20_000
 """Calls with more prompt tokens than this are packed in the thread."""
 
 _PACE = 0.1
-"""Weight of the newest call in the mean time that one takes."""
+"""Weight of the newest call in the moving average of the time that a call takes."""
 
 
 async def departure(request: Any) -> None:
-    """Return once the client of a request has left whose body was read; nobody else may receive."""
+    """Return once the client of a request has disconnected.
+
+    The body must have been read already, and nothing else may call `receive` meanwhile.
+    """
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
-    """Wait for a future that nobody else waits for.
+    """Wait for a future while the client is connected; nothing else may wait for it.
 
     Args:
         request: of the client, see `_watching`.
@@ -59,13 +62,13 @@ async def outcome_while_connected(future: asyncio.Future[T], request: Any) -> T:
 
 @asynccontextmanager
 async def while_connected(request: Any) -> AsyncIterator[None]:
-    """End what is inside once its client has left.
+    """Cancel the body of the `with` statement once the client has left.
 
     Args:
         request: of the client, see `_watching`.
 
     Raises:
-        RequestAbortedError: it has.
+        RequestAbortedError: the client has left.
     """
     try:
         async with asyncio.timeout(None) as inside:
@@ -79,14 +82,14 @@ async def while_connected(request: Any) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def within(deadline_ms: float | None, when: str) -> AsyncIterator[None]:
-    """End what is inside once its deadline has passed.
+    """Cancel the body of the `with` statement once the deadline has passed.
 
     Args:
-        deadline_ms: Unix time in ms; None for none.
-        when: what was going on, in the words of the error.
+        deadline_ms: Unix time in ms; None for no deadline.
+        when: what was going on, as the message of the error says it.
 
     Raises:
-        DeadlineExceededError: it has.
+        DeadlineExceededError: the deadline has passed.
     """
     if deadline_ms is None:
         yield
@@ -100,10 +103,10 @@ async def within(deadline_ms: float | None, when: str) -> AsyncIterator[None]:
 
 @contextmanager
 def _watching(request: Any, give_up: Callable[[], object]) -> Iterator[None]:
-    """Look now and then whether a client is still there, and `give_up` once it has left.
+    """Check regularly whether the client is still connected, and call `give_up` once it has left.
 
     Args:
-        request: with an `is_disconnected`; one without it, as None, cannot leave.
+        request: has `is_disconnected`; one without it, such as None, is not watched.
     """
     is_disconnected = getattr(request, "is_disconnected", None)
     if is_disconnected is None:
@@ -115,7 +118,7 @@ def _watching(request: Any, give_up: Callable[[], object]) -> Iterator[None]:
     def begin_to_look() -> None:
         watches.append(loop.create_task(_watch(is_disconnected, give_up)))
 
-    # Most waits end before the first look, which then has cost a timer and no task.
+    # Most waits end before the first check, and so cost a timer, but no task.
     timer = loop.call_later(_DISCONNECT_POLL_S, begin_to_look)
     try:
         yield
@@ -145,12 +148,12 @@ def _gone() -> RequestAbortedError:
 
 
 def is_large(tokens: int) -> bool:
-    """Whether a call that goes through so many tokens is one for the thread."""
+    """Whether a call that has to process so many tokens belongs into the thread."""
     return tokens > _INLINE_TOKENS
 
 
 class Worker:
-    """One thread, which does one thing after the other."""
+    """One thread, which runs one function after the other."""
 
     def __init__(self, name: str, *, most_waiting: int = MOST_WAITING) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -192,7 +195,7 @@ class Worker:
         return found
 
     async def run_if_large(self, tokens: int, function: Callable[..., T], *args: Any) -> T:
-        """Call the function here, unless the `tokens` that it goes through are too many."""
+        """Call the function here, or in the thread if it has to process many `tokens`."""
         return await self.run(function, *args) if is_large(tokens) else function(*args)
 
     def _settle(self, outcome: asyncio.Future[Any], work: asyncio.Future[Any]) -> None:
@@ -215,7 +218,7 @@ class Worker:
 
 
 class _Job:
-    """What the thread is to do, as long as somebody wants it."""
+    """A function call for the thread, which can be dropped before its turn."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.seconds = 0.0
@@ -228,5 +231,5 @@ class _Job:
         return found
 
     def drop(self) -> None:
-        """Let go of what it holds; nobody waits any more."""
+        """Release the function and its arguments, as nothing waits for the result any more."""
         self._call = None

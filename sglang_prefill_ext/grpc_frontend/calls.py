@@ -1,4 +1,4 @@
-"""Calls for scores and vectors: packed here, or handed to the engine; and how they end badly."""
+"""Serves calls for scores and vectors, packed here or by the engine, and reports their errors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def _packed(
         raise StockPathTaken(StockReason.OPTED_OUT)
     if session.facts.is_generation:
         raise StockPathTaken(StockReason.NO_VECTORS)
-    if question.dimensions:  # which ones a model allows is the engine's knowledge
+    if question.dimensions:  # only the engine knows which ones the model allows
         raise StockPathTaken(StockReason.DIMENSIONS)
     if reason := session.exchange.declined_reason:
         raise StockPathTaken(reason)
@@ -155,7 +155,7 @@ async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[In
     return prompts.rows()
 
 
-_RETRY_S = 1.0  # the engine's return cannot be foreseen
+_RETRY_S = 1.0  # nobody knows when the engine will be back
 
 _MOST_TOLD = 1200
 """Bytes of a message. Trailers have it up to three times, escaped, and clients refuse those of more
@@ -164,7 +164,7 @@ than 8 KB: then they see RESOURCE_EXHAUSTED instead, which they repeat."""
 
 @contextmanager
 def counted(metrics: FrontendMetrics) -> Iterator[None]:
-    """Count how a packed call inside ends badly."""
+    """Count the error of a packed call inside, if it raises one."""
     try:
         yield
     except PrefillExtError as error:

@@ -1,4 +1,4 @@
-"""Embeddings that a scoring request sends along."""
+"""Reads the embeddings that come with a scoring request."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ItemOverrides:
 
     Attributes:
         token_id: the placeholder.
-        query: ``[n, hidden]``; None where its placeholders keep their own.
-        table: those of all items, ``[sum(counts), hidden]``; None likewise.
+        query: ``[n, hidden]``; None if the query's placeholders keep their own embeddings.
+        table: those of all items, ``[sum(counts), hidden]``; None if the items' keep their own.
         counts: how many each item has, int32 ``[items]``.
     """
 

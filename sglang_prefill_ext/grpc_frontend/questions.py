@@ -1,4 +1,4 @@
-"""What requests ask for, read from their messages without copying arrays."""
+"""Reads what requests ask for from their protobuf messages, without copying arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CallOptions:
     scheduling: RequestOptions
 
     def headers(self) -> dict[str, str]:
-        """The same by HTTP."""
+        """The same options as HTTP headers."""
         stock = {OPT_OUT_HEADER: "off"} if self.stock else {}
         return headers_from(self.scheduling) | stock
 
@@ -41,8 +41,8 @@ class ScoreQuestion(NamedTuple):
 
     Attributes:
         call: token ids are arrays.
-        overrides: embeddings of the call, which are not divided among its items before these are
-            counted.
+        overrides: embeddings of the call; `whole` divides them among the items, after the number of
+            items was checked.
     """
 
     call: ScoreCall
@@ -59,8 +59,7 @@ class VectorQuestion(NamedTuple):
 
     Attributes:
         dimensions: leading numbers of each vector; 0 for all.
-        adapter: name of a LoRA adapter, in the place of which the engine puts its id; empty for
-            none.
+        adapter: name of a LoRA adapter, which the engine replaces by its id; empty for none.
     """
 
     prompts: list[str] | FlatRows
@@ -69,7 +68,7 @@ class VectorQuestion(NamedTuple):
 
 
 def stock_arguments(call: ScoreCall) -> dict[str, Any]:
-    """Return the arguments of `StockScore`: no arrays."""
+    """Return a call as the arguments of `StockScore`, with lists in place of arrays."""
     arguments = call.listed().arguments()
     query, items = call.query_embed_overrides, call.item_embed_overrides
     if query is not None:
@@ -117,7 +116,7 @@ def score_question(request: pb.ScoreRequest) -> ScoreQuestion:
 
 
 def without_items(first: pb.ScoreRequest) -> pb.ScoreRequest:
-    """Return what the first message of a stream says for all; see `next_items`."""
+    """Return the first message of a stream without its items, for `next_items`."""
     shared = pb.ScoreRequest()
     shared.CopyFrom(first)
     shared.ClearField("items")
@@ -128,7 +127,7 @@ def without_items(first: pb.ScoreRequest) -> pb.ScoreRequest:
 
 
 def next_items(shared: pb.ScoreRequest, request: pb.ScoreRequest) -> pb.ScoreRequest:
-    """Return a later message of a stream with everything but its items as in the first.
+    """Return a later message of a stream, with everything but its items taken from the first.
 
     Args:
         shared: the first message `without_items`.

@@ -1,4 +1,4 @@
-"""A gRPC server with `prefill_ext.v1`, the health service and reflection."""
+"""Makes a gRPC server with `prefill_ext.v1`, the health service and reflection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sglang_prefill_ext.grpc_frontend.transport import BearerAuth
 _SERVICE = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 
 _WATCHING = 1 / 8
-"""Share of the calls under way that may watch the health, for as long as their clients like."""
+"""Largest share of `max_calls` for watches of the health, which last as long as clients like."""
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]  # it has no types
@@ -66,7 +66,7 @@ def server_of(
     """Make a server that does not listen yet.
 
     Args:
-        tokens: of which a client has to show one; none: everybody is let in.
+        tokens: a client has to show one of these; if there are none, everybody is let in.
 
     Raises:
         ConfigError: a file of the settings cannot be used, or the port.

@@ -32,10 +32,10 @@ _AT_A_TIME = 3  # messages of a stream; while one is computed the next ones are 
 
 
 class PrefillService:
-    """Serves calls by whatever session there is with the engines.
+    """Serves calls with the current session with the engines.
 
     Args:
-        session: returns that of now, or raises EngineUnavailableError.
+        session: returns the current session, or raises EngineUnavailableError.
     """
 
     def __init__(self, session: Callable[[], Session]) -> None:
@@ -85,7 +85,7 @@ class PrefillService:
         return await self._by_session(classify)
 
     async def _by_session(self, ask: Callable[[Session], Awaitable[T]]) -> T:
-        """Serve by the session of now; again, if other engines have taken over meanwhile."""
+        """Serve with the current session; if it ends and a new one has begun, serve with that."""
         session = self._session()
         try:
             return await ask(session)
@@ -135,7 +135,7 @@ async def in_order(
     *,
     at_a_time: int,
 ) -> AsyncGenerator[AnswerT, None]:
-    """Serve requests as they come, at most so many at a time, and yield the answers in order.
+    """Serve requests as they come, at most `at_a_time` at once, and yield the answers in order.
 
     An answer does not wait for the next request. The first error ends everything.
     """

@@ -1,7 +1,7 @@
 """One gRPC front-end process: ``python -m sglang_prefill_ext.grpc_frontend.servicer SETTINGS``.
 
-It goes down, after the calls under way, on SIGTERM, and when its standard input ends: then the
-supervisor is gone.
+It ends, after the calls under way, on SIGTERM, and when its standard input ends, which means that
+the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.process.collector import Collector
 
 _ATTACH_S = 2.0
-"""For how long a new front end waits for the engine before it listens all the same."""
+"""How long a new front end waits for the engine before it listens without one."""
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -43,7 +43,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     async with engine.running():
         tokens = transport.bearer_tokens(settings)
         server = server_of(settings, service, health_of_engine, tokens)
-        # One that takes the place of another must not refuse what the other's neighbours can serve.
+        # Front ends share a port: one without the engine would refuse calls that others can serve.
         await engine.wait_attached(_ATTACH_S)
         await server.start()
         await stop.wait()

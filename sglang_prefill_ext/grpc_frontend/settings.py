@@ -12,7 +12,7 @@ from sglang_prefill_ext.errors import ConfigError
 
 
 class Compression(StrEnum):
-    """How answers are compressed; requests are read however they come."""
+    """How answers are compressed; requests may come in any of these ways."""
 
     NONE = "none"
     DEFLATE = "deflate"
@@ -22,17 +22,17 @@ class Compression(StrEnum):
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
     """How a gRPC server listens, and whom it lets in.
 
-    Secrets are in files, whose paths alone are here.
+    Secrets are in files; these are only the paths.
 
     Attributes:
         tls_key, tls_cert: PEM files of the server; both or none.
         client_ca: PEM file with the authorities whose clients are let in (mTLS).
         tokens: file with bearer tokens, one a line; a client shows one of them.
-        max_message_mib: of a request or an answer.
-        keepalive_s: after so many idle seconds a connection is tried; 0: never.
-        max_calls: under way in one front end, health checks included; more are refused.
-        max_connection_age_s: after so many seconds clients are asked to connect anew, with 10%
-            more or less; 0: never. Calls under way are let finish.
+        max_message_mib: size of the largest request or answer.
+        keepalive_s: idle seconds after which a connection is checked; 0: never.
+        max_calls: most calls under way in one front end, health checks included; more are refused.
+        max_connection_age_s: seconds, more or less by 10%, after which clients are asked to connect
+            anew; 0: never. Calls under way may finish.
         grace_s: seconds for calls under way when a front end goes down.
     """
 
@@ -75,7 +75,7 @@ class Settings(Listening, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is sent to that host stays on this machine; a name is, if it is localhost."""
+    """Whether traffic to a host stays on this machine; of names, only localhost is known to."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

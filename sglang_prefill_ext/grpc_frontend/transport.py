@@ -1,4 +1,4 @@
-"""What gRPC makes of the settings: options, credentials, tokens."""
+"""Turns settings into gRPC's server options and credentials, and checks bearer tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server_options(settings: Listening) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", most),
         ("grpc.http2.min_ping_interval_without_data_ms", _MOST_PINGS_MS),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Clients let more wait at their end of the connection.
+        # Further calls wait in the client.
         ("grpc.max_concurrent_streams", settings.max_calls),
     ]
     if settings.max_connection_age_s:
@@ -68,7 +68,7 @@ def credentials(settings: Listening) -> grpc.ServerCredentials | None:
 
 
 def bearer_tokens(settings: Listening) -> list[str]:
-    """Return the tokens of which a client has to show one; none: everybody is let in.
+    """Return the tokens; a client has to show one of them, or none if there are none.
 
     Raises:
         ConfigError: the file cannot be read, holds none, or something that is none.
@@ -88,7 +88,7 @@ def bearer_tokens(settings: Listening) -> list[str]:
 
 
 def _check_pem(cert: Path, key: Path, ca: Path | None) -> None:
-    """Have OpenSSL read the files: gRPC only says that it could not listen."""
+    """Check the files with OpenSSL, because gRPC only reports that it could not listen."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(cert, key, password="")  # else it would ask the terminal for one
@@ -114,7 +114,8 @@ def _read(path: Path, flag: str) -> bytes:
 
 
 _OPEN = "/grpc.health.v1.Health/Check"
-"""For load balancers. `Watch` lasts for as long as a client likes."""
+"""The method that needs no token, for load balancers. `Watch` needs one: it lasts as long as a
+client likes."""
 
 
 class BearerAuth(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -146,5 +147,5 @@ async def _refuse(_requests: Any, context: Any) -> None:
     )
 
 
-# On the wire all methods are streams, so that this one refuses each kind without reading anything.
+# On the wire all methods are streams, so this one refuses every kind of call without reading it.
 _REFUSED = grpc.stream_stream_rpc_method_handler(_refuse)

@@ -1,4 +1,4 @@
-"""Numbers of one front-end process or one scheduler, for the status page and for Prometheus."""
+"""Counts and gauges of one front-end process or scheduler, for status page and Prometheus."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _COUNTERS = {
     "requests": ("Prefill-only requests by path or outcome.", "path"),
     "fallbacks": ("Prefill-only requests that took the stock path, by reason.", "reason"),
 }
-"""Of Prometheus: the text and further labels of each."""
+"""The text and the further labels of each Prometheus counter."""
 
 _PATHS = frozenset(("packed", "stock", *(end.counted for end in BAD_ENDS)))
-"""How requests are counted; what another process says beyond these is no label here."""
+"""Names that requests are counted under; others that another process reports are ignored."""
 
 
 class FrontendMetrics:
@@ -52,7 +52,7 @@ class FrontendMetrics:
         if prometheus_labels is not None:
             for name, (text, *more) in _COUNTERS.items():
                 counter = _metric("Counter", name, text, (*prometheus_labels, *more))
-                # Totals are shown from the start, so that alerts see the first one.
+                # Totals exist from the start, so that alerts notice the first increment.
                 self._exported[name] = counter if more else counter.labels(**prometheus_labels)
 
     def record_packed(self) -> None:
@@ -86,14 +86,14 @@ class FrontendMetrics:
         self._add_totals({total: 1})
 
     def take(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return requests by path and totals, and begin both anew; for `add` elsewhere."""
+        """Return requests by path and totals, and reset both; another process may `add` them."""
         requests, self.requests = self.requests, Counter()
         with self._totals_lock:
             totals, self.totals = self.totals, Counter(dict.fromkeys(_TOTALS, 0))
         return dict(requests), dict(totals)
 
     def add(self, requests: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """Add what another process has counted; unknown names and less than 0 do not count."""
+        """Add what another process has counted; unknown names and negative numbers are ignored."""
         for path in _PATHS & requests.keys():
             self._add_requests(path, max(0, requests[path]))
         self._add_totals({name: max(0, totals[name]) for name in _TOTALS.keys() & totals.keys()})
@@ -173,8 +173,8 @@ class SchedulerMetrics:
 
         Args:
             queue: a number for each name of `_QUEUE`.
-            retried_forwards: in all since the start.
-            graph_forwards: see `GraphUse`; likewise.
+            retried_forwards: total since the start.
+            graph_forwards: totals since the start, see `GraphUse`.
         """
         for name, gauge in self._gauges.items():
             gauge.set(queue[name])
@@ -187,7 +187,7 @@ class SchedulerMetrics:
             self._by_graph = dict(graph_forwards)
 
     def show_experts(self, balance: Sequence[LayerBalance]) -> None:
-        """Show each layer of experts as it was when it was last looked at."""
+        """Show the figures of each layer of experts from the forward that was last looked at."""
         if balance == self._balance or not self._gauges:
             return
         self._balance = balance
@@ -200,7 +200,7 @@ class PauseMetrics:
     """Pauses for garbage collection of one process in Prometheus.
 
     Args:
-        prometheus_labels: of the model and of what the process is; None leaves Prometheus out.
+        prometheus_labels: name the model and the role of the process; None leaves Prometheus out.
     """
 
     def __init__(self, prometheus_labels: Mapping[str, str] | None = None) -> None:
@@ -212,17 +212,18 @@ class PauseMetrics:
             self._histogram = histogram.labels(**labels)
 
     def record(self, pauses_s: Iterable[float]) -> None:
-        """Add pauses, in s. Never call it from a collection, which may hold up a lock it needs."""
+        """Add pauses, in s. Must not be called during a collection, which may have interrupted code
+        that holds a lock needed here."""
         if self._histogram is not None:
             for pause_s in pauses_s:
                 self._histogram.observe(pause_s)
 
 
 def _metric(kind: str, name: str, text: str, labels: Iterable[str], **settings: Any) -> Any:
-    """A metric of that class of prometheus_client.
+    """Make a metric of the class `kind` of prometheus_client.
 
-    Imported late: with several front ends it must see the directory that SGLang sets up for sharing
-    counters between processes.
+    prometheus_client is imported late: with several front ends it must see the directory that
+    SGLang sets up for sharing counters between processes.
     """
     import prometheus_client
 

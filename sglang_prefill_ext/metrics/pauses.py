@@ -1,4 +1,4 @@
-"""How long garbage collections hold a process up."""
+"""Measures how long garbage collections stop a process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Upper bounds of the histogram's buckets, in ms."""
 
 _MOST_NEW = 4096
-"""Pauses that are kept for whoever takes them; beyond, the oldest are left out."""
+"""Most pauses that are kept until they are taken; beyond that the oldest are dropped."""
 
 
 class Pauses(msgspec.Struct, frozen=True):
     """The pauses of one process since its start.
 
-    By the clock on the wall they are what requests feel; they hold the time for which the
-    operating system ran something else, too, which the processor's time leaves out.
+    Wall-clock time is what requests notice. It includes the time for which the operating system ran
+    something else; CPU time does not.
 
     Attributes:
-        count: how many.
-        total_ms, longest_ms: in all, and the longest one.
-        within_ms: how many took at most so many ms, by the bounds of `BOUNDS_MS`.
-        cpu_longest_ms, cpu_within_ms: likewise, in the processor's time.
+        count: number of pauses.
+        total_ms, longest_ms: wall-clock time of all pauses, and of the longest.
+        within_ms: by each bound of `BOUNDS_MS`, how many pauses took at most that long.
+        cpu_longest_ms, cpu_within_ms: the same in CPU time.
     """
 
     count: int
@@ -65,8 +65,8 @@ class _Histogram:
 class PauseRecorder:
     """Times every collection of this process, automatic or not, while installed.
 
-    A collection can begin at any allocation, also inside a lock of a metrics library. So the
-    callback only adds numbers up; `take` hands them on when that is safe.
+    A collection can begin at any allocation, even while a metrics library holds a lock. So the
+    callback only adds numbers up; the metrics get them by `take`, at a safe time.
 
     Attributes:
         new: pauses that nobody has taken, in s, oldest first.
@@ -108,7 +108,7 @@ class PauseRecorder:
             self._begin_s = None
 
     def add(self, pause_s: float, cpu_s: float) -> None:
-        """Record one pause, and what it took of the processor."""
+        """Record one pause: its wall-clock time and its CPU time."""
         self._wall.add(pause_s)
         self._cpu.add(cpu_s)
         self.new.append(pause_s)

@@ -1,9 +1,9 @@
-"""How this package starts Python modules in processes of their own.
+"""Commands that start Python modules of this package in processes of their own.
 
-``python -m sglang_prefill_ext.process.children PID COMMAND...`` is a command that ends with the
-process of that id, which has started it: what an actor of Ray has started would else live on when
-Ray kills the actor. The kernel ends the command, also where nobody is left to ask for it. Its own
-children have to see to themselves, as SGLang's do.
+``python -m sglang_prefill_ext.process.children PID COMMAND...`` runs a command that ends with its
+parent, the process PID. Without that, a command that an actor of Ray has started would live on when
+Ray kills the actor. The kernel kills the command, so no process has to be left to do it. The
+command's own children have to end by themselves, as SGLang's do.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ROOT = Path(__file__).parents[2]
 def module_command(module: str, *args: str) -> list[str]:
     """Return the command that runs a module as this process would.
 
-    Python looks for modules in the current directory before all others, so that whoever may write
-    there could have a `grpc.py` of his own imported. That is left out, unless this package itself
-    is there, as in a source checkout.
+    By default Python looks for modules in the current directory first, so anybody who may write
+    there could have another `grpc.py` imported. The option -P prevents that. It is left out if this
+    package itself is in the current directory, as in a source checkout.
     """
     try:
         is_here = _ROOT.samefile(os.curdir)
-    except OSError:  # the current directory is there no more
+    except OSError:  # the current directory does not exist any more
         is_here = False
     return [sys.executable, *(() if is_here else ("-P",)), "-m", module, *args]
 
@@ -42,7 +42,7 @@ def tethered(command: list[str]) -> list[str]:
 def main() -> None:
     parent, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == int(parent):  # else it has gone already
+    if os.getppid() == int(parent):  # otherwise the parent has gone already
         os.execv(command[0], command)
 
 

@@ -1,4 +1,4 @@
-"""The garbage collector of one process, as an operator and the server itself control it.
+"""Controls the garbage collector of one process, for an operator and for the server itself.
 
 Collections look at every tracked object that was not frozen. What a server holds after its
 warm-up (modules, model, tokenizer) lives as long as the process, so it is collected once and
@@ -20,33 +20,33 @@ from sglang_prefill_ext.metrics import PauseMetrics
 from sglang_prefill_ext.metrics.pauses import PauseRecorder, Pauses
 
 FROZEN_THRESHOLDS = (10_000, 10, 10)
-"""Of a process that has frozen, unless SGLang's flag sets others. Python's 700 young objects come
-with a few requests; looking at 10,000 takes 0.2 ms."""
+"""Collection thresholds of a process that has frozen, unless SGLang's flag sets others. Python's
+default of 700 young objects is reached after a few requests; collecting 10,000 takes 0.2 ms."""
 
 GROWN_OBJECTS = 20_000
-"""Tracked objects since the last freeze from which an idle process freezes again; a full
+"""An idle process freezes again from this many objects tracked since the last freeze. A full
 collection of so many takes half a millisecond."""
 
 
 class GcAction(StrEnum):
-    """What a process does; all of them report."""
+    """What a process can be asked to do; it reports after each."""
 
     FREEZE = "freeze"  # collect, then exempt what is left from later collections
     UNFREEZE = "unfreeze"
     COLLECT = "collect"  # what is not frozen
     STATS = "stats"
-    SETTLE = "settle"  # freeze, if idle and much has been added; the server's own
+    SETTLE = "settle"  # freeze, if idle and with many new objects; only the server asks for it
 
 
 OFFERED = tuple(action for action in GcAction if action is not GcAction.SETTLE)
-"""What an operator may ask for."""
+"""Actions that an operator may ask for."""
 
 
 class GcReport(msgspec.Struct, frozen=True):
-    """One process after an action.
+    """The state of one process after an action.
 
     Attributes:
-        role: what the process is in the server.
+        role: of the process in the server.
         objects: tracked objects of each generation, youngest first; frozen ones not included.
         frozen: objects that collections do not look at.
         collections: automatic and other ones of each generation since the start.
@@ -88,8 +88,8 @@ class Collector:
     """The garbage collector of this process; one for each process.
 
     Args:
-        role: what the process is in the server.
-        metrics: where its pauses are shown.
+        role: of the process in the server.
+        metrics: show its pauses.
     """
 
     def __init__(self, role: str, metrics: PauseMetrics | None = None) -> None:
@@ -110,7 +110,7 @@ class Collector:
         """Act and report.
 
         Args:
-            rid: of the request; one that comes by several ways is acted on once.
+            rid: id of the request; one that arrives several times is acted on once.
             thresholds: to set with a freeze, see `gc.set_threshold`.
             busy: whether the process has work, so that it does not settle.
         """
@@ -126,7 +126,7 @@ class Collector:
     def _act(self, action: GcAction, thresholds: Sequence[int] | None, *, busy: bool) -> int:
         collected = 0
         if action is GcAction.SETTLE:
-            # What an operator has unfrozen stays so.
+            # A process that an operator has unfrozen stays unfrozen.
             if busy or not gc.get_freeze_count() or len(gc.get_objects()) < GROWN_OBJECTS:
                 return 0
             action = GcAction.FREEZE

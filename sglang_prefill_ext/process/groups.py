@@ -1,4 +1,4 @@
-"""Process groups, one of which every server that is started here has for itself."""
+"""Lists and signals the processes of a group; every server that is started here has its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A limit on the heads of requests that uvicorn reads with httptools.
+"""Limits the size of the heads of requests that uvicorn reads with httptools.
 
-uvicorn takes httptools wherever it is installed. That reads faster than h11, but keeps an
-unfinished head however long it gets, and copies it with every packet, before anything asks for a
-key.
+uvicorn uses httptools if that is installed. It reads faster than h11, but keeps an unfinished head
+of any length, and copies it with every packet, before any API key is checked.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LONGEST_HEAD = 16 * 1024
-"""Bytes of an unfinished head, as h11 has it."""
+"""Most bytes of an unfinished head; the same limit as h11's."""
 
 _REFUSAL = b"The head of the request is too long."
 _ANSWER = (
@@ -22,17 +21,17 @@ _ANSWER = (
 
 
 class LimitedHeads(HttpToolsProtocol):
-    """uvicorn's protocol, which closes a connection whose head gets too long: HTTP 431.
+    """uvicorn's protocol, which also closes a connection whose head gets too long: HTTP 431.
 
-    The bytes are counted that came since a head was complete or a part of a body was read, so that
-    trailers are limited as well. A head that arrives in one piece is read whatever its length.
+    It counts the bytes since a head was complete or a part of a body was read, so trailers are
+    limited as well. A head that arrives complete in one piece is read whatever its length.
     """
 
     _unread = 0
 
     def data_received(self, data: bytes) -> None:
         if self._unread > LONGEST_HEAD:
-            return  # what was asked before is being answered
+            return  # refused; an earlier request is still being answered
         self._unread += len(data)
         super().data_received(data)
         if self._unread > LONGEST_HEAD:
@@ -52,7 +51,7 @@ class LimitedHeads(HttpToolsProtocol):
             return
         waits = cycle is not None and not cycle.response_complete
         if waits and not cycle.more_body:
-            cycle.keep_alive = False  # closes the connection behind its answer
+            cycle.keep_alive = False  # closes the connection after its answer
             self.flow.pause_reading()
             return
         if not (waits and cycle.response_started):
@@ -63,8 +62,8 @@ class LimitedHeads(HttpToolsProtocol):
 def limit_heads() -> None:
     """Limit the heads of every connection to come.
 
-    In the class, since a server has chosen it before its application starts, in worker processes
-    of SGLang's even before any code of ours runs.
+    This changes the class that uvicorn makes protocols of, because a server has chosen that class
+    before its application starts; in worker processes of SGLang even before any code of ours runs.
     """
 
     def limited(kind: type[HttpToolsProtocol], *_args: Any, **_kwargs: Any) -> HttpToolsProtocol:

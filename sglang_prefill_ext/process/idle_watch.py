@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 class IdleWatch:
-    """Decides when to settle: once after every time of work, when it is over for a while.
+    """Decides when to settle: once after every period of work, when that is over for a while.
 
-    Work shows in requests that are under way, and in garbage collections: they come with
-    allocations, so a process that has seen none since the last time has hardly grown.
+    Work shows in requests under way, and in garbage collections. Collections follow allocations, so
+    a process that has had none since it last settled has hardly grown.
 
     Args:
         idle_s: for how long nothing must have happened; 0 never settles.
-        collections: that the process has seen so far.
+        collections: number of collections that the process has had so far.
     """
 
     def __init__(self, idle_s: float, collections: int = 0) -> None:
@@ -24,7 +24,7 @@ class IdleWatch:
 
         Args:
             now_s: a clock that never goes back.
-            collections: that the process has seen in all.
+            collections: number of collections that the process has had so far.
             busy: whether requests are under way.
         """
         if busy or collections != self._seen or self._quiet_since_s is None:
@@ -34,5 +34,5 @@ class IdleWatch:
         return 0 < self._idle_s <= quiet_s and collections != self._settled
 
     def note_settled(self, collections: int) -> None:
-        """Wait for other work; settling itself may have taken collections."""
+        """Wait for new work. The collections of settling itself do not count as work."""
         self._seen = self._settled = collections

@@ -1,4 +1,4 @@
-"""TCP ports for servers of this machine."""
+"""Finds free TCP ports for servers on this machine."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _PORT_TRIES = 100
 def free_port(host: str = LOOPBACK) -> int:
     """A TCP port that was free at an address of this machine a moment ago.
 
-    It lies below those that a system gives to outgoing connections, which could take it before the
-    server does. Nobody else is given it here until this process ends: it keeps the UDP port of that
-    number, of which a server has no need.
+    It is below the range of outgoing connections, so none of them can take it before the server
+    does. This function returns it to no other caller until this process ends: the process keeps the
+    UDP port of the same number, which a server does not need.
     """
-    # Not of the seed that a test may have set: two processes would draw the same.
+    # Independent of a seed that a test may have set, with which two processes would draw the same.
     for port in random.SystemRandom().sample(_PORTS, _PORT_TRIES):
         with (
             socket.socket() as probe,

@@ -1,4 +1,4 @@
-"""How long each stage of a process's start took."""
+"""Measures how long each stage of a process's start takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Startup:
         self._stages: dict[str, float] = {}
 
     def mark(self, stage: str) -> None:
-        """Note that a stage has ended now; one that comes again counts its first time only."""
+        """Record that a stage has ended now; if a stage comes again, only the first time counts."""
         if stage in self._stages:
             return
         now_s = time.time()
@@ -41,4 +41,4 @@ class Startup:
 
 
 STARTUP = Startup(psutil.Process().create_time())
-"""Of this process."""
+"""The stages of this process."""

@@ -1,4 +1,4 @@
-"""Keeps a number of equal processes alive, and takes them down together."""
+"""Keeps a number of equal processes alive, and ends them together."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from sglang_prefill_ext.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _SLACK_S = 5.0
-"""What a process may take to go down beyond the requests under way."""
+"""How long a process may take to end besides its requests under way."""
 
 _FIRST_S, _LONGEST_S = 0.1, 10.0
-"""How long a process is left dead: every death in a row doubles the wait."""
+"""Time before a process is started again, at first and at most; every death in a row doubles it."""
 
 _HEALTHY_S = 10.0
-"""One that lived so long does not count as another death in a row."""
+"""If a process has lived longer than this, its death begins a new row."""
 
 
 class Supervisor:
-    """Runs copies of a command until `stop`, and starts again those that end before.
+    """Runs copies of a command until `stop`, and starts those again that end before.
 
-    Their standard input is a pipe that only `say` writes to: where it ends, the supervisor is gone.
+    Their standard input is a pipe that only `say` writes to; its end tells them that the supervisor
+    is gone.
 
     Args:
-        grace_s: that they leave to the requests under way on SIGTERM.
+        grace_s: seconds that the processes give their requests under way on SIGTERM.
     """
 
     def __init__(self, command: Sequence[str], copies: int, *, grace_s: float) -> None:
@@ -42,7 +43,7 @@ class Supervisor:
         self._inputs: dict[int, asyncio.StreamWriter] = {}
 
     def say(self, line: bytes) -> None:
-        """Write a line to every process, and to those that start later if it is still the last."""
+        """Write a line to every process; a process that starts later gets the latest line."""
         self._said = line + b"\n"
         for each in self._inputs.values():
             each.write(self._said)
@@ -102,7 +103,7 @@ async def supervise(
 
 @contextmanager
 def reserved(host: str, port: int) -> Iterator[int]:
-    """Keep a port for processes that share it; port 0 takes a free one.
+    """Reserve a port for processes that share it; for port 0, a free one.
 
     Yields:
         The port.
@@ -114,7 +115,7 @@ def reserved(host: str, port: int) -> Iterator[int]:
         try:
             family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind) as probe:
-                # Who shares its port is in nobody's way; here it would be somebody else's port.
+                # Without SO_REUSEPORT: with it, another server's shared port would seem free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
             # Bound but not listening: connections go to those that listen.

@@ -1,4 +1,4 @@
-"""Where this user's processes keep what they would otherwise measure or compare at every start."""
+"""The directory in which processes keep what they would otherwise measure at every start."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a model needs of devices, and how to divide it over several: counted and predicted. Pure."""
+"""Predicts what a model needs of devices, and how best to divide it over several. Pure."""

@@ -1,4 +1,4 @@
-"""Which parallelism to take, and why, in one sentence. Pure."""
+"""Says in one sentence which parallelism to take, and why. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sglang_prefill_ext.sizing.parallelism import Forecast, Load
 
-_EQUAL = 0.02  # of a latency: nearer than predictions can tell apart
+_EQUAL = 0.02  # relative difference of latencies that predictions cannot tell apart
 
 
 def advice(found: Sequence[Forecast], load: Load) -> str:

@@ -10,7 +10,7 @@ from sglang_prefill_ext.sizing.model import ModelShape
 
 ARITHMETIC_REACHED = 0.55
 TRAFFIC_REACHED = 0.9
-"""Shares of the peaks that a forward of a model reaches on a GPU; see docs/gpu.md. Estimates."""
+"""Shares of a GPU's peaks that a model's forward reaches; estimates, see docs/gpu.md."""
 
 UNBOUNDED = 1e9
 
@@ -25,8 +25,9 @@ class Device:
         memory_gb: of the device, in 10^9 bytes.
         link_gb_s: what an all-reduce reaches on the link, in 10^9 bytes a second each way.
         link_us: microseconds of one exchange over the link, however small.
-        launch_ms: milliseconds that every forward takes beside its arithmetic, while nothing is
-            computed. None: launches overlap with arithmetic and take what `Serving.launch_s` says.
+        launch_ms: milliseconds that every forward takes besides its arithmetic, during which
+            nothing is computed. None: launches overlap with arithmetic and take the time that
+            `Serving.launch_s` predicts.
         arithmetic_reached, traffic_reached: share of each peak that a forward reaches.
     """
 
@@ -47,12 +48,12 @@ class Device:
 
     @property
     def operations_per_s(self) -> float:
-        """What a forward reaches of the arithmetic."""
+        """Operations a second that a forward reaches."""
         return self.arithmetic_reached * self.tflops * 1e12
 
     @property
     def bytes_per_s(self) -> float:
-        """What a forward reaches of the memory."""
+        """Bytes a second that a forward reaches."""
         return self.traffic_reached * self.gb_s * 1e9
 
     def all_reduce_s(self, num_bytes: int, ranks: int) -> float:
@@ -79,11 +80,11 @@ class Device:
         link_gb_s: float,
         link_us: float,
     ) -> Device:
-        """A core or another device whose speed with a model an engine has measured.
+        """A core or another device, from the speed that an engine has measured with a model.
 
         Args:
-            tokens_per_s: of one device with the whole model, launches left out.
-            launch_ms: of a forward.
+            tokens_per_s: of one device with the whole model, not counting launches.
+            launch_ms: milliseconds of a forward's launches.
         """
         if not tokens_per_s > 0:
             raise ConfigError(f"--tokens-per-s {tokens_per_s:g}: give a number above 0.")
@@ -101,4 +102,4 @@ DEVICES: Mapping[str, Device] = {
 each way of NVLink 4, and of 64 and 32 of PCIe 5 and 4 with 16 lanes, an all-reduce reaches less."""
 
 MEASURED = "cpu"
-"""The device without an entry: its speed is given."""
+"""Name of the device that has no entry, because its speed is given by the user."""

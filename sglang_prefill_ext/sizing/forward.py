@@ -1,8 +1,8 @@
-"""What a packed forward must do at least, and how long it is expected to take. Pure.
+"""Counts the least work of a packed forward, and predicts how long it takes. Pure.
 
-Counted are multiplications and additions (two operations per multiply-add) of linear layers,
-attention and read-out of a decoder, and the bytes of weights, keys and values. Norms, rotary
-embedding, softmax and activations are left out.
+This counts multiplications and additions (two operations per multiply-add) of linear layers,
+attention and read-out of a decoder, and the bytes of weights, keys and values. It leaves out norms,
+rotary embedding, softmax and activations.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sglang_prefill_ext.sizing.shape import Shape
 
 
 def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
-    """The least of a packed forward: the prefix once, every row's rest, the labels' columns.
+    """Least operations of a packed forward: the prefix once, every row's rest, the labels' columns.
 
     The last layer needs keys and values of all tokens, and all else at the rows' last tokens only.
-    A softmax over the labels needs only their logits: what normalises over the vocabulary
+    A softmax over the labels needs only their logits, because the normalisation over the vocabulary
     cancels out.
     """
     tokens = shape.packed_tokens
@@ -37,10 +37,10 @@ def packed_operations(model: ModelShape, shape: Shape, labels: int) -> int:
 def packed_bytes(
     model: ModelShape, shape: Shape, labels: int, number_bytes: int, requests: int = 1
 ) -> int:
-    """The least traffic of a packed forward: weights once, K/V written and read once.
+    """Least traffic of a packed forward, in bytes: weights once, K/V written and read once.
 
     Args:
-        requests: of that shape that share the forward.
+        requests: how many requests of that shape share the forward.
     """
     tokens = requests * shape.packed_tokens
     numbers = model.read_weights(tokens) + kv_numbers(model, tokens)
@@ -53,28 +53,29 @@ def kv_numbers(model: ModelShape, tokens: int) -> int:
 
 
 LABELS = 2
-"""Tokens whose probabilities are asked for, as for a yes/no question."""
+"""Number of tokens whose probabilities are asked for, as for a yes/no question."""
 
 MAX_FORWARD_TOKENS = PrefillOnlyConfig().max_forward_tokens
-"""Of one forward, as engines have it by default."""
+"""Most tokens of one forward; the engines' default."""
 
 LAYER_US, EAGER_US, REPLAY_US = 280.0, 500.0, 600.0
-"""Host time of a layer, and of the rest, of a forward that is launched kernel by kernel, whatever
-its size, and of one that is replayed as a graph; microseconds, estimated in `bench.host_cost`."""
+"""Host time in microseconds, estimated in `bench.host_cost`. The first two are for a forward of any
+size that is launched kernel by kernel: each layer, and all the rest. The third is for a whole
+forward that is replayed as a graph."""
 
 FEW_TOKENS_BLOCK, BLOCK = 16, 64
-"""Rows of one matrix product of an expert, up to as many tokens as experts and beyond, as SGLang's
-Triton kernel has them where no table of a device says otherwise."""
+"""Rows of one matrix product of an expert, as SGLang's Triton kernel has them if there is no table
+for the device: the first if there are at most as many tokens as experts, else the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardTime:
-    """What the time of one forward, or of several one after the other, consists of; seconds.
+    """The parts of the time of one forward, or of several one after the other; seconds.
 
     Attributes:
-        launch_s: of the host.
-        arithmetic_s, traffic_s: of a device, at what it reaches of its peaks.
-        all_reduce_s: of the link.
+        launch_s: time of the host.
+        arithmetic_s, traffic_s: time of a device, at the shares of its peaks that it reaches.
+        all_reduce_s: time of the link.
         overlaps: launches are made while the device computes.
     """
 
@@ -86,12 +87,12 @@ class ForwardTime:
 
     @property
     def seconds(self) -> float:
-        """Arithmetic and traffic overlap, all-reduces wait for both."""
+        """The whole time: arithmetic and traffic overlap, all-reduces wait for both."""
         return sum(self.spent.values())
 
     @property
     def spent(self) -> dict[str, float]:
-        """What the seconds consist of, by name; what another term hides is left out."""
+        """The terms of `seconds`, by name, without those that overlap with a longer one."""
         computing = {"arithmetic": self.arithmetic_s, "memory": self.traffic_s}
         longer = max(computing, key=computing.__getitem__)
         device = {longer: computing[longer], "all-reduces": self.all_reduce_s}
@@ -107,8 +108,9 @@ class Serving:
 
     Attributes:
         number_bytes: of a weight, an activation and an element of K/V; 2 for bfloat16.
-        imbalance: rows of the busiest device's experts over the mean. 1: every expert is cut, as
-            with SGLang's default; more where whole experts are divided (``--ep-size``).
+        imbalance: rows of the busiest device's experts, divided by the mean. 1 if every expert is
+            cut over all devices, as by SGLang's default; more if whole experts are divided
+            (``--ep-size``).
     """
 
     model: ModelShape
@@ -117,11 +119,11 @@ class Serving:
     imbalance: float = 1.0
 
     def forward(self, shape: Shape, ranks: int, requests: int = 1) -> ForwardTime:
-        """Predict `requests` of a shape that share a forward; more tokens than one forward may have
-        are several equal ones.
+        """Predict the time of `requests` of a shape that share a forward.
 
-        Every rank is taken to have an equal share of all weights. That is short where there are
-        more ranks than K/V heads.
+        If they have more tokens than one forward may have, they take several equal forwards. Every
+        rank is assumed to have an equal share of all weights, which is too little if there are more
+        ranks than K/V heads.
         """
         tokens = requests * shape.packed_tokens
         forwards = forwards_of(tokens)
@@ -146,10 +148,10 @@ class Serving:
         return (REPLAY_US if replays else LAYER_US * self.model.layers + EAGER_US) / 1e6
 
     def all_reduces_s(self, tokens: int, rows: int, ranks: int) -> float:
-        """Seconds of all of a forward's: after the embedding, and each layer's attention and MLP.
+        """Seconds of a forward's all-reduces: after the embedding, each attention and each MLP.
 
-        Each adds up ``tokens * hidden`` numbers; those of the last layer, which computes them at
-        the read positions only, ``rows * hidden``.
+        Each adds up ``tokens * hidden`` numbers; in the last layer ``rows * hidden``, because that
+        computes attention and MLP at the read positions only.
         """
         token_bytes = self.model.hidden * self.number_bytes
         of_tokens_s = self.device.all_reduce_s(tokens * token_bytes, ranks)
@@ -157,7 +159,7 @@ class Serving:
         return (2 * self.model.layers - 1) * of_tokens_s + 2 * of_rows_s
 
     def _operations(self, shape: Shape, ranks: int, requests: int) -> float:
-        """Of all ranks, if each took as long as the busiest one."""
+        """Operations of all ranks, if each did as many as the busiest one."""
         counted = requests * packed_operations(self.model, shape, LABELS)
         experts = self.model.experts
         if experts is None:
@@ -174,12 +176,12 @@ def forwards_of(tokens: int) -> int:
 
 
 def graph_tokens(ranks: int) -> int:
-    """Of the largest graph on CUDA; 0: there is none."""
+    """Tokens of the largest graph on CUDA; 0 if there is none."""
     return PrefillOnlyConfig().graph_tokens(on_cuda=True, ranks=ranks)
 
 
 def padded_ratio(tokens: int, experts: Experts) -> float:
-    """Rows in full blocks over the rows that are routed, expected where routing is even.
+    """Rows of whole blocks divided by the rows that are routed, as expected with even routing.
 
     Args:
         tokens: of the forward; > 0.
@@ -190,10 +192,10 @@ def padded_ratio(tokens: int, experts: Experts) -> float:
 
 
 def expected_padded_rows(rows: float, block: int) -> float:
-    """Rows that an expert computes if `rows` > 0 are routed to it on average.
+    """Expected rows that an expert computes if `rows` > 0 are routed to it on average.
 
-    They are taken to be Poisson distributed, which many experts come close to, and those of all
-    blocks but the first to be normally distributed.
+    The routed rows are assumed to be Poisson distributed, which many experts come close to. For all
+    blocks but the first, the normal distribution is used instead.
     """
     blocks, edge = -math.expm1(-rows), block
     while edge < rows + 6 * math.sqrt(rows):

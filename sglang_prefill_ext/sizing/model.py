@@ -1,4 +1,4 @@
-"""Sizes of a decoder, read off its `config.json`. Pure."""
+"""Sizes of a decoder, read from its `config.json`. Pure."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _UNCOUNTED = (
     "ssm_state_size",
     "interleave_moe_layer_step",
 )
-"""Of models with compressed K/V or recurrent layers, or with two sizes of MLPs, as Llama 4."""
+"""Settings of models that are not counted here: with compressed K/V, with recurrent layers, or with
+two sizes of MLPs, as Llama 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Of a mixture of experts.
+    """Sizes of a mixture of experts.
 
     Attributes:
-        count: routed experts of a layer.
-        active: routed experts that compute a token.
+        count: number of routed experts of a layer.
+        active: number of routed experts that compute a token.
         width: intermediate size of each.
-        shared_width: of the experts that compute every token, together; 0: there are none.
-        dense_layers: layers that have one MLP instead; never the last layer.
+        shared_width: that of all experts together that compute every token; 0 if there are none.
+        dense_layers: number of layers that have one MLP instead; never the last layer.
     """
 
     count: int
@@ -47,7 +48,7 @@ class Experts:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Self | None:
-        """Read them off a `config.json`; None of a dense model."""
+        """Read them from a `config.json`; None for a dense model."""
         count, active = _number(config, _EXPERTS), _number(config, _ACTIVE)
         if not count or not active:
             return None
@@ -62,7 +63,7 @@ class Experts:
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int:
-    """What families call by different names; 0 of one that has none."""
+    """The value of a setting that model families name differently; 0 if there is none."""
     return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
@@ -80,7 +81,7 @@ class ModelShape:
 
     Attributes:
         intermediate: size of a dense layer's MLP.
-        experts: of the layers that have them; None of a dense model.
+        experts: of the layers that have them; None for a dense model.
         tied: the output head has the weights of the embedding.
     """
 
@@ -99,7 +100,7 @@ class ModelShape:
         """Read the `config.json` of a Qwen-, Llama-, Mistral- or Mixtral-like model.
 
         Raises:
-            ConfigError: there is none, or it lacks a size.
+            ConfigError: there is no such file, or it lacks a size.
         """
         path = model / "config.json"
         if not path.is_file():
@@ -136,29 +137,29 @@ class ModelShape:
 
     @property
     def kv_operations(self) -> int:
-        """Of one layer's key and value projections for one token."""
+        """Operations of one layer's key and value projections for one token."""
         return 2 * 2 * self.kv_heads * self.head_dim * self.hidden
 
     @property
     def layer_operations(self) -> int:
-        """Of all linear layers of the last layer for one token: QKV, output, gate, up and down."""
+        """Operations of the last layer's linear maps for one token: QKV, output, gate, up, down."""
         return self._attention_operations + self._sparse_operations
 
     @property
     def body_operations(self) -> int:
-        """Of all linear layers of all layers for one token."""
+        """Operations of the linear maps of all layers for one token."""
         dense = self._dense_layers * self._mlp_operations(self.intermediate)
         sparse = self._sparse_layers * self._sparse_operations
         return self.layers * self._attention_operations + dense + sparse
 
     @property
     def pair_operations(self) -> int:
-        """Of one layer's attention for one pair of query and key token: dot product and sum."""
+        """Operations of one layer's attention for one pair of tokens: dot product and sum."""
         return 2 * 2 * self.heads * self.head_dim
 
     @property
     def routed_operations(self) -> int:
-        """Of the routed experts of one layer for one token; 0 of a dense model."""
+        """Operations of one layer's routed experts for one token; 0 for a dense model."""
         return self._mlp_operations(self.experts.active * self.experts.width) if self.experts else 0
 
     @property
@@ -174,7 +175,7 @@ class ModelShape:
     def read_weights(self, tokens: int) -> int:
         """Numbers in all layers that a forward of so many tokens reads.
 
-        Of experts those that get a token where routing is even: a share of
+        Of experts, it reads those that get a token; with even routing that is a share of
         ``1 - (1 - active / count) ** tokens``.
         """
         experts = self.experts
@@ -182,7 +183,7 @@ class ModelShape:
         return round(self._weights(share))
 
     def readout_operations(self, columns: int) -> int:
-        """Of the language-model head for one row and `columns` entries of the vocabulary."""
+        """Operations of the output head for one row and `columns` entries of the vocabulary."""
         return 2 * self.hidden * columns
 
     @property
@@ -199,7 +200,7 @@ class ModelShape:
 
     @property
     def _sparse_operations(self) -> int:
-        """Of one token in the MLP of a layer that is none of `Experts.dense_layers`."""
+        """Operations of one token in the MLP of a layer that is none of `Experts.dense_layers`."""
         if self.experts is None:
             return self._mlp_operations(self.intermediate)
         always = self._mlp_operations(self.experts.shared_width)
@@ -209,7 +210,7 @@ class ModelShape:
         return 2 * 3 * self.hidden * width
 
     def _weights(self, share: float) -> float:
-        """Numbers in all layers, of each one's routed experts that share."""
+        """Numbers in all layers, counting only this share of each layer's routed experts."""
         active = self.body_operations / 2
         if self.experts is None:
             return active

@@ -1,7 +1,7 @@
-"""Latency and throughput of every way to divide a model over a number of devices. Pure.
+"""Predicts latency and throughput of every way to divide a model over devices. Pure.
 
-Requests are divided over replicas by the planner that the router has. Front ends, the router and
-the network are left out.
+The router's planner divides requests over replicas here, too. The time of front ends, router and
+network is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from sglang_prefill_ext.sizing.forward import (
 from sglang_prefill_ext.sizing.shape import Shape
 
 MEMORY_FOR_WEIGHTS = 0.8
-"""Of a device's memory, at most; the rest is for K/V, temporary tensors and CUDA. An estimate."""
+"""Largest share of a device's memory for weights; an estimate. The rest is for K/V, temporary
+tensors and CUDA."""
 
 _ONE_TOKEN = Shape(1, 0, 1)
 _LEAST_TOKEN_S = 1e-12
@@ -31,7 +32,7 @@ _LEAST_TOKEN_S = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """So many replicas of so many tensor-parallel ranks each; written ``4 x TP1``."""
+    """A number of replicas, and of tensor-parallel ranks of each; written ``4 x TP1``."""
 
     replicas: int
     ranks: int
@@ -45,11 +46,11 @@ class Load:
     """What is sent: by clients that wait for each answer, or at a rate.
 
     Attributes:
-        clients: requests under way at any time; not looked at if there is a rate.
-        rate: requests a second that come at random times.
+        clients: number of requests under way at any time; ignored if there is a rate.
+        rate: requests a second, which come at random times.
 
     Raises:
-        ConfigError: neither is possible.
+        ConfigError: a number is too small.
     """
 
     clients: int = 1
@@ -69,10 +70,10 @@ class Forecast:
     Attributes:
         weights_gb: on each device, in 10^9 bytes.
         why_not: why it cannot serve the model; empty if it can.
-        parts: into which a request is divided that finds the fleet idle.
+        parts: number of parts of a request that finds the fleet idle.
         longest: the part of these that ends last.
-        latency_s: under the load; infinite if the load is more than it can do.
-        most_requests_per_s: if enough of them wait at every replica and all stay whole.
+        latency_s: under the load; infinite if the load is more than it can serve.
+        most_requests_per_s: throughput if enough requests wait at every replica and all stay whole.
     """
 
     parallelism: Parallelism
@@ -85,14 +86,14 @@ class Forecast:
 
     @property
     def idle_s(self) -> float:
-        """Of a request that finds the fleet idle."""
+        """Latency of a request that finds the fleet idle."""
         return self.longest.seconds
 
 
 def forecasts(serving: Serving, devices: int, shape: Shape, load: Load) -> list[Forecast]:
-    """Predict every parallelism of so many devices, the best under the load first.
+    """Predict every parallelism of `devices`, the best under the load first.
 
-    What cannot serve the model is last. Of equal latencies, the one that could do more is first.
+    Those that cannot serve the model are last. Of equal latencies, the higher throughput is first.
 
     Raises:
         ConfigError: there is no device.
@@ -126,8 +127,11 @@ def forecast(serving: Serving, parallelism: Parallelism, shape: Shape, load: Loa
 
 
 def speed(serving: Serving, ranks: int, shape: Shape) -> Speed:
-    """What a router knows of a replica that has computed whole requests of that shape: what the
-    least forward takes, and how much longer the whole one, by token and attention pair."""
+    """The speed that a router measures of a replica which has computed whole requests of a shape.
+
+    The launch is the time of the smallest forward. The rest of the request's time is divided by its
+    tokens and attention pairs.
+    """
     model = serving.model
     launch_s = serving.forward(_ONE_TOKEN, ranks).seconds
     whole_s = serving.forward(shape, ranks).seconds
@@ -142,7 +146,7 @@ def speed(serving: Serving, ranks: int, shape: Shape) -> Speed:
 def _longest_part(
     serving: Serving, parallelism: Parallelism, shape: Shape, utilisation: float
 ) -> tuple[int, ForwardTime]:
-    """Divide a request over idle replicas; the number of its parts, and the last one to end."""
+    """Divide a request over idle replicas; return the number of parts, and the last one to end."""
     replicas = [ReplicaState(0.0, speed(serving, parallelism.ranks, shape))] * parallelism.replicas
     costs = RowCosts.of(shape.prefix_tokens, [shape.suffix_tokens] * shape.items)
     parts = plan(costs, replicas, extra_work=allowed_extra_work(utilisation))
@@ -153,8 +157,10 @@ def _longest_part(
 def _requests_per_s(
     serving: Serving, parallelism: Parallelism, shape: Shape, waiting: int
 ) -> float:
-    """Of whole requests, so many of which wait at each replica and may share forwards: the best of
-    one a forward, as many as fill a graph, and as many as fit."""
+    """Throughput of whole requests, of which `waiting` wait at each replica and may share forwards.
+
+    The best of three ways: one request a forward, as many as fill a graph, and as many as fit.
+    """
     ranks = parallelism.ranks
     full = (tokens // shape.packed_tokens for tokens in (graph_tokens(ranks), MAX_FORWARD_TOKENS))
     sizes = {1, *(max(1, min(each, waiting)) for each in full)}
@@ -166,12 +172,13 @@ def _requests_per_s(
 def _latency_s(
     serving: Serving, parallelism: Parallelism, shape: Shape, load: Load, idle_s: float, most: float
 ) -> float:
-    """Under a load.
+    """Latency under a load; infinite if the load is more than the fleet can serve.
 
-    In a closed loop at least as long as when idle, and as the fleet takes for what is under way
-    (asymptotic bounds, Denning and Buzen, "The operational analysis of queueing network models",
-    1978). At a rate the mean of a queue with equal service times before so many servers (Sakasegawa
-    1977; one server: Pollaczek-Khinchine), beside requests divided as a fleet so busy allows.
+    For clients that wait, the larger of two lower bounds: the latency of an idle fleet, and the
+    fleet's time for all requests under way (asymptotic bounds, Denning and Buzen, "The operational
+    analysis of queueing network models", 1978). At a rate, the sum of two times: that of a request,
+    divided as far as so busy a fleet allows, and the mean wait in a queue for as many servers as
+    replicas with equal service times (Sakasegawa 1977; one server: Pollaczek-Khinchine).
     """
     if load.rate is None:
         waiting = load.clients // parallelism.replicas
@@ -194,7 +201,7 @@ def _why_not(serving: Serving, parallelism: Parallelism, weights_gb: float) -> s
 
 
 def no_room(device: Device, weights_gb: float) -> str:
-    """Why weights do not fit into each device; empty if they do."""
+    """Say why a device has no room for its weights; empty if it has."""
     most_gb = MEMORY_FOR_WEIGHTS * device.memory_gb
     if weights_gb > most_gb:
         return f"weights take {weights_gb:.0f} GB of each device, which has room for {most_gb:.0f}"

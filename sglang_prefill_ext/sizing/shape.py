@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def suffix_tokens(self) -> int:
-        """Tokens of a row behind the shared ones; at least 1."""
+        """Tokens of a row after the shared ones; at least 1."""
         return self.row_tokens - self.prefix_tokens
 
     @property
@@ -62,11 +62,11 @@ class Shape:
 
     @property
     def packed_pairs(self) -> int:
-        """Pairs of a query token and a key that it attends to, of a packed forward and a layer."""
+        """Pairs of a query token and a key that it attends to, in one layer of a packed forward."""
         prefix, suffix = self.prefix_tokens, self.suffix_tokens
         return causal_pairs(prefix) + self.items * (suffix * prefix + causal_pairs(suffix))
 
 
 def causal_pairs(tokens: int) -> int:
-    """Pairs of tokens that attend to themselves and to all before them."""
+    """Pairs of query and key, if each of `tokens` attends to itself and to all before it."""
     return tokens * (tokens + 1) // 2

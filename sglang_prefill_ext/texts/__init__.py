@@ -1,1 +1,1 @@
-"""Texts to token ids as SGLang would encode them: shared text once, by the fastest library."""
+"""Encodes texts as SGLang would: with the fastest library that agrees, and shared text once."""

@@ -1,4 +1,4 @@
-"""Which library encodes: the fastest of those that are wanted, there, and equal."""
+"""Chooses the library that encodes: the fastest that is allowed, installed, and gives equal ids."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ GATE_TEXTS = 100_000
 
 
 class Choice:
-    """The libraries that are wanted, compared one after the other.
+    """Compares the allowed libraries with Hugging Face's, one after the other.
 
-    This takes seconds where no comparison is remembered.
+    This takes seconds for a library whose comparison is not on disk.
 
     Args:
         json: of the tokenizer.
-        reference: Hugging Face's; it is chosen where no other passes, or none is faster.
-        directory: of the comparisons.
-        count: texts to compare.
-        compare: compares a library on these.
+        reference: Hugging Face's; it is chosen if no other passes, or none is faster.
+        directory: where comparisons are kept.
+        count: number of texts to compare.
+        compare: compares a library on that many texts.
 
     Attributes:
         best: the encoder to use.
-        comparisons: on each library.
-        speeds: time (µs) for a text of an ordinary request, of each that may be used.
+        comparisons: of each library.
+        speeds: time (µs) for a text of an ordinary request, for each library that may be used.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Choice:
     def _consider(self, library: TokenizerChoice, if_faster: bool) -> Comparison:
         comparison = self._comparison_of(library)
         if comparison.difference:
-            # Where nothing was compared, it just does not know such tokenizers.
+            # If no text was compared, the library does not support such tokenizers: no warning.
             level = logging.WARNING if comparison.texts else logging.INFO
             logger.log(
                 level, "Tokenizer library %s is not used: %s", library, comparison.difference

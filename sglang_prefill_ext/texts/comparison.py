@@ -1,4 +1,4 @@
-"""A library is used only if it makes the ids that Hugging Face's makes, of very many texts."""
+"""Checks that a library makes the same ids as Hugging Face's, of very many texts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sglang_prefill_ext.texts.sample_texts import UNREADABLE, ordinary_requests,
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.wire.arrays import FlatRows
 
-# Encoded in one call.
+# Texts that are encoded in one call.
 _CHUNK = 512
-# Every so many chunks are decoded as well, which takes longer than encoding.
+# One chunk of this many is decoded as well, which takes longer than encoding.
 _DECODED = 4
 
 
@@ -23,9 +23,9 @@ class Comparison(msgspec.Struct, frozen=True):
     """Whether a library may encode for a tokenizer.
 
     Attributes:
-        difference: on what it differs from Hugging Face's, or fails; empty if on nothing.
-        texts: that were compared.
-        seconds: that this took.
+        difference: what it fails at, or does differently from Hugging Face's; empty if nothing.
+        texts: how many were compared.
+        seconds: how long this took.
     """
 
     difference: str
@@ -38,7 +38,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Comparison:
-    """Compare a library with Hugging Face's: ids of all texts, and what ids of some mean."""
+    """Compare a library with Hugging Face's: the ids of all texts, and the decoded ids of some."""
     start, compared = time.perf_counter(), 0
     difference = ""
     for number, first in enumerate(range(0, len(texts), _CHUNK)):
@@ -53,7 +53,7 @@ def compare(encoder: Encoder, reference: Encoder, texts: Sequence[str]) -> Compa
 
 
 def splice_difference(splice: Splice, encoder: Encoder, added: Sequence[str]) -> str:
-    """Return a shared text that spliced prompts differ on from whole ones; empty if none.
+    """Return a shared text for which spliced prompts differ from whole ones; empty if none.
 
     Args:
         added: tokens of the tokenizer's own.
@@ -71,7 +71,7 @@ def splice_difference(splice: Splice, encoder: Encoder, added: Sequence[str]) ->
 
 
 def us_per_text(encoder: Encoder) -> float:
-    """Return the time (µs) for a text of ordinary requests, the best of some."""
+    """Return the time (µs) for a text of ordinary requests; the best of several measurements."""
     best = float("inf")
     for request in ordinary_requests():
         start = time.perf_counter()

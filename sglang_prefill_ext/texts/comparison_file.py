@@ -1,4 +1,4 @@
-"""Comparisons on disk: a tokenizer is compared once on a machine, not at every start."""
+"""Keeps comparisons of tokenizers on disk: one on each machine, not one at every start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DECODER = msgspec.json.Decoder(Comparison)
 
 
 def key_of(json: str, *versions: str) -> str:
-    """Name what a comparison is about: the tokenizer, and the versions of all that took part."""
+    """Return the key of a comparison: a digest of the tokenizer and of all versions involved."""
     digest = hashlib.sha256(json.encode())
     for each in versions:
         digest.update(f"\0{each}".encode())
@@ -32,9 +32,9 @@ def key_of(json: str, *versions: str) -> str:
 
 
 def processor() -> str:
-    """What this machine's processor can do, by which libraries choose their code.
+    """Features of this machine's processor, by which libraries choose their code.
 
-    A home directory may be shared with machines of another kind.
+    They are part of the key because different machines may share a home directory.
     """
     names = ("model name", "flags", "Features")
     try:
@@ -46,10 +46,10 @@ def processor() -> str:
 
 
 def remembered(directory: Path, key: str, compare: Callable[[], Comparison]) -> Comparison:
-    """Return the comparison on disk, else compare and leave it there.
+    """Return the comparison on disk; if there is none, compare and write it there.
 
-    Of several processes one compares, and the others wait for it. Without a usable directory each
-    compares for itself.
+    Of several processes one compares, and the others wait for it. Without a usable directory every
+    process compares for itself.
 
     Raises:
         Exception: whatever `compare` raises.
@@ -74,7 +74,8 @@ def remembered(directory: Path, key: str, compare: Callable[[], Comparison]) -> 
 
 
 def _make_private(directory: Path) -> None:
-    """Have a directory that nobody else writes to: who plants one has texts encoded wrongly.
+    """Make the directory writable for this user only; anybody who could write a comparison there
+    could have texts encoded wrongly.
 
     Raises:
         OSError: it cannot be made, or is another user's.
@@ -121,7 +122,7 @@ def _write(file: Path, comparison: Comparison) -> None:
     partly = file.with_suffix(".part")
     with open(partly, "wb", opener=_no_link) as opened:
         opened.write(msgspec.json.encode(comparison))
-    partly.replace(file)  # whole, or not at all
+    partly.replace(file)  # atomic: readers never see a part of it
 
 
 def _no_link(path: str, flags: int) -> int:

@@ -1,7 +1,7 @@
-"""Comparing a library with Hugging Face's in a process of its own: ``python -m`` this module.
+"""Compares a library with Hugging Face's in a process of its own: ``python -m`` this module.
 
-Comparing it with Hugging Face's takes seconds, in which a library may hold the interpreter for as
-long as it loads a large vocabulary or encodes: in the server's own process, nothing else would run.
+A comparison takes seconds. A library may hold the interpreter lock while it loads a large
+vocabulary or encodes, so in the server's own process nothing else would run meanwhile.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sglang_prefill_ext.texts.comparison import Comparison, compare
 from sglang_prefill_ext.texts.libraries import TokenizerCopy
 
 _LOOK_S = 0.2
-"""How often each of the two processes looks whether the other is still wanted."""
+"""How often each of the two processes checks on the other."""
 
 LONGEST_S = 600.0
-"""For a comparison, which takes seconds; a library may hang."""
+"""Limit for a comparison, which takes seconds unless the library hangs."""
 
 _NICENESS = 10
-"""Of the child: where cores are few, requests come first."""
+"""Added to the child's niceness, so that requests come first where cores are few."""
 
 
 class NotComparedError(Exception):
@@ -45,21 +45,21 @@ def compare_here(library: TokenizerChoice, json: str, count: int) -> Comparison:
     """
     try:
         encoder = libraries.load(library, json)
-    except Exception as error:  # whatever a library raises of what it does not know
+    except Exception as error:  # whatever a library raises for a tokenizer that it does not know
         return Comparison(f"not loaded: {type(error).__name__}: {error}")
     added = [token["content"] for token in json_format.loads(json).get("added_tokens", ())]
     return compare(encoder, TokenizerCopy(json), sample_texts.texts(count, added))
 
 
 def compare_in_child(library: TokenizerChoice, json: str, count: int) -> Comparison:
-    """Do the same in another process, which does not outlive this one.
+    """As `compare_here`, in another process, which does not outlive this one.
 
     Raises:
-        NotComparedError: it could not be started, was killed, or has crashed.
+        NotComparedError: that process could not be started, was killed, crashed or took too long.
         SystemExit: this process is about to end.
     """
     command = module_command(__name__, library, str(count), str(os.getpid()))
-    with TemporaryFile() as question:  # a pipe would have to be read, which a child may not do
+    with TemporaryFile() as question:  # writing to a pipe would block if the child did not read
         question.write(json.encode())
         question.seek(0)
         try:
@@ -84,11 +84,11 @@ def _answer_of(child: subprocess.Popen[bytes]) -> bytes:
             wait_a_little()
     finally:
         child.kill()  # without effect on one that has ended
-    return child.stdout.read()  # a comparison fits into the pipe
+    return child.stdout.read()  # it fits into the pipe, so the child could write it and end
 
 
 def wait_a_little() -> None:
-    """Sleep, in a thread that would keep its process from ending as long as it waits.
+    """Sleep in a thread without keeping the process from ending.
 
     Raises:
         SystemExit: the process is about to end.

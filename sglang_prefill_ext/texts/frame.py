@@ -14,7 +14,7 @@ from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array, int_ar
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """Ids before and behind those of the text, int32."""
+    """Special token ids before and after those of a text, int32."""
 
     before: Int32Array
     after: Int32Array
@@ -28,7 +28,7 @@ NO_FRAME = Frame(NO_INTS, NO_INTS)
 
 
 def with_ids(rows: FlatRows, before: Int32Array, after: Int32Array) -> FlatRows:
-    """Return every row with ids before and behind its own."""
+    """Return every row with the given ids before and after its own."""
     if not len(before) and not len(after):
         return rows
     starts = rows.starts()
@@ -74,7 +74,7 @@ def _of_template(template: Mapping[str, Any]) -> Frame | None:
 
 
 def _of_sequence(processors: list[Mapping[str, Any]]) -> Frame | None:
-    """Every processor puts its own around what the one before it made."""
+    """The frame of processors in sequence; each adds its tokens around those of the ones before."""
     before = after = NO_INTS
     for processor in processors:
         frame = frame_of(processor)

@@ -1,4 +1,4 @@
-"""What encodes texts: Hugging Face's library, and faster ones, which are optional."""
+"""The tokenizer libraries behind one interface: Hugging Face's, and optional faster ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Encoder(Protocol):
         """Encode texts without the special tokens around them, one row a text.
 
         Raises:
-            Exception: whatever the library raises of a text that it cannot read.
+            Exception: whatever the library raises for a text that it cannot read.
         """
 
     def decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
@@ -34,7 +34,7 @@ class Encoder(Protocol):
 
 
 def flat(ids: Sequence[Sequence[int]]) -> FlatRows:
-    """Put rows of ids behind one another."""
+    """Put rows of ids into one flat array."""
     counts = lens_of_rows(ids)
     total = int(counts.sum(dtype=np.int64))
     return FlatRows(np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=total), counts)
@@ -43,8 +43,8 @@ def flat(ids: Sequence[Sequence[int]]) -> FlatRows:
 LIBRARIES = (TokenizerChoice.FASTOKENS, TokenizerChoice.GIGATOKEN)
 
 _BOUNDED = (TokenizerChoice.FASTOKENS,)
-"""Those whose memory has a bound. gigatoken 0.10.0 remembers every word that it has met, for ever,
-so a server that anybody may send texts to uses it only where its operator says so."""
+"""Libraries whose memory is bounded. gigatoken 0.10.0 caches every word that it has met for ever,
+so a server that takes texts from anybody uses it only if its operator asks for it."""
 
 
 class FastokensEncoder:
@@ -108,7 +108,7 @@ def candidates(choice: TokenizerChoice) -> list[TokenizerChoice]:
 
 
 def require_installed(choice: TokenizerChoice) -> None:
-    """Refuse a library by name that is not there.
+    """Refuse a library that was asked for by name and is not installed.
 
     Raises:
         ConfigError: it is not installed.
@@ -126,7 +126,7 @@ PROBES = ("", " ", "Hello, World!", "naïve café", "漢字 かな", "a  b\n\tc"
 
 
 class TokenizerCopy:
-    """A copy of the engine's tokenizer, as it is called there: nothing is cut or filled up.
+    """A copy of the engine's tokenizer, without truncation and padding, as the engine uses it.
 
     Args:
         json: of the engine's fast tokenizer.
@@ -157,10 +157,11 @@ class TokenizerCopy:
 
 
 def faithful_copy(json: str, probes: Mapping[str, list[int]]) -> TokenizerCopy | None:
-    """Return a copy that agrees with the original; None if there is none.
+    """Return a copy of the engine's tokenizer; None if it does not agree with the original.
 
     Args:
-        json: empty where the engine has no fast tokenizer.
+        json: empty if the engine has no fast tokenizer; then there is no copy.
+        probes: texts, with the ids that the engine makes of them.
     """
     if not json:
         return None

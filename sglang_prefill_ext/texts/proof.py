@@ -1,25 +1,25 @@
-"""For which tokenizers a text may be cut at a boundary, and why.
+"""Decides for which tokenizers a text may be cut at a boundary, and proves it.
 
-What is cut must come out of every stage of the tokenizer as if it had not been cut. Every component
-that is not named here is taken for one that might look across a boundary.
+Every stage of the tokenizer must give the same result for the two parts as for the whole text. A
+component that is not named here is assumed to look across boundaries.
 
-Added tokens: none can lie across the cut. ``lstrip`` takes spaces to the left and stops at the
-character before the cut, which is none. Behind the last character of a token with ``rstrip`` no
-text is cut.
+Added tokens: none can lie across the cut. A token with ``lstrip`` takes the white space to its
+left, but stops at the character before the cut, which is no white space. After the last character
+of a token with ``rstrip`` no text is cut.
 
 Normaliser: the cut is a Unicode normalisation boundary, and NFC makes no white space from anything
 else. BERT's works character by character.
 
 Pre-tokenizer: patterns match from left to right, each match where the last one ended. No known
 alternative matches a string with a boundary inside, and none looks behind. Only ``\\s+(?!\\S)``
-looks ahead, behind white space, and the character before the cut is none. What the first pattern of
-a sequence leaves whole around the cut, a later one parts, which matches words and spaces. Those
-that split at white space part any two characters around it. For Metaspace only spaces are
-boundaries: it begins a pre-token at each, and the rest of the text begins with one.
+looks ahead, and only after white space, which the character before the cut is not. If the first
+pattern of a sequence does not split at the cut, a later one does, which matches words and spaces.
+Pre-tokenizers that split at white space separate any two characters around it. For Metaspace only
+spaces are boundaries: it begins a pre-token at each, and the second part begins with a space.
 
-After these the model sees one pre-token at a time, and what a post-processor puts around the single
-text is known. Tests try all short strings over an alphabet of every class, and every character of
-Unicode.
+After these stages the model sees one pre-token at a time, and `frame` knows what a post-processor
+adds around a single text. Tests try all short strings over an alphabet of every class, and every
+character of Unicode.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ _WHITESPACE_SPLITTERS = {"BertPreTokenizer": MARKS, "Whitespace": MARKS, "Whites
 
 
 def unproven(config: Config) -> str:
-    """Return which component of a tokenizer has no proof; empty if all have.
+    """Return the component of a tokenizer for which there is no proof; empty if there is none.
 
     Args:
         config: of the tokenizer, as in ``tokenizer.json``.
     """
-    if config["model"].get("dropout"):  # then the same text has other ids every time
+    if config["model"].get("dropout"):  # the ids of a text are random then
         return "BPE with dropout"
     normalizer = (config.get("normalizer") or {}).get("type")
     if normalizer not in (None, "NFC", "BertNormalizer"):
@@ -127,7 +127,7 @@ def _doubt_of_pre_tokenizer(pre_tokenizer: Config | None) -> str:
     doubts = [doubt for stage in stages if (doubt := _doubt_of_stage(stage))]
     if doubts:
         return doubts[0]
-    # A stage may leave both sides of a boundary together; then a later one must part them.
+    # One stage may not split at a boundary, but then a later one must.
     return "" if any(map(_parts_all, stages)) else "no pre-tokenizer that parts all words"
 
 
@@ -162,7 +162,7 @@ def _alternatives_of(split: Config) -> list[str]:
 
 
 def _doubt_of_added_tokens(config: Config) -> str:
-    # What rstrip tokens end with is in the boundaries themselves.
+    # `boundaries_of` takes care of tokens with rstrip.
     boundaries = boundaries_of(config)
     normalizer = (config.get("normalizer") or {}).get("type")
     for token in config.get("added_tokens", ()):

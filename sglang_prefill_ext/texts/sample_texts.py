@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 EDITION = 1
-"""Counts up with every change of what is generated; comparisons of another edition are not used."""
+"""Must be raised with every change of the texts: comparisons of other editions are not used."""
 
 _WORDS = (
     "the The THE of and retrieval tokenisation naïve café Zürich señor straße œuvre "
@@ -45,19 +45,19 @@ _ORDINARY = (
 ).split()
 
 UNREADABLE = ("\ud800", "a\udc80b", "\udfff \ud83d")
-"""Texts that are no UTF-8, which a library must refuse as Hugging Face's does."""
+"""Texts that UTF-8 cannot encode; a library must refuse them if Hugging Face's does."""
 
 
 def texts(count: int, added: Sequence[str], *, seed: int = 0) -> list[str]:
     """Return `count` different texts: words, code, numbers, spaces, many scripts, long words.
 
     Args:
-        added: tokens of the tokenizer's own, which stand in some of the texts.
+        added: the tokenizer's added tokens, which some of the texts contain.
     """
     draw = random.Random(seed)
     found = dict.fromkeys(["", *added, *_WORDS, *_SPACES, *_RARE_SPACES, *_MARKS])
     found |= dict.fromkeys(word * (_LONGEST_WORD // len(word)) for word in ("a", "字", "Ab1", "🙂"))
-    # Added tokens without a letter of their own would fill all texts of a tokenizer with many.
+    # Only some added tokens, or those of a tokenizer with many would fill the texts.
     own = list(added[:64])
     while len(found) < count:
         found[_text(draw, own)] = None
@@ -72,7 +72,7 @@ def ordinary_requests(requests: int = 24, items: int = 50) -> Iterator[list[str]
 
 
 def splice_cases(added: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield shared texts, each with texts that may come before or behind it."""
+    """Yield shared texts, each with texts to put before or after it."""
     draw = random.Random(1)
     ends = [*_SPACES, *_RARE_SPACES, *_MARKS, *_WORDS[::7], *added[:16], ""]
     for end in ends:

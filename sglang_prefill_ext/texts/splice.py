@@ -1,7 +1,7 @@
-"""Prompts that share a text: the shared text is encoded once, the rest of each on its own.
+"""Encodes prompts that share a text: the shared text once, and the rest of each by itself.
 
-A text is cut where its two parts can be encoded apart, and the ids put together. `proof` says for
-which tokenizers these places are what they claim to be, and why.
+A text is cut at a boundary, where the ids of its two parts together are those of the whole text.
+`proof` decides for which tokenizers this holds.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sglang_prefill_ext.wire.arrays import NO_INTS, FlatRows, Int32Array
 from sglang_prefill_ext.wire.checks import check_repeated
 
 MARKS = "\n.,:;!?。，：；！？"
-"""What ends a word in every pattern that `proof` knows, and changes in no normaliser it knows."""
+"""Characters that end a word in all patterns and stay the same in all normalisers of `proof`."""
 
 _LETTER = re.compile("[A-Za-z一-龥ぁ-んァ-ヶ가-힣]")
-"""Letters of every Unicode version, which no normaliser joins with what stands before them."""
+"""Letters in every Unicode version, which no normaliser joins with the character before them."""
 
 _LONGEST_SEARCH = 1024
-"""Characters; a text that has no boundary in so many is hardly worth a search."""
+"""Characters in which a boundary is searched for; a text without one in so many is not cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Boundaries:
 
     Attributes:
         marks: characters before which a text may be cut where they follow a letter.
-        closing: characters after which it may not be cut: added tokens that take the spaces
-            behind them end with these.
+        closing: characters after which a text may not be cut, because an added token that takes
+            the spaces after it ends with them.
     """
 
     marks: str = MARKS
@@ -67,8 +67,8 @@ class Spliced:
     """Prompts of one request, as ids.
 
     Attributes:
-        shared: with which all prompts begin, or end, int32.
-        rest: of every prompt.
+        shared: ids with which all prompts begin, or end, int32.
+        rest: the other ids of every prompt.
     """
 
     shared: Int32Array
@@ -113,7 +113,7 @@ class Splice:
         cut = self.boundaries.last(shared)
         check_repeated(shared[cut:], items)
         own = [shared[cut:] + item for item in items]
-        # Templates leave the query to the items, all of which then begin alike.
+        # With some templates the query is part of the items, so all items begin alike.
         further = self.boundaries.last(_common_beginning(own))
         head = shared[:cut] + own[0][:further]
         if not head:

@@ -1,4 +1,4 @@
-"""All texts of one front-end process to token ids, each as SGLang would encode it."""
+"""Encodes all texts of one front-end process, each as SGLang would encode it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ from sglang_prefill_ext.wire.checks import check_repeated
 logger = logging.getLogger(__name__)
 
 SAMPLED = 128
-"""One of so many calls is encoded the plain way as well, the first one among them."""
+"""One call of this many, beginning with the first, is checked: it is encoded the plain way, too."""
 
 _LOADING_TEXTS = 1_000
 """On so many texts a copy of the tokenizer must agree with the plain way before it is used."""
 
 
 _SAMPLED_CHARACTERS = 1 << 16
-"""Of these whole prompts so many are made, at least one: they repeat what they share."""
+"""Characters of the whole prompts that a check of a spliced call encodes, at least one prompt.
+
+All of them may be many characters, because each whole prompt repeats the shared text.
+"""
 
 
 class Plain(Protocol):
@@ -49,15 +52,15 @@ class Plain(Protocol):
 class TextEncoder:
     """Encodes by the fastest way that is known to give the ids of the plain way.
 
-    What cannot be encoded faster, or is found to differ, is encoded the plain way, and so is all
-    until a faster way was checked.
+    The plain way encodes texts that the faster way cannot encode, and all texts until a faster way
+    was checked, or after it was found to give other ids.
 
     Args:
-        plain: the way that all others must equal.
-        json: of the tokenizer; empty where it is none of Hugging Face's fast ones.
-        directory: of remembered comparisons on libraries.
-        copy: whose way is the plain one, if it is a copy already; another one would take the same
-            time and memory again. `tokenizers` lets threads share it: nothing changes it any more.
+        plain: encodes as the stock path does; all other ways must give the same ids.
+        json: of the tokenizer; empty if it is none of Hugging Face's fast ones.
+        directory: where comparisons of libraries are kept.
+        copy: given if `plain` is the method of a copy already, to save the time and memory of
+            another one. Threads can share it, because nothing changes it any more.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class TextEncoder:
         self._encoder: Encoder | None = None
         self._choosing = threading.Lock()
         args = (json, config, directory or cache_directory("tokenizers"))
-        # No daemon: killed inside of a library, a thread may take the process with it.
+        # No daemon: a thread that is killed inside of a library may crash the process.
         self._preparing = threading.Thread(
             target=self._prepare, args=args, name="prefill-only-tokenizer"
         )
@@ -178,7 +181,10 @@ class TextEncoder:
         return ids
 
     def _prepare(self, json: str, config: PrefillOnlyConfig, directory: Path) -> None:
-        """Find the fastest way, beside the serving: it takes up to a second, libraries longer."""
+        """Find the fastest way while the process serves.
+
+        This takes up to a second, and longer if libraries are compared.
+        """
         try:
             settings = json_format.loads(json)
             added = [token["content"] for token in settings.get("added_tokens", ())]
@@ -188,7 +194,7 @@ class TextEncoder:
             self._splice = self._checked_splice(settings, config, copy, added)
             self._choice = Choice(config.tokenizer, json, copy, directory)
             with self._choosing:
-                if self._encoder is copy:  # else it was found to differ in the meantime
+                if self._encoder is copy:  # otherwise it was found to differ in the meantime
                     self._encoder = self._choice.best
         except Exception:
             logger.exception("Looking for a faster way to encode texts failed")

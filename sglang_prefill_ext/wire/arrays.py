@@ -1,9 +1,9 @@
-"""Arrays of what travels, and their bytes, which are little-endian.
+"""The array types of packed messages, and their little-endian bytes.
 
-Embeddings may stand where a token's own would. A packed request has them in one table, and a
-negative token id names a row of it: `~id`, so -1 is row 0. Equal rows have one id, which
-`distinct_overrides` sees to; whatever compares token ids then tells prompts apart by their
-embeddings as well.
+A request may bring embeddings ("overrides") that replace those of some of its tokens. A packed
+request has them in one table, and a negative token id names a row of it: `~id`, so -1 is row 0.
+Equal embeddings get one id (`distinct_overrides`), so code that compares token ids also tells
+prompts apart by their embeddings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OverrideArray: TypeAlias = NDArray[np.floating]
 """``[n, hidden]``, float16 or float32, little-endian."""
 
 DTYPES = ("float16", "float32")
-"""Of an `OverrideArray`."""
+"""The dtypes that an `OverrideArray` may have."""
 
 _INT = np.dtype("<i4")
 _FLOAT = np.dtype("<f4")
@@ -35,15 +35,18 @@ _BOUNDS = {"float16": 2.0**16 - 2.0**4, "bfloat16": 2.0**128 - 2.0**119}
 
 
 def bounds_of(lens: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where each of some ranges begins, and where the last one ends; int64 ``[ranges + 1]``."""
+    """Where each of several adjacent ranges begins, then where the last one ends.
+
+    int64 ``[ranges + 1]``.
+    """
     return np.concatenate(([0], np.cumsum(lens, dtype=np.int64)))
 
 
 def places_of_ranges(firsts: NDArray[np.int64], lens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Every place of some ranges, one range behind the other; int64 ``[sum(lens)]``.
+    """Every index that lies in some ranges, range after range; int64 ``[sum(lens)]``.
 
     Args:
-        firsts, lens: where each begins, and how long it is; int64 ``[ranges]``.
+        firsts, lens: where each range begins, and how long it is; int64 ``[ranges]``.
     """
     offsets = np.repeat(firsts - (np.cumsum(lens) - lens), lens)
     places: NDArray[np.int64] = np.arange(len(offsets), dtype=np.int64) + offsets
@@ -52,7 +55,7 @@ def places_of_ranges(firsts: NDArray[np.int64], lens: NDArray[np.int64]) -> NDAr
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:
-    """Rows of numbers, one behind the other.
+    """Rows of numbers, of any lengths, in one flat array.
 
     Attributes:
         values: int32 ``[sum(counts)]``.
@@ -71,7 +74,7 @@ class FlatRows:
         return ends - self.counts
 
     def first(self, count: int) -> FlatRows:
-        """The first rows, without copying."""
+        """The first `count` rows, without copying."""
         counts = self.counts[:count]
         return FlatRows(self.values[: int(counts.sum(dtype=np.int64))], counts)
 
@@ -114,11 +117,11 @@ def values_from_bytes(data: bytes) -> Float32Array:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingKind:
-    """What a model's embeddings are, and so those that stand in their place.
+    """Width and dtype of a model's embeddings, which overrides have to fit.
 
     Attributes:
         width: numbers of an embedding.
-        dtype: that the model computes in: "float32", "float16" or "bfloat16".
+        dtype: the dtype that the model computes in: "float32", "float16" or "bfloat16".
     """
 
     width: int
@@ -126,7 +129,7 @@ class EmbeddingKind:
 
     @property
     def bound(self) -> float:
-        """Numbers of this size and larger ones are rounded to infinity, as ties are to even."""
+        """The smallest absolute value that `dtype` rounds to infinity (ties go to even)."""
         return _BOUNDS.get(self.dtype, 2.0**128)
 
     def holds(self, embeds: OverrideArray) -> NDArray[np.bool_]:
@@ -149,7 +152,7 @@ def overrides_from_bytes(data: bytes, dtype: str, width: int) -> OverrideArray:
         width: numbers of an embedding; 0 for an empty table.
 
     Raises:
-        PackingError: these bytes are no such table.
+        PackingError: the bytes are no such table.
     """
     if not data:
         return NO_OVERRIDES

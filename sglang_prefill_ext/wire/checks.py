@@ -1,5 +1,7 @@
-"""What is refused of a call: too much, before anything of that size is made, and token ids that
-would break the model, before they reach the scheduler.
+"""Checks of a call's size and of its token ids.
+
+A call that is too large is refused before anything of that size is made. Token ids that would break
+the model are refused before they reach the scheduler.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from sglang_prefill_ext.errors import RequestError, TooManyItemsError
 from sglang_prefill_ext.wire.arrays import Int32Array
 
 TOKEN_BYTES = 4
-"""Of a token in a packed request."""
+"""Bytes of a token in a packed request."""
 
 NUMBER_BYTES = 32
-"""Of a number of an answer: an object of Python, in a list."""
+"""Bytes of a number in an answer: a Python object in a list."""
 
 MOST_REPEATED_CHARACTERS = 1 << 25
-"""Of a text that is repeated for every item. Encoding takes about 30 bytes for each."""
+"""Most characters that repeating a text for every item may add. Encoding takes about 30 bytes for
+each."""
 
 
 def wrong(field: str, message: str) -> RequestError:
@@ -54,12 +57,12 @@ def check_count(
 def check_memory(
     config: PrefillOnlyConfig, *, tokens: int = 0, numbers: int = 0, field: str = "items"
 ) -> None:
-    """Refuse a call that alone takes more memory than all that waits may.
+    """Refuse a call that alone takes more memory than all waiting requests together may.
 
     Args:
         tokens: of the packed request.
         numbers: of the answer.
-        field: what the user had better make smaller.
+        field: what the user should make smaller; the error names it.
 
     Raises:
         RequestError: more than `max_queued_mib`.
@@ -137,7 +140,7 @@ def flatten_ids(
     """Return the concatenated ids of `rows` as int32, refusing ids out of the vocabulary.
 
     Args:
-        overrides: so many negative ids are none of the user's, but name embeddings.
+        overrides: number of embeddings that negative ids may name.
 
     Raises:
         RequestError: an id lies outside ``-overrides <= id < vocab_size``.
@@ -145,10 +148,10 @@ def flatten_ids(
     """
     rows = list(rows)
     try:
-        # An array is made of a list in little more than half the time that an iterator takes.
+        # Making an `array` from a list takes little more than half the time of an iterator.
         ids = array("i", [*chain.from_iterable(rows)])
         flat: Int32Array = np.frombuffer(ids, dtype=np.int32)
-        # Without their sign negative numbers are large ones: one look finds both.
+        # As unsigned numbers, negative ids are large: one comparison finds both kinds.
         shifted = (flat + overrides if overrides else flat).view(np.uint32)
         fits = not len(flat) or np.maximum.reduce(shifted) < vocab_size + overrides
     except OverflowError:

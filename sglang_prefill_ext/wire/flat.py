@@ -1,4 +1,4 @@
-"""Rows of token ids that came as flat arrays, without an object for every token."""
+"""Reads and checks token ids that come as flat arrays, without an object for every token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def flat_rows(values: bytes, counts: bytes, *, field: str) -> FlatRows:
         field: what the user calls the rows.
 
     Raises:
-        RequestError: the bytes are no whole numbers, or do not fit together.
+        RequestError: the bytes are no int32 numbers, or the counts do not fit the values.
     """
     rows = FlatRows(
         int32_array(values, field=f"{field}.values"), int32_array(counts, field=f"{field}.counts")
@@ -38,7 +38,7 @@ def int32_array(data: bytes, *, field: str) -> Int32Array:
     """Read little-endian int32 bytes, without copying.
 
     Raises:
-        RequestError: their number is no multiple of 4.
+        RequestError: the number of bytes is no multiple of 4.
     """
     if len(data) % 4:
         raise wrong(field, f"{len(data)} bytes are no int32 numbers. Send 4 bytes per number.")
@@ -52,21 +52,21 @@ def unpacked(rows: PackedRows) -> tuple[Int32Array, FlatRows]:
 
 
 def check_ids(ids: Int32Array, vocab_size: int, *, field: str) -> None:
-    """Refuse ids outside the embedding table; there may be none at all.
+    """Refuse ids outside the embedding table; `ids` may be empty.
 
     Raises:
         RequestError: an id lies outside ``0 <= id < vocab_size``.
     """
-    # Without their sign negative ids are large ones: one pass finds both.
+    # As unsigned numbers, negative ids are large: one pass finds both kinds.
     if len(ids) and int(ids.view(np.uint32).max()) >= vocab_size:
         check_prompt([int(ids.min()), int(ids.max())], vocab_size, field=field)
 
 
 def flat_labels(labels: FlatRows, num_items: int, vocab_size: int) -> Labels | None:
-    """Return what is to be read, or None if anything is unusual.
+    """Return the labels to read, or None if SGLang is to judge them; see `score_call.pack_labels`.
 
     Args:
-        labels: one row, for all items, or one row an item; see `score_call.pack_labels`.
+        labels: one row for all items, or one row an item.
     """
     ids, counts = labels.values, labels.counts
     if not len(labels) or not counts.all() or len(labels) not in (1, num_items):

@@ -1,14 +1,14 @@
-"""Rows of one request as flat arrays, the answer to them, and the bytes of both.
+"""The packed request (all rows in flat arrays), the packed result, and the bytes of both.
 
 ::
 
     tokens       [prefix][suffix of row 0][suffix of row 1]...           int32
     suffix_lens  one length (tokens, >= 1) a row                         int32
-    read_lens    last tokens of each row that are read; empty: one each  int32
+    read_lens    how many last tokens of each row are read; empty: one   int32
     overrides    embeddings that negative token ids name                 float16 or float32
 
 Reads come in the order of their tokens: the last `prefix_reads` tokens of the prefix, then those of
-row 0, of row 1, ... What is asked there, and how it is answered, stands in `read`.
+row 0, of row 1, ... Module `read` defines what a read asks for, and how the answer is laid out.
 
 A round trip through bytes copies nothing on the reading side.
 """
@@ -39,7 +39,7 @@ from sglang_prefill_ext.wire.read import Read
 from sglang_prefill_ext.wire.sampling import Sampling
 from sglang_prefill_ext.wire.status import Status
 
-# Of short arrays in half the time of the methods, which look at many more arguments.
+# For short arrays these take half the time of the methods, which handle many more arguments.
 _least, _sum = np.minimum.reduce, np.add.reduce
 
 
@@ -47,8 +47,8 @@ _least, _sum = np.minimum.reduce, np.add.reduce
 class PackedRows:
     """All rows of one request (see the module for the layout).
 
-    All rows are computed with the LoRA adapter of the id `adapter`, or with the model as it is
-    where that is empty.
+    All rows are computed with the LoRA adapter whose id is `adapter`, or without one if that is
+    empty.
 
     Raises:
         PackingError: the arrays contradict each other.
@@ -99,11 +99,11 @@ class PackedRows:
         return len(self.tokens) + (self.num_rows - 1) * self.prefix_len
 
     def tokens_saved(self, computed: int) -> int:
-        """Tokens that separate prompts would have added; 0 where starting over took them."""
+        """How many tokens more separate prompts would have computed; 0 if retries used them up."""
         return max(0, self.num_prompt_tokens - computed)
 
     def read_starts(self) -> NDArray[np.int64]:
-        """int64 ``[rows + 1]``: number of each row's first read, and of all reads."""
+        """Index of each row's first read, then the number of all reads; int64 ``[rows + 1]``."""
         if not len(self.read_lens):
             return np.arange(self.prefix_reads, self.prefix_reads + self.num_rows + 1)
         return self.prefix_reads + bounds_of(self.read_lens)
@@ -131,10 +131,10 @@ def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> Packe
     """Return what `to_bytes` was given; its arrays are read-only, and not copied again.
 
     Args:
-        widths: of the model's vectors and states, which make that of the rows concrete.
+        widths: of the model's vectors and of its hidden states, for `Vectors.of_width`.
 
     Raises:
-        PackingError: it is something else, or contradicts itself.
+        PackingError: the bytes are something else, or contradict each other.
     """
     try:
         values = _decode(data)
@@ -146,7 +146,7 @@ def rows_from_bytes(data: bytes, widths: tuple[int, int] | None = None) -> Packe
 
 
 def head_of(data: bytes) -> tuple[Int32Array, int, str]:
-    """Return tokens, `prefix_len` and adapter of what `to_bytes` was given, and check nothing."""
+    """Return only tokens, `prefix_len` and adapter of what `to_bytes` was given, unchecked."""
     tokens, prefix_len, *_, adapter = msgspec.msgpack.decode(data)
     return from_bytes(tokens), prefix_len, adapter
 
@@ -175,11 +175,11 @@ class PackedResult(msgspec.Struct, frozen=True):
     Attributes:
         message: why, unless the status is OK.
         values: float32 bytes, see `PackedRows`; empty unless the status is OK.
-        forwards, tokens_computed: what it took.
+        forwards, tokens_computed: how many the request took.
         queue_ms, compute_ms: from its arrival to the first launch, and from there to its end.
-        retry_after_s: estimates, for a rejected request, when there will be room; 0 if unknown.
+        retry_after_s: for a rejected request, estimated time until there is room; 0 if unknown.
         tokens_cached: tokens of the prefix that the prefix cache had when a forward was launched.
-        longest_row: most tokens of a row that a forward has room for, if one of these has more.
+        longest_row: if a row is too long for any forward, the most tokens that one may have.
     """
 
     status: Status

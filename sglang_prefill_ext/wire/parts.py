@@ -1,4 +1,4 @@
-"""Packed rows made of others: some of them, each one once, whole prompts; and answers joined."""
+"""Derives packed rows from others (some rows, distinct rows, whole prompts), and joins results."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from sglang_prefill_ext.wire.reads import values_per_read
 from sglang_prefill_ext.wire.status import Status
 
 RowNumbers: TypeAlias = NDArray[np.int64]
-"""Rows of a request, ascending; int64 ``[rows]``, at least one."""
+"""Indices of rows of a request, ascending; int64 ``[rows]``, at least one."""
 
 
 def is_divisible(rows: PackedRows) -> bool:
-    """Whether each row can be asked for without the others.
+    """Whether rows can be sent in requests of their own.
 
-    It can where rows are read at their ends alone. What is drawn stays together.
+    They can if only their last tokens are read. Rows that a token is drawn for stay together.
     """
     return rows.num_rows > 1 and rows.reads_row_ends and rows.read.sampling is None
 
 
 def take_rows(rows: PackedRows, numbers: RowNumbers) -> PackedRows:
-    """Return the request for some rows of a divisible one, with the same prefix.
+    """Return a request for some rows of a divisible one, with the same prefix.
 
-    Embeddings come along whole, as token ids number them.
+    The table of overrides stays whole, because token ids are indices into it.
     """
     if len(numbers) == rows.num_rows:
         return rows
@@ -45,7 +45,7 @@ def take_rows(rows: PackedRows, numbers: RowNumbers) -> PackedRows:
 
 
 def _taken(rows: PackedRows, numbers: RowNumbers, read: Read) -> PackedRows:
-    """Some rows, with the same prefix, of which something else is asked."""
+    """Return a request for some rows, with the same prefix and another `read`."""
     starts = rows.prefix_len + bounds_of(rows.suffix_lens)
     suffixes = rows.tokens[_places(starts, numbers)]
     tokens = np.concatenate([rows.tokens[: rows.prefix_len], suffixes])
@@ -55,13 +55,13 @@ def _taken(rows: PackedRows, numbers: RowNumbers, read: Read) -> PackedRows:
 def join_results(
     rows: PackedRows, parts: Sequence[tuple[RowNumbers, PackedResult]]
 ) -> PackedResult:
-    """Join the good answers to parts that have every row of a request once.
+    """Join the successful results of parts that together have every row of a request once.
 
-    Work is added up. It waited until the first part began, and was computed until the last one
-    had ended.
+    Forwards and tokens are added up. The queue time ends when the first part begins, and the
+    compute time when the last part ends.
 
     Raises:
-        PackingError: an answer does not have the values of its rows.
+        PackingError: a result does not have as many values as its rows ask for.
     """
     results = [result for _, result in parts]
     if len(parts) == 1 and len(parts[0][0]) == rows.num_rows:
@@ -82,7 +82,7 @@ def _joined_values(
     rows: PackedRows, parts: Sequence[tuple[RowNumbers, PackedResult]]
 ) -> Float32Array:
     read = rows.read
-    if isinstance(read, Vectors):  # how wide these are is known of an answer
+    if isinstance(read, Vectors):  # only a result tells how wide vectors are
         numbers, result = parts[0]
         counts = np.full(rows.num_rows, len(result.row_values()) // len(numbers))
     else:
@@ -98,7 +98,7 @@ def _joined_values(
 
 
 def _read_of(read: Read, numbers: RowNumbers) -> Read:
-    """What is asked of some rows that are read at their ends."""
+    """What is read of some rows, each at its last token."""
     if isinstance(read, Vectors) or not len(read.lens):
         return read
     ids = read.ids[_places(bounds_of(read.lens), numbers)]
@@ -106,20 +106,21 @@ def _read_of(read: Read, numbers: RowNumbers) -> Read:
 
 
 def _places(starts: NDArray[np.int64], numbers: RowNumbers) -> NDArray[np.int64]:
-    """Every place of some ranges, in the order of `numbers`."""
+    """Every index in the ranges of some rows, in the order of `numbers`."""
     firsts = starts[numbers]
     return places_of_ranges(firsts, starts[numbers + 1] - firsts)
 
 
 def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | None]:
-    """Leave out rows whose tokens an earlier row of the request has.
+    """Leave out each row whose tokens equal those of an earlier row of the request.
 
-    A remaining row is asked for the labels of all rows that it stands for. Requests that read more
-    than the ends of rows, or draw tokens, which is done for every row, are left as they are.
+    A remaining row asks for the labels of all rows that it stands for. A request stays as it is if
+    it reads more than the last tokens of rows, draws a token for every row, or otherwise cannot
+    merge reads (`Labels.merges`).
 
     Returns:
-        The distinct rows in order of first appearance, and the place in their answer of every
-        value of the full answer, int64 ``[rows.num_values]``; None if all rows are distinct.
+        The distinct rows in order of first appearance; and for every value of the full answer, its
+        index in theirs, int64 ``[rows.num_values]``, or None if no row was left out.
     """
     if not rows.reads_row_ends or not rows.read.merges:
         return rows, None
@@ -138,7 +139,7 @@ def distinct_rows(rows: PackedRows) -> tuple[PackedRows, NDArray[np.int64] | Non
 def whole_rows(rows: PackedRows) -> PackedRows:
     """Put the prefix in front of every row, so that each row is a whole prompt.
 
-    On the way to the scheduler a shared beginning travels once all the same.
+    The scheduler does this, so a shared prefix is sent only once.
 
     Raises:
         PackingError: something else is read than one vector a row.

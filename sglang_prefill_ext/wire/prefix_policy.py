@@ -9,24 +9,24 @@ from sglang_prefill_ext.config import PrefillOnlyConfig, PrefixCaching
 from sglang_prefill_ext.wire.arrays import Int32Array
 
 BLOCK_TOKENS = 16
-"""Prefixes are recognised again in blocks of so many tokens; only the last may be shorter."""
+"""Prefixes are compared in blocks of this many tokens; only the last block may be shorter."""
 
 REMEMBERED_BLOCKS = 1 << 16
-"""Blocks that are remembered at most; the longest unseen are forgotten first (about 10 MB)."""
+"""Most blocks remembered (about 10 MB); those not seen for longest are forgotten first."""
 
 
 _WORTH_A_LOOK = 256
-"""Tokens of a prompt that is worth a packed request for what a prefix cache may have of it."""
+"""A prompt that shares no prefix is always looked up in the cache from this many tokens on."""
 
 
 class PrefixPolicy:
-    """Says how many tokens of a prefix to commit.
+    """Decides how many tokens of a prefix to commit to the prefix cache.
 
-    A cached prefix displaces others and costs a write per layer, so by default only what came
-    before is kept: a query that is asked once leaves nothing behind. A block is recognised by a
-    digest of all tokens up to its end, so that requests that differ later share what is equal. What
-    comes again as a whole is kept as a whole, unless it is shorter than one block.
-    It depends on the requests and their order alone: tensor-parallel ranks decide alike.
+    A cached prefix displaces others and costs a write per layer, so by default only tokens that
+    came before are kept: a query that is asked once leaves nothing behind. A block is recognised by
+    a digest of all tokens up to its end, so requests that differ later share their equal blocks. A
+    prefix that comes again as a whole is kept as a whole, unless it is shorter than one block.
+    Decisions depend only on the requests and their order, so tensor-parallel ranks agree.
 
     Args:
         caching: never, repeated (what was seen before) or always.
@@ -42,7 +42,7 @@ class PrefixPolicy:
         """Remember a prefix; return how many of its first tokens belong into the cache.
 
         Args:
-            adapter: with which the prefix is computed; what another one came with does not count.
+            adapter: LoRA adapter of the prefix; prefixes of different adapters are never equal.
             keep: the client says that the prefix will come again, which stands in for having
                 seen it.
 
@@ -81,22 +81,24 @@ class PrefixPolicy:
 
 
 def repeated_prefixes(config: PrefillOnlyConfig, *, caching: bool) -> PrefixPolicy | None:
-    """What a front end remembers of the prompts that it sends; None without a prefix cache."""
+    """A front end's memory of the prompts that it sends; None without a prefix cache."""
     return PrefixPolicy(config.prefix_caching, page_tokens=1) if caching else None
 
 
 def lone_prefix(
     prompt: Int32Array, adapter: str, policy: PrefixPolicy | None, *, keep: bool = False
 ) -> tuple[int, bool]:
-    """How many tokens of a prompt that shares none to look up in the cache, and whether these came
-    before.
+    """For a prompt that shares no prefix with another: what to look up in the prefix cache.
 
-    A long prompt is looked up in any case, and the scheduler knows whether it came before. A
-    short one has to come before: most never come again, and a look takes the scheduler a sixth
-    more time than a lone prompt of a small model.
+    A long prompt is always looked up, and the scheduler knows whether it came before. A short one
+    is looked up only if it came before. Most never do, and with a small model a lookup makes a lone
+    prompt a sixth slower in the scheduler.
 
     Args:
-        keep: the client says that it will come again, as if it had come before.
+        keep: the client says that the prompt will come again, so it counts as seen.
+
+    Returns:
+        How many of its tokens to look up, and whether they are known to have come before.
     """
     if policy is None:
         return 0, False

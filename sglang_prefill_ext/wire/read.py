@@ -1,11 +1,12 @@
-"""What is asked at the reads of a request, and where the answer has it.
+"""What a request asks for at its reads, and how the answer lays out the values.
 
 A *read* is a token after which something is asked about the next one. A request asks for labels
 and the most probable tokens, or for vectors. Its answer has, read by read: the values of the
 labels, then those of `Best`; or the numbers of the vector.
 
-Where more is read than the ends of rows, reads may have no labels, or no vector. These cost no
-logits; between others they let tokens be read that do not follow one another.
+A row's reads are always its last tokens, without gaps. To read tokens that are not adjacent, the
+reads in between ask for no labels, or no vector, and cost no logits. This is not possible where
+only the last token of each row is read.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ WHOLE_VECTOR = -1
 """`Vectors.width` of a request that does not know how wide the model's vectors are."""
 
 VECTOR_AND_STATE = -2
-"""Likewise, with the hidden state behind each vector of which a head made it, if one did."""
+"""As `WHOLE_VECTOR`; if a head makes the vectors, each is followed by its hidden state."""
 
 
 class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, gc=False):
     """Labels and the most probable tokens.
 
-    With `sampling` it is otherwise at the last token of a row: the token named first is one that
-    was drawn, and log-probs are those that it was drawn by (SGLang's: after biases and
-    temperature, before tokens are left out).
+    With `sampling`, the read at the last token of a row differs: its first token is the drawn one,
+    and log-probs are those of the distribution before tokens were left out (as SGLang's: after
+    biases and temperature, before top-k, top-p and min-p).
 
     Attributes:
         ids: label ids of read 0, of read 1, ...; or one list that all reads share.
-        lens: how many each read has; empty where all share one list.
-        normalised: values are log-probs over the vocabulary (natural log); else logits, of which
-            only the differences within a read mean something; a softmax over the labels needs no
-            more.
+        lens: number of labels of each read; empty where all share one list.
+        normalised: values are log-probs over the vocabulary (natural log). Otherwise they are
+            logits, of which only differences within a read have a meaning; that is enough for a
+            softmax over the labels.
         num_best: see `Best`; 0 where no most probable token is wanted.
         sampling: how a token is drawn behind each row; None where none is.
     """
@@ -52,13 +53,13 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
     sampling: Sampling | None = None
 
     def check(self, num_reads: int, num_rows: int, *, row_ends: bool) -> None:
-        """Refuse what does not fit the reads of a request.
+        """Check that labels and draws fit the reads of a request.
 
         Args:
-            row_ends: these are the last tokens of the rows.
+            row_ends: each row has one read, at its last token.
 
         Raises:
-            PackingError: it does not.
+            PackingError: they do not fit.
         """
         lens, sampling = self.lens, self.sampling
         if sampling is not None and (len(sampling) != num_rows or not self.num_best):
@@ -77,7 +78,7 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
         return labels + values_per_read(0, self.num_best) * num_reads
 
     def lens_of(self, first: int, last: int) -> Int32Array:
-        """Labels a read, ``first <= read < last``; int32."""
+        """Number of labels of each read, ``first <= read < last``; int32."""
         if len(self.lens):
             return self.lens[first:last]
         return np.full(last - first, len(self.ids), dtype=np.int32)
@@ -86,8 +87,8 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
         """What is asked at ``first <= read < last``.
 
         Args:
-            rows: whose last tokens are among them.
-            ends: the reads of these, as numbers among the part's.
+            rows: the rows whose last tokens are among these reads.
+            ends: the reads of those last tokens, as indices within this part.
         """
         count, ids = last - first, self.ids
         if len(self.lens):
@@ -102,7 +103,7 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
         return Reads(ids, self.lens_of(first, last), kinds, sampling)
 
     def by_read(self, values: Values) -> Values | list[Values]:
-        """Divide an answer of labels alone among the reads that have some.
+        """Divide an answer that has only label values among the reads that have labels.
 
         Returns:
             A table ``[reads, labels]`` where all share their labels, else one array a read.
@@ -113,17 +114,19 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
 
     @property
     def merges(self) -> bool:
-        """Whether reads that are computed alike may become one, see `merged`."""
+        """Whether the reads of equal rows may become one, see `merged`."""
         return self.sampling is None and not (len(self.lens) and self.num_best)
 
     def merged(self, number_of: NDArray[np.int64]) -> tuple[Labels, NDArray[np.int64]]:
-        """Ask once for what several reads ask for, if it `merges`.
+        """Merge reads of equal rows into one each; only if `merges`.
 
         Args:
-            number_of: the read that stands for each; int64 ``[reads]``.
+            number_of: for each read, the index of the merged read that stands for it; int64
+                ``[reads]``.
 
         Returns:
-            What is asked then, and where its answer has every value of the whole one; int64.
+            The merged labels; and for every value of the full answer, its index in the answer to
+            these, int64.
         """
         if not len(self.lens):
             return self, _places(number_of, self.num_values(1))
@@ -134,7 +137,7 @@ class Labels(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, g
         return Labels(self.ids[by_read], lens, self.normalised), places
 
     def of_width(self, vector: int, state: int) -> Labels:
-        """See `Vectors`."""
+        """See `Vectors.of_width`; labels have no width."""
         return self
 
 
@@ -142,8 +145,9 @@ class Vectors(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, 
     """Vectors that the model makes, one a read. Methods are those of `Labels`.
 
     Attributes:
-        width: leading numbers of each, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
-        wanted: 0 or 1 a read; empty where reads are the ends of rows, and have one each.
+        width: leading numbers that are wanted of each, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
+        wanted: 1 for a read that asks for a vector, else 0; empty if each row is read only at its
+            last token, which then asks for one.
     """
 
     ids: ClassVar[Int32Array] = NO_INTS
@@ -178,7 +182,11 @@ class Vectors(msgspec.Struct, tag=True, array_like=True, frozen=True, eq=False, 
         return self, _places(number_of, self.width)
 
     def of_width(self, vector: int, state: int) -> Vectors:
-        """With the width made concrete: that of the model's vectors, and of states behind them."""
+        """These reads with numbers in place of `WHOLE_VECTOR` and `VECTOR_AND_STATE`.
+
+        Args:
+            vector, state: widths of the model's vectors and of its hidden states.
+        """
         known = {WHOLE_VECTOR: vector, VECTOR_AND_STATE: vector + state}
         return Vectors(known.get(self.width, self.width), self.wanted)
 

@@ -1,7 +1,7 @@
 """What a forward reads: labels, the most probable tokens or vectors, read by read.
 
-Reads of several requests stand one behind the other, each with its kind. `read` tells what one
-request asks, and in which order its answer has the values.
+Reads of several requests follow each other, each with its kind. Module `read` defines what one
+request asks for, and in which order its answer has the values.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Best(NamedTuple, Generic[Table]):
 
     Attributes:
         log_prob, token: of the most probable token, or of the one that was drawn; n is 1.
-        top_log_probs, top_tokens: of the `num_best - 1` most probable ones. Ids are exact below
-            2 ** 24.
+        top_log_probs, top_tokens: of the `num_best - 1` most probable ones. Ids are float32, too,
+            so they are exact below 2 ** 24.
     """
 
     log_prob: Table
@@ -38,7 +38,7 @@ class Best(NamedTuple, Generic[Table]):
 
     @classmethod
     def of(cls, table: Values) -> Best[Values]:
-        """Take apart ``[reads, 2 * num_best]``; all are empty where there are none."""
+        """Split a table ``[reads, 2 * num_best]``; all parts are empty if `num_best` is 0."""
         half = 1 + table.shape[1] // 2
         return Best(table[:, :1], table[:, 1:2], table[:, 2:half], table[:, half:])
 
@@ -48,22 +48,22 @@ def values_per_read(num_labels: int, num_best: int) -> int:
 
 
 def answer_order(lens: Int32Array, more: int) -> NDArray[np.int64]:
-    """Where the answer's values are if first come those of all labels, then all others.
+    """For every value of an answer, its index where all labels' values come before all others.
 
     Args:
-        lens: labels a read, ``[reads]``.
-        more: values a read besides.
+        lens: number of labels of each read, ``[reads]``.
+        more: number of other values of each read.
     """
     reads, labels = len(lens), int(lens.sum())
     order = np.full(labels + more * reads, -1)
-    # A label's place is its number, moved by the best tokens of the reads before its own.
+    # In the answer, a label follows all labels before it and the other values of earlier reads.
     order[np.arange(labels) + more * np.repeat(np.arange(reads), lens)] = np.arange(labels)
     order[order < 0] = np.arange(labels, len(order))
     return order
 
 
 class LabelKind(NamedTuple):
-    """What reads have in common that are read together; a number in arrays."""
+    """What reads must have in common to be read in one step; arrays hold it as `number`."""
 
     num_best: int
     normalised: bool
@@ -81,13 +81,13 @@ class LabelKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reads:
-    """What is asked at every read of a forward, or of a part of one.
+    """What is asked for at every read of a forward, or of a part of one.
 
     Attributes:
         label_ids: labels, read by read; int32; empty where vectors are read.
-        lens: labels, or numbers of the vector, a read; int32 ``[reads]``.
+        lens: how many labels each read has, or how many numbers its vector; int32 ``[reads]``.
         kinds: `LabelKind.number` of each read; int64 ``[reads]``.
-        sampling: of those behind which a token is drawn, in their order; None without any.
+        sampling: of the reads after which a token is drawn, in their order; None without any.
     """
 
     label_ids: Int32Array
@@ -97,7 +97,7 @@ class Reads:
 
     @classmethod
     def joined(cls, parts: Sequence[Reads]) -> Reads:
-        """All of at least one part, in order."""
+        """Concatenate at least one part, in order."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -119,7 +119,7 @@ class Reads:
 
     @property
     def value_lens(self) -> NDArray[np.int64]:
-        """int64 ``[reads]``: values a read."""
+        """Number of values of each read; int64 ``[reads]``."""
         return self.lens + 2 * (self.kinds // (2 * _DRAWS))
 
     @property
@@ -127,7 +127,7 @@ class Reads:
         return int(self.value_lens.sum())
 
     def by_kind(self) -> list[tuple[LabelKind, NDArray[np.bool_]]]:
-        """Every kind, and which reads are of it, bool ``[reads]``; without those of no value."""
+        """Every kind, and which reads are of it, bool ``[reads]``; reads without values in none."""
         asked = self.value_lens > 0
         numbers = sorted(set(self.kinds[asked].tolist()))
         return [(LabelKind.of(number), asked & (self.kinds == number)) for number in numbers]

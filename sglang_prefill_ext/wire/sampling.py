@@ -2,7 +2,7 @@
 
 ::
 
-    draws   one a row: temperature, top_p, min_p, top_k, seed, biases of its own
+    draws   one a row: temperature, top_p, min_p, top_k, seed, number of its biases
     biases  token and bias (added to its logit), those of row 0, of row 1, ...
 
 Parameters have SGLang's meaning, after it has filled in and checked them.
@@ -23,9 +23,9 @@ from sglang_prefill_ext.wire.arrays import places_of_ranges
 Records: TypeAlias = NDArray[np.void]
 
 WHOLE_VOCABULARY = 1 << 30
-"""`top_k` of who draws from all tokens; SGLang's `TOP_K_ALL`."""
+"""`top_k` of a row that draws from all tokens; SGLang's `TOP_K_ALL`."""
 
-# Double precision, so that SGLang gets the very numbers that it has read.
+# Double precision, so that SGLang's sampler gets exactly the numbers of the request.
 _DRAW = np.dtype(
     [
         ("temperature", "<f8"),
@@ -40,19 +40,20 @@ _BIAS = np.dtype([("token", "<i4"), ("value", "<f4")])
 
 
 class Draw(IntEnum):
-    """Ways to take a token, which SGLang's sampler computes differently.
+    """How a token is chosen; SGLang's sampler computes each of these in another way.
 
-    It does so for a batch as a whole. Kept apart, a draw does not depend on its company.
+    SGLang chooses one way for a whole batch. Here rows are sampled apart by kind, so that a draw
+    does not depend on the other rows.
     """
 
-    NONE = 0  # the read is no draw
+    NONE = 0  # no token is drawn at this read
     GREEDY = 1
     PLAIN = 2
     FILTERED = 3  # by top_k, top_p or min_p
 
 
 class Sampling:
-    """How a token is drawn behind each of some rows.
+    """How the next token of each of some rows is drawn.
 
     Raises:
         PackingError: the arrays contradict each other.
@@ -77,10 +78,10 @@ class Sampling:
         seed: int,
         biases: Mapping[int, float],
     ) -> Sampling:
-        """Of one row.
+        """The sampling of one row.
 
         Args:
-            biases: what is added to the logits of tokens; minus infinity forbids one.
+            biases: what is added to each token's logit; minus infinity forbids the token.
         """
         draw = (temperature, top_p, min_p, seed, top_k, len(biases))
         return cls(np.array([draw], dtype=_DRAW), np.array([*biases.items()], dtype=_BIAS))
@@ -90,7 +91,7 @@ class Sampling:
         """Read arrays without copying; they are read-only.
 
         Raises:
-            PackingError: they are torn, or contradict each other.
+            PackingError: the bytes are incomplete, or the arrays contradict each other.
         """
         if len(draws) % _DRAW.itemsize or len(biases) % _BIAS.itemsize:
             raise PackingError(f"draws of {len(draws)} and biases of {len(biases)} bytes are torn")
@@ -98,7 +99,7 @@ class Sampling:
 
     @classmethod
     def joined(cls, parts: Iterable[Sampling | None]) -> Sampling | None:
-        """Of the rows of all parts, in order; None where there are none."""
+        """The sampling of the rows of all parts, in order; None where no part has any."""
         known = [part for part in parts if part is not None]
         if not known:
             return None
@@ -111,7 +112,7 @@ class Sampling:
         return len(self.draws)
 
     def __getitem__(self, rows: Any) -> Sampling:
-        """Of some rows, in their order: a slice, numbers or a mask."""
+        """The sampling of some rows, which a slice, indices or a mask select."""
         draws, lens = self.draws[rows], self.draws["num_biases"].astype(np.int64)
         starts, counts = (np.cumsum(lens) - lens)[rows], lens[rows]
         return Sampling(draws, self.biases[places_of_ranges(starts, counts)])

@@ -1,4 +1,4 @@
-"""How a packed request can end, and what its caller sees of a bad end."""
+"""How a packed request can end, and how each failure is reported to its caller."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 class Status(StrEnum):
     """How a packed request ended.
 
-    A scheduler says all but the last two. Those come from what lies before it, for a front end in
-    another process.
+    A scheduler reports all but the last two. Only front ends in other processes get those, from
+    what lies between them and the scheduler.
     """
 
     OK = "ok"
     ABORTED = "aborted"  # the client left, or an operator aborted it
-    DECLINED = "declined"  # this model or server cannot pack it, for the `StockReason` told
-    FAILED = "failed"  # its forward raised, also when it ran alone; only this job is affected
+    DECLINED = "declined"  # this model or server cannot pack it; the message is a `StockReason`
+    FAILED = "failed"  # its forward raised, also when it ran alone; others are not affected
     REJECTED = "rejected"  # too much waits already; it can be sent again
     EXPIRED = "expired"  # its deadline cannot be met any more
-    NOT_FINITE = "not_finite"  # it is computed to NaN, also alone
-    NO_ROOM = "no_room"  # for its prefix between two forwards; the stock path can wait for it
+    NOT_FINITE = "not_finite"  # its values are NaN, also when it ran alone
+    NO_ROOM = "no_room"  # no KV slots to keep its prefix between forwards; the stock path can wait
     UNFIT = "unfit"  # one of its rows is too long for any forward
     UNREACHABLE = "unreachable"  # the engine has gone
-    UNKNOWN_ADAPTER = "unknown_adapter"  # the engine has none of the name that came with the rows
+    UNKNOWN_ADAPTER = "unknown_adapter"  # the engine has no adapter of the name in the request
 
 
 STOCK_ENDS = {
@@ -42,16 +42,19 @@ STOCK_ENDS = {
     Status.NO_ROOM: StockReason.NO_KV_ROOM,
     Status.UNFIT: StockReason.ROW_OVER_BUDGET,
 }
-"""After which the stock path can serve a request, and why, as after `Status.DECLINED`."""
+"""Ends after which the stock path serves the request, with the reason that is counted.
+
+It does so after `Status.DECLINED`, too, for the reason in the message.
+"""
 
 
 class BadEnd(NamedTuple):
-    """How a caller learns that there is no answer.
+    """How a request that ends without an answer is reported.
 
     Attributes:
-        http: status; 0 where the HTTP server is the engine's own process.
+        http: status; 0 for an end that does not occur in the engine's own HTTP server.
         grpc: name of the status code.
-        counted: as what the request is counted.
+        counted: the outcome that metrics count the request under.
     """
 
     status: Status
@@ -86,16 +89,18 @@ _BY_HTTP = {end.http: end for end in BAD_ENDS}
 
 
 def end_with(status: Status) -> BadEnd:
-    """Return the end of a status that is neither `Status.OK` nor left to the stock path."""
+    """Return the bad end of a status that is neither `Status.OK` nor left to the stock path."""
     return _BY_STATUS[status]
 
 
 def end_with_http(status: int) -> BadEnd:
-    """Return the end that HTTP tells so; an unknown one is a failure."""
+    """Return the bad end that has this HTTP status; any other status is a failure."""
     return _BY_HTTP.get(status, _FAILED)
 
 
 def end_by(error: PrefillExtError) -> BadEnd:
-    """Return the end of a request that raised; a defect, as rows that contradict each other, is a
-    failure."""
+    """Return the bad end of a request that raised this error.
+
+    An error that is none of theirs is a failure: a defect of ours, such as a `PackingError`.
+    """
     return next((end for end in BAD_ENDS if isinstance(error, end.error)), _FAILED)

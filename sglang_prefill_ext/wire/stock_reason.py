@@ -1,4 +1,4 @@
-"""Why SGLang serves a request itself."""
+"""The reasons why SGLang serves a request itself, as metrics and docs name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random LoRA adapters in PEFT's form, and models with one merged into their weights."""
+"""Makes random LoRA adapters in PEFT's form, and merges one into a model's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LORA_FLAGS = ("--enable-lora", "--lora-backend", "torch_native")
 _LINEAR = re.compile(r"\.(q|k|v|o|gate|up|down)_proj\.weight$")
 _MODULES = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 _SPREAD = 0.5
-"""Of what an adapter adds to a linear map's output, whose own is about one: it shows."""
+"""Size of what an adapter adds to a linear map's output, which is about one: large enough to show.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Adapter:
     """An adapter of every linear map of a model's layers.
 
     Attributes:
-        name: what requests call it.
+        name: by which requests choose it.
         path: its directory.
     """
 
@@ -39,12 +40,12 @@ class Adapter:
 
     @property
     def named_path(self) -> str:
-        """As ``--lora-paths`` takes it."""
+        """Name and path in the form of ``--lora-paths``."""
         return f"{self.name}={self.path}"
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of a server with this adapter alone."""
+        """Flags of a server with only this adapter."""
         return (*LORA_FLAGS, "--lora-paths", self.named_path)
 
     def merge_into(self, model: torch.nn.Module) -> None:
@@ -85,7 +86,7 @@ def make_adapter(name: str, model: Path, directory: Path, *, rank: int, seed: in
 
 
 def unload(client: Client, name: str) -> httpx.Response:
-    """Have an adapter unloaded; answered once no request uses it."""
+    """Have an adapter unloaded; the server answers once no request uses it."""
     return client.post("/unload_lora_adapter", {"lora_name": name})
 
 

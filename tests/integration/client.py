@@ -1,4 +1,4 @@
-"""What the tests say to a running server, and what they ask it."""
+"""The tests' client of a running server, and the bodies of its requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = [5, 9, 17, 4_000]
 OPT_OUT = {"x-prefill-only": "off"}
 
 _PATIENCE_S = 300.0
-"""For what comes by itself; another test, or the machine, may have the processor for seconds."""
+"""Limit for what happens by itself; another test may keep the processor busy for seconds."""
 
 
 def random_ids(rng: random.Random, length: int) -> list[int]:
@@ -47,8 +47,8 @@ class Client:
     """Talks to one server; may be shared by threads."""
 
     def __init__(self, base_url: str, timeout_s: float = 180.0) -> None:
-        # The server drops connections that were idle for 5 s: one used just then fails its test,
-        # and either side may stand still for seconds before it knows.
+        # The server drops connections that were idle for 5 s; a request sent just then would fail.
+        # The margin is large, as either side may be stopped for seconds.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
         self.http = httpx.Client(base_url=base_url, timeout=timeout_s, limits=limits)
         self._schedulers = 1
@@ -79,9 +79,10 @@ class Client:
         return status
 
     def whole_status(self) -> Json:
-        """The status with all schedulers, as many as were ever seen.
+        """The status with all schedulers: as many as were ever seen.
 
-        On a busy machine, or in a long forward, one may answer too late and is left out.
+        It is asked for until it has them all, because a scheduler that answers too late, on a busy
+        machine or in a long forward, is left out.
         """
         status: Json = {}
 
@@ -115,7 +116,7 @@ class Client:
             assert response.status_code == 200, response.text
             answer.update(response.json())
             assert answer["action"] == action
-            return bool(answer["complete"])  # on a busy machine one may answer too late
+            return bool(answer["complete"])  # on a busy machine a process may answer too late
 
         wait_until(all_have_acted)
         reports: list[Json] = answer["processes"]
@@ -123,7 +124,7 @@ class Client:
 
     @contextmanager
     def counting(self) -> Iterator[Counter[str]]:
-        """Fill the yielded counter, on leaving, with what moved meanwhile."""
+        """Fill the yielded counter, on leaving, with how much each counter has moved meanwhile."""
         moved: Counter[str] = Counter()
         before = self.counters()
         yield moved
@@ -131,16 +132,16 @@ class Client:
         moved.update({name: after[name] - before[name] for name in after - before})
 
     def memory(self) -> Json:
-        """What SGLang's pools can give, once packed work is done.
+        """What SGLang's pools have free or can free, once packed work is done.
 
-        The prefix cache is not emptied, since that would fill the pools again whatever was lost.
+        The prefix cache is not emptied, because that would reset the pools and hide leaks.
         """
         self.wait_idle()
         (totals,) = pool_totals(self.whole_status())
         return totals
 
     def assert_memory_returns_to(self, before: Json) -> None:
-        """SGLang gives back what a request held a little after its answer."""
+        """Wait until memory is as `before`: SGLang frees a request's a little after its answer."""
         deadline = time.monotonic() + _PATIENCE_S
         while (now := self.memory()) != before:
             assert time.monotonic() < deadline, f"{now} instead of {before}"

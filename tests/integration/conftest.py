@@ -1,4 +1,4 @@
-"""A client of the shared server, and the model behind it as a reference."""
+"""Fixtures: a client of the shared server, its model as a reference, a port, a thread pool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reference(model_dir: Callable[[str], Path]) -> Reference:
 
 @pytest.fixture(scope="module")
 def grpc_port() -> int:
-    """For the routers of a module, drawn right before they start."""
+    """A port for the routers of a module, chosen right before they start."""
     return free_port()
 
 
@@ -38,6 +38,6 @@ def pool(client: Client) -> Iterator[ThreadPoolExecutor]:
     """Threads for requests that the test does not wait for at once."""
     pool = ThreadPoolExecutor(max_workers=16)
     yield pool
-    # A test that failed while generation was paused would wait for its requests for ever.
+    # If a test failed while generation was paused, its requests would never end.
     client.post("/continue_generation", {})
     pool.shutdown()

@@ -37,10 +37,10 @@ Prompt = tuple[list[int], list[int]]
 
 
 def encoder_report(runner: Any, directory: str, packed: Callable[..., Any]) -> dict[str, Any]:
-    """Vectors of the prompts of `SHAPES`, ``[prompts, width]``.
+    """Vectors of the prompts of `SHAPES`, ``[prompts, width]``, by each way to compute them.
 
     Args:
-        packed: runs whole rows with so many tokens a forward.
+        packed: runs whole rows with a given number of tokens a forward.
     """
     config = AutoConfig.from_pretrained(directory)
     model = SglangEncoder(runner, None)
@@ -64,7 +64,7 @@ def encoder_report(runner: Any, directory: str, packed: Callable[..., Any]) -> d
 
 
 def _prompts(shape: tuple[int, tuple[int, ...]], config: Any) -> list[Prompt]:
-    """Some with a second text, where the model tells it from the first."""
+    """Random prompts; some have a second text, if the model distinguishes it from the first."""
     rng = random.Random(sum(shape[1]))
 
     def tokens(count: int) -> list[int]:
@@ -95,7 +95,7 @@ def _packed_rows(
 
 
 def _refused(model: SglangEncoder, rows: PackedRows) -> str:
-    """The error of embeddings in the place of tokens."""
+    """The error that the model raises for embeddings in place of tokens."""
     tokens = rows.tokens.copy()
     tokens[0] = -1
     odd = replace(rows, tokens=tokens, overrides=np.zeros((1, 128), np.float32))

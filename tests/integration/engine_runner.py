@@ -30,7 +30,7 @@ def refusal(model: str, **kwargs: Any) -> str:
 
 
 def living_children() -> list[str]:
-    """Names of the processes below this one; what has ended and was not waited for is none."""
+    """Names of this process's living descendants, without zombies."""
     children = psutil.Process().children(recursive=True)
     return [p.name() for p in children if p.status() != psutil.STATUS_ZOMBIE]
 
@@ -48,7 +48,7 @@ def raised(call: Any) -> str:
 
 
 def with_tensors(body: dict[str, Any]) -> dict[str, Any]:
-    """Embeddings as a program has them: in the dtype of some model, not as lists."""
+    """Turn a body's embeddings into tensors, as a program has them, in the dtype of some model."""
     stacked = body.get("stacked_query_item_embed_overrides")
     if stacked is None:
         return body
@@ -57,7 +57,7 @@ def with_tensors(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def another_engine(model: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    """What an engine answers that is made after another one, in a process that knows HTTP."""
+    """The answers of an engine that is made after another one, with SGLang's HTTP module loaded."""
     engine = sglang.Engine(model_path=model, enable_prefill_only=True, **CPU)
     try:
         scores = [plain(engine.score(**body)) for body in bodies]
@@ -68,7 +68,7 @@ def another_engine(model: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    # An engine puts routes into the application, which the one after it has to take over.
+    # An engine adds routes to the application; the engine after it has to replace them.
     importlib.import_module("sglang.srt.entrypoints.http_server")
     model, out = sys.argv[1], Path(sys.argv[2])
     bodies = [with_tensors(body) for body in json.loads(Path(sys.argv[3]).read_text())]

@@ -1,9 +1,9 @@
-"""Run one workload through the packed path, stock prefill and Hugging Face; write all numbers.
+"""Runs one workload through the packed path, stock prefill and Hugging Face; writes all numbers.
 
-``family_runner.py OUT MODEL_DIR...`` writes ``OUT/<directory name>.json`` for every model, all in
-float32. With ``bfloat16:MODEL_DIR`` only Hugging Face is, and ``-bfloat16`` joins the file's name.
-Run as a script: SGLang's state is one a process, so each model gets a child. The children are
-forked after the imports, which take most of the time.
+``family_runner.py OUT MODEL_DIR...`` writes ``OUT/<directory name>.json`` for every model, with all
+three in float32. For ``bfloat16:MODEL_DIR`` only Hugging Face is in float32, and the file's name
+ends with ``-bfloat16``. It runs as a script, because SGLang's state is one for a process, and each
+model gets a child process. The children are forked after the imports, which take most of the time.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ ARGS = (
 )
 HALF = "bfloat16:"
 BUDGETS = {"one_forward": 16_384, "small_budget": 64}
-"""Tokens of one forward; the small one makes prefix chunks and a held prefix necessary."""
+"""Tokens of one forward; with the small one, prefixes are computed in chunks and held."""
 SHAPES = ((40, 2, 8), (7, 50, 5), (150, 9, 12), (0, 20, 4), (33, 4, 1))
 """Query tokens, most tokens of an item, items."""
 READOUT_BYTES = 3 * 4 * VOCABULARY  # three rows a read-out chunk
 GPU_ONLY = {"GptOssForCausalLM"}
-"""Without a GPU SGLang has neither the sinks nor the experts of these."""
+"""Models whose attention sinks and experts SGLang computes only on a GPU."""
 SGLANGS_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
-"""Architectures that Hugging Face writes in another way than SGLang reads, as Microsoft did."""
+"""Architectures whose name Hugging Face writes in another way than Microsoft, and so SGLang."""
 ONE_TOKEN_LONGER = {"cohere2", "cohere2_moe", "exaone_moe"}
-"""Models of whose windows SGLang 0.5.23 reads that a token sees so many before its own."""
+"""Models whose window SGLang 0.5.23 takes as the number of tokens before a token, not with it."""
 UNSUPPORTED_LAYERS = {
     "logit_soft_cap": {"logit_cap": 50.0, "logit_capping_method": "other"},
     "cross_attention": {"attn_type": AttentionType.ENCODER_ONLY},
@@ -127,7 +127,7 @@ def load_runner(directory: str, dtype: str) -> tuple[Any, Any]:
 
 
 class FirstSlots:
-    """Room in a pool of which nobody else has any."""
+    """Room in a pool that nobody else uses."""
 
     capacity = 1024
 
@@ -156,7 +156,7 @@ def packed(model: SglangModel, rows: PackedRows, max_tokens: int) -> dict[str, A
 
 
 def overridden(runner: Any, rows: PackedRows) -> PackedRows:
-    """The same rows; every third token comes as the model's own embedding of it."""
+    """The same rows, with every third token replaced by the model's own embedding of it."""
     tokens = rows.tokens.copy()
     embeds = runner.model.model.embed_tokens(torch.from_numpy(tokens[::3]))
     overrides, tokens[::3] = distinct_overrides(embeds.float().numpy())
@@ -199,7 +199,7 @@ def pools(runner: Any) -> dict[str, Any]:
     return {
         "kv_slots": runner.token_to_kv_pool_allocator.available_size(),
         "request_rows": runner.req_to_token_pool.available_size(),
-        "kv_buffers": [  # but for the slots that `packed` takes, and the one that is nobody's
+        "kv_buffers": [  # without the slots that `packed` takes, and without the unused slot 0
             buffer[1 + FirstSlots.capacity :].clone()
             for part in parts
             for buffer in (*part.k_buffer, *part.v_buffer)
@@ -221,7 +221,7 @@ def declined(runner: Any, **changes: bool) -> str | None:
 
 
 def declined_if_changed(runner: Any) -> dict[str, str | None]:
-    """The reason for this model, were its last layer or the server of an unsupported kind."""
+    """Why this model would be declined with each unsupported kind of last layer, or of server."""
     layer = [m for m in runner.model.modules() if isinstance(m, RadixAttention)][-1]
     reasons = {}
     for name, changes in UNSUPPORTED_LAYERS.items():
@@ -279,7 +279,7 @@ def numbers(runner: Any, tokenizer: Any, directory: str) -> dict[str, Any]:
 
 
 def borrow_experts(model: Any, reference: Any) -> None:
-    """Have Hugging Face's experts run, in place of SGLang's, which do so on a GPU only."""
+    """Replace SGLang's experts, which run only on a GPU, by Hugging Face's."""
     for layer, other in zip(model.model.layers, reference.model.layers, strict=True):
         layer.mlp.forward = partial(_first_of, other.mlp)
 
@@ -341,7 +341,7 @@ def experts_in_torch(
     topk_output: Any,
     moe_runner_config: Any,
 ) -> torch.Tensor:
-    """SGLang's `fused_moe`, which needs a GPU."""
+    """Stands in for SGLang's `fused_moe`, which needs a GPU."""
     out = torch.zeros_like(hidden)
     for expert, (up_and_gate, down) in enumerate(zip(w1, w2, strict=True)):
         tokens, places = torch.where(topk_output.topk_ids == expert)
@@ -359,11 +359,11 @@ def norms_in_torch(
 
 
 def without_a_gpu() -> None:
-    """Have SGLang's models run here that would fail."""
-    ernie4._is_cpu = True  # as on SGLang's own CPU platform; else its router fails
+    """Change SGLang's models that would fail without a GPU, so that they run."""
+    ernie4._is_cpu = True  # as on SGLang's own CPU platform; otherwise its router fails
     afmoe.fused_moe = experts_in_torch
     minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = norms_in_torch
-    # As the patch table has it in a server.
+    # In a server the patch table does this.
     logits = LogitsProcessor._get_logits
     LogitsProcessor._get_logits = lambda *args, **kwargs: capped_on_host(logits, *args, **kwargs)
 
@@ -386,7 +386,7 @@ def report(directory: str, dtype: str, out: Path) -> None:
 
 def main() -> None:
     out, *models = sys.argv[1:]
-    importlib.import_module("sglang.srt.models.registry")  # of all models: each child would
+    importlib.import_module("sglang.srt.models.registry")  # else each child would import all models
     context = multiprocessing.get_context("fork")
     for model in models:
         half, directory = model.startswith(HALF), model.removeprefix(HALF)

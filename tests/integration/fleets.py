@@ -1,4 +1,4 @@
-"""Routers of a fleet, and what they say of their engines."""
+"""Runs routers of a fleet for tests, and reads what they report of their engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Routers(NamedTuple):
         return fleet_counts(self.client)
 
     def wait_up(self, *urls: str) -> None:
-        """Wait until exactly these get work."""
+        """Wait until exactly these engines are up."""
 
         def up() -> bool:
             return {url for url, health in self.replicas().items() if health == "up"} == {*urls}
@@ -34,7 +34,7 @@ class Routers(NamedTuple):
 
 
 def fleet_counts(client: Client) -> dict[str, int]:
-    """What the routers have counted; counters that nothing has moved yet are left out."""
+    """The routers' counters, without those that are still 0."""
     counts: dict[str, int] = client.status()["counters"]["fleet"]
     return counts
 
@@ -42,8 +42,9 @@ def fleet_counts(client: Client) -> dict[str, int]:
 def wait_divided(client: Client, ask: Callable[[], object]) -> None:
     """Ask until a lone request is divided.
 
-    On a busy machine an engine may seem to stand still, or to be slow since its start. So several
-    are asked at the same time after a lone one: all engines answer, which measures them again.
+    On a busy machine an engine may seem stopped, or may have been measured as slow at its start. So
+    after each lone request several are sent at the same time: all engines answer, which measures
+    their speeds again.
     """
 
     def divided() -> bool:

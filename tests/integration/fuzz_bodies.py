@@ -1,6 +1,6 @@
-"""Bodies that both paths of a server should answer alike, for every route: what hypothesis draws.
+"""Hypothesis strategies for bodies of every route that both paths should answer alike.
 
-All are right as a client would send them; `fuzz_spoiling` makes wrong ones of them.
+All bodies are valid; `fuzz_spoiling` makes invalid ones of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEXTS = st.sampled_from(
 
 
 def _optional(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
-    """Some of these fields."""
+    """A strategy for any subset of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -67,7 +67,7 @@ def _score(draw: st.DrawFn) -> Json:
 
 @st.composite
 def _array_score(draw: st.DrawFn) -> Json:
-    """With the ids as arrays, which both paths read."""
+    """Scoring bodies with ids as base64 arrays, which both paths read."""
     items = draw(st.lists(_PROMPTS, min_size=1, max_size=4))
     values = [token for item in items for token in item]
     return {
@@ -86,7 +86,7 @@ def _base64(array: NDArray[Any]) -> str:
 
 @st.composite
 def _overridden_score(draw: st.DrawFn) -> Json:
-    """With embeddings in place of some tokens."""
+    """Scoring bodies with embeddings in place of some tokens."""
     items = draw(st.lists(_PROMPTS, min_size=1, max_size=3))
     marked = [[*(token for token in item if token != PLACEHOLDER), PLACEHOLDER] for item in items]
     vectors = embeds(draw(st.integers(0, 9)), len(items), 1)

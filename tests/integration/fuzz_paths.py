@@ -1,4 +1,4 @@
-"""One body down both paths of a server: the same status, fields, numbers and errors."""
+"""Sends one body down both paths of a server, and compares status, fields, numbers and errors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _JSON = {"content-type": "application/json"}
 _RANDOM = re.compile(
     r"\b[0-9a-f]{32}\b|0x[0-9a-f]+|\(field `[^`]*`\)|[a-z_]*embed_overrides[][0-9]*:"
 )
-"""In the words of an error: names of requests, addresses, and what this path calls its input."""
+"""Parts of error messages that may differ: ids of requests, addresses, and names of the input."""
 
 TIMES = {
     *("queue_time", "forward_entry_time", "prefill_finished_time", "storage_prefetch_wait"),
     *("storage_staging_wait", "first_token_latency", "decode_throughput", "request_received_ts"),
     *("api_server_dispatch_finish_ts", "request_finished_ts"),
 }
-"""With --enable-metrics; prompts that become vectors lack some on the packed path."""
+"""Times in answers with --enable-metrics; on the packed path, those for vectors lack some."""
 
 _RERANK = "/v1/rerank"
 
@@ -40,7 +40,7 @@ _GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 _CUT = (httpx.ReadError, httpx.RemoteProtocolError)
 
 _TIES_FROM = 100
-"""Of more best tokens some are as probable as the next one, up to the last bits."""
+"""Among more best tokens than this, some are equally probable, up to the last bits."""
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
@@ -49,7 +49,7 @@ def fuzz(client: Client, path: str, bodies: st.SearchStrategy[Json], examples: i
     """Send right and wrong bodies down both paths of a server, which must not lose memory.
 
     Args:
-        examples: how many, the same ones in every run; FUZZ_EXAMPLES asks for so many new ones.
+        examples: how many, the same in every run; FUZZ_EXAMPLES asks for so many new ones instead.
     """
 
     @settings(max_examples=EXAMPLES or examples, derandomize=not EXAMPLES, database=None)
@@ -79,11 +79,11 @@ def assert_answered_alike(client: Client, path: str, body: str) -> None:
 
 
 def _answer(http: httpx.Client, path: str, body: str, headers: Json) -> tuple[int, str, Any]:
-    """Status, type and content; a stream is the list of its events.
+    """Status, content type and content; the content of a stream is the list of its events.
 
-    An error that SGLang does not expect ends the connection, too, maybe before the answer is read,
-    and maybe once the next request is on its way: that one is sent again, on a connection of its
-    own.
+    After an error that SGLang does not expect, it also closes the connection. That may happen
+    before the answer is read, or only when the next request is on its way. So a request whose
+    connection breaks is sent again, on a new one; if that breaks, too, it counts as HTTP 500.
     """
     asked: Json = {"content": body.encode(), "headers": _JSON | headers}
     try:
@@ -96,7 +96,7 @@ def _answer(http: httpx.Client, path: str, body: str, headers: Json) -> tuple[in
         return 500, "text/plain; charset=utf-8", "Internal Server Error"
     kind = reply.headers.get("content-type", "")
     if kind.startswith("text/event-stream"):
-        # Not `splitlines`, for which a token can be the end of a line.
+        # Not `splitlines`: some tokens are characters at which it splits.
         lines = (line.removeprefix("data: ") for line in reply.text.split("\n") if line)
         events = [_read(line) for line in lines]
         return reply.status_code, kind, sorted(events, key=_prompt_of)
@@ -104,7 +104,7 @@ def _answer(http: httpx.Client, path: str, body: str, headers: Json) -> tuple[in
 
 
 def _prompt_of(event: Any) -> int:
-    """The number of the prompt that an event is about; those of several come in any order."""
+    """The index of an event's prompt, to sort by: events of several prompts come in any order."""
     if not isinstance(event, dict):
         return sys.maxsize
     choices = event.get("choices") or [event]
@@ -120,10 +120,10 @@ def _read(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without what differs from call to call, and vectors in base64 as their numbers.
+    """Remove what differs from call to call, and decode vectors from base64.
 
-    Best tokens, `[log-prob, id, text]` each or by text, are put in the order of their ids or texts
-    if they are many.
+    If there are many best tokens (`[log-prob, id, text]` each, or by text), they are sorted by id
+    or text.
     """
     if isinstance(value, list):
         if len(value) > _TIES_FROM and all(map(_is_best, value)):
@@ -150,9 +150,10 @@ def _is_best_of_chat(value: Any) -> bool:
 
 
 def _is_exact(path: str, body: str) -> bool:
-    """Whether the answer is given by the body: one token at most, the most probable one.
+    """Whether a body determines its answer up to the tolerance.
 
-    With a temperature next to zero, differences in the last bits show.
+    A generation must take at most one token, the most probable one. Other calls must not have a
+    temperature close to zero, which magnifies differences in the last bits.
     """
     fields = json.loads(body)
     if path == _RERANK:
@@ -170,12 +171,12 @@ def _is_exact(path: str, body: str) -> bool:
 
 
 def _outline(value: Any) -> Any:
-    """What is the same whatever tokens are generated."""
+    """The parts of an answer that do not depend on the generated tokens: fields and types."""
     return sorted(value) if isinstance(value, dict) else type(value).__name__
 
 
 def _order(value: Any) -> Any:
-    """The names of fields in the order in which they come, at every depth."""
+    """The names of fields in their order, at every depth."""
     if isinstance(value, dict):
         return [(name, name in VOLATILE or _order(each)) for name, each in value.items()]
     return [_order(each) for each in value] if isinstance(value, list) else None

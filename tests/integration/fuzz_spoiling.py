@@ -1,4 +1,4 @@
-"""Bodies that something is wrong with, made of right ones, and the JSON that is sent of them."""
+"""Makes invalid bodies of valid ones, and the JSON to send for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.client import VOCABULARY, Json
 
 
 class Raw(str):
-    """JSON that is sent as it is."""
+    """A piece of JSON text that is sent unchanged."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ def spoilt(draw: st.DrawFn, bodies: st.SearchStrategy[Json]) -> str:
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
         _spoil(draw, body)
     text = encoded(body)
-    if draw(st.integers(0, 15)) == 0:  # a field comes twice; which of the two counts?
+    if draw(st.integers(0, 15)) == 0:  # a field comes twice: both paths must take the same one
         name = draw(st.sampled_from(sorted(body) or ["a"]))
         again = encoded({name: body.get(name) if draw(st.booleans()) else draw(_odd(name))})
         text = text[:-1] + "," + again[1:] if body else again
@@ -87,7 +87,7 @@ def spoilt(draw: st.DrawFn, bodies: st.SearchStrategy[Json]) -> str:
 
 
 def encoded(value: Any) -> str:
-    """JSON with what is `Raw` as it is."""
+    """The JSON of a value, with `Raw` parts unchanged."""
     if isinstance(value, Raw):
         return str(value)
     if isinstance(value, dict):
@@ -135,7 +135,7 @@ def _retyped(value: Any) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every field and element, however deep, with what holds it; vectors only as a whole."""
+    """Every field and element at any depth, as its container and key; vectors only as a whole."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in list(pairs):
         yield value, key

@@ -1,4 +1,4 @@
-"""Generation while packed requests are served."""
+"""Checks that generation and packed requests do not disturb each other."""
 
 from __future__ import annotations
 

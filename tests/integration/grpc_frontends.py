@@ -1,4 +1,4 @@
-"""gRPC front ends of a running engine, started as a user would start them."""
+"""Starts gRPC front ends of a running engine as a user would, and makes their requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.integration.own_server import LOGS
 SERVICE = "prefill_ext.v1.Prefill"
 
 _GRACE_S = 120
-"""More than front ends leave to calls under way, on a busy machine."""
+"""Limit for front ends to end: more than they give to calls under way, for a busy machine."""
 
 
 class FrontEnds(NamedTuple):
@@ -49,7 +49,7 @@ def front_ends(attach: Path, name: str, *flags: str) -> Iterator[FrontEnds]:
 
 
 def health(channel: grpc.Channel, service: str = SERVICE) -> str:
-    """What the health service says; NOTHING where nobody answers."""
+    """The health service's answer; NOTHING if there is none."""
     stub = health_pb2_grpc.HealthStub(channel)
     try:
         reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
@@ -81,7 +81,7 @@ def int32_rows(rows: Sequence[Sequence[int]]) -> pb.Int32Rows:
 
 
 def request_of(body: Json, **fields: Any) -> pb.ScoreRequest:
-    """The request that asks for what a /v1/score body asks for."""
+    """Translate a body of /v1/score into a gRPC request."""
     body = body | fields
     request = pb.ScoreRequest(
         apply_softmax=body.get("apply_softmax", False),

@@ -1,4 +1,4 @@
-"""Requests of clients that want a server's memory, its event loop, or other clients' answers."""
+"""Requests that attack a server's memory, its event loop, or other clients' requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.client import VOCABULARY, Json
 from tests.integration.override_bodies import HIDDEN, PLACEHOLDER
 
 MOST_ITEMS = 400
-"""Of the shared server."""
+"""The limit of the shared server."""
 
 REFUSED = frozenset({400})
 TYPED = {"content-type": "application/json"}
@@ -31,7 +31,7 @@ class Hostile(NamedTuple):
 
 
 def requests() -> Iterator[Hostile]:
-    """All of them; each is made when its turn comes, as some are large."""
+    """Yield all requests; each is made only when it is needed, because some are large."""
     yield from _of_sizes()
     yield from _of_arrays()
     yield from _of_overrides()
@@ -64,7 +64,7 @@ def _rows(values: Any, counts: Any) -> Json:
 
 
 def _of_sizes() -> Iterator[Hostile]:
-    """Little that becomes much."""
+    """Small bodies that would become large requests."""
     items = [[7]] * MOST_ITEMS
     for first in (True, False):
         more = {"item_first": first}
@@ -169,7 +169,7 @@ def _of_overrides() -> Iterator[Hostile]:
 
 
 def _of_answers() -> Iterator[Hostile]:
-    """A small question with a large answer."""
+    """Small requests with large answers."""
     labels = list(range(VOCABULARY - 200))
     yield _score("labels of all items", 200, 400, items=[[7]] * 100, label_token_ids=labels)
     reading = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True}
@@ -190,7 +190,7 @@ def _of_answers() -> Iterator[Hostile]:
 
 
 def _of_names() -> Iterator[Hostile]:
-    """Names with which those of others begin."""
+    """Ids that are prefixes of other clients' request ids."""
     for rid in ("p", "pack", "packed-", "packed-1", "", "prefill-only_", "\n"):
         yield _hostile(f"abort {rid!r}", "/abort_request", {"rid": rid}, 200, 400)
     one = {"sampling_params": {"max_new_tokens": 1, "temperature": 0}, "input_ids": [5, 6]}

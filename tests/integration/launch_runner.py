@@ -1,8 +1,9 @@
-"""Start servers up to the point where they are refused; ``launch_runner.py CASES OUT``.
+"""Starts servers up to the point where they are refused; ``launch_runner.py CASES OUT``.
 
-Both files hold JSON by name of the case. A case has ``argv`` and may have ``env``, ``changed``
-(dotted name of a function of SGLang that is replaced by a different one) and ``parse_only``.
-Run as a script; each case is a child forked after the imports, which take most of the time.
+Both files are JSON, with an entry for each case by name. A case has ``argv`` and may have ``env``,
+``changed`` (dotted name of a function of SGLang that is replaced by a different one) and
+``parse_only``. It runs as a script; each case is a child that is forked after the imports, which
+take most of the time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ROLES = ("scheduler", "tokenizer_manager", "data_parallel_controller")
 
 
 def other(self: Any, something_else: Any) -> Any:
-    """In place of a function of SGLang; takes and does something else."""
+    """Replaces a function of SGLang by one with another signature and body."""
     return self, something_else
 
 

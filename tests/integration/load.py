@@ -1,4 +1,4 @@
-"""Packed requests that keep coming while a test does something else."""
+"""Keeps packed requests under way while a test does something else."""
 
 from __future__ import annotations
 

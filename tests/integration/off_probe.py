@@ -1,4 +1,4 @@
-"""Load the plugins, parse arguments without the flag, and print as JSON what changed.
+"""Loads the plugins, parses arguments without the flag, and prints as JSON what changed.
 
 Run as a script: the process must not have been patched before.
 """

@@ -1,4 +1,4 @@
-"""Servers and processes that one test module has for itself."""
+"""Starts servers and processes for one test module alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.client import Client
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / ".cache" / "logs"
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-"""One core for each of two ranks; without it SGLang wants one NUMA node a rank."""
+"""One core for each of two ranks; without this SGLang needs a NUMA node for each rank."""
 
 _PROCESS_TIMEOUT_S = 1200
 
@@ -42,9 +42,9 @@ def serving(
     env: Mapping[str, str] | None = None,
     kind: type[LocalServer] = ForkedServer,
 ) -> Iterator[Serving]:
-    """A server of one's own and its client; the log is ``.cache/logs/<name>.log``.
+    """A server for the caller alone and its client; the log is ``.cache/logs/<name>.log``.
 
-    It sleeps while it is idle: its schedulers would take a core each from the other tests.
+    It sleeps while it is idle, because each of its schedulers would otherwise keep a core busy.
     """
     log = LOGS / f"{name}.log"
     flags = ("--sleep-on-idle", *flags)
@@ -71,7 +71,7 @@ def run_python(
 def run_forked(
     command: Sequence[str], env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m MODULE`` or ``-c CODE`` to its end, where SGLang is imported already."""
+    """Run ``python -m MODULE`` or ``-c CODE`` to its end, forked after SGLang was imported."""
     how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with Popen(command, cwd=ROOT, env=server_env(env), **how) as process:
         output, errors = process.communicate(timeout=_PROCESS_TIMEOUT_S)

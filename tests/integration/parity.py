@@ -1,4 +1,4 @@
-"""Both paths of one server side by side."""
+"""Compares the answers of both paths of one server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def assert_paths_agree(client: Client, body: Json, *, path: str = "/v1/score") -
 
 
 def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any:
-    """The packed answer, which is stock's; the packed path must have been taken."""
+    """Return the packed answer, which must equal stock's; the packed path must have been taken."""
     with client.counting() as moved:
         packed = client.post(path, body)
         assert packed.status_code == 200, packed.text
@@ -44,7 +44,8 @@ def both(client: Client, path: str, body: Json, packed_requests: int = 1) -> Any
 
 
 def assert_same(found: Any, wanted: Any, where: str = "") -> None:
-    """Equal up to the tolerance for numbers, and up to what differs from call to call."""
+    """Assert that values are equal, apart from what differs from call to call, and numbers within
+    the tolerance."""
     said = difference(found, wanted, where)
     assert not said, said
 
@@ -65,7 +66,7 @@ def assert_same_ranking(found: list[Json], wanted: list[Json]) -> None:
 
 
 def assert_same_response(found: httpx.Response, wanted: httpx.Response) -> None:
-    """The same answer up to the tolerance, or the same error byte for byte."""
+    """Assert that both are the same answer up to the tolerance, or the same error byte by byte."""
     assert found.status_code == wanted.status_code, (found.text, wanted.text)
     if found.status_code == 200:
         assert_same(found.json(), wanted.json())
@@ -74,7 +75,8 @@ def assert_same_response(found: httpx.Response, wanted: httpx.Response) -> None:
 
 
 def assert_tokens_agree(client: Client, seed: int) -> None:
-    """Log-probs of two prompts that begin alike, and their next tokens: packed as by stock."""
+    """Assert that both paths give the same log-probs and next tokens of two prompts that begin
+    alike."""
     rng = random.Random(seed)
     beginning = random_ids(rng, 50)
     body = {
@@ -90,9 +92,9 @@ def assert_tokens_agree(client: Client, seed: int) -> None:
 
 
 def assert_same_answer(found: Json, wanted: Json) -> None:
-    """Numbers within the tolerance, the same order of items, everything else equal.
+    """Assert that numbers agree within the tolerance, items have the same order, all else is equal.
 
-    Also of one request sent twice: its company in a forward changes the last bits.
+    Also for one request that is sent twice: other requests in its forward change the last bits.
     """
     numbers = {"scores", "token_logprobs"}
     assert {k: found[k] for k in found.keys() - numbers} == {
@@ -103,13 +105,13 @@ def assert_same_answer(found: Json, wanted: Json) -> None:
 
 
 def assert_same_answers(found: Iterable[Json], wanted: Iterable[Json]) -> None:
-    """`assert_same_answer` of each pair; equally many of both."""
+    """`assert_same_answer` for each pair; there must be equally many of both."""
     for one, other in zip(found, wanted, strict=True):
         assert_same_answer(one, other)
 
 
 def assert_same_ranks(values: NDArray[np.float64], wanted: NDArray[np.float64]) -> None:
-    """No two items further apart than the tolerance change places; both ``[items]``."""
+    """Assert that no two items that differ by more than the tolerance swap ranks; ``[items]``."""
     gaps = wanted[:, None] - wanted[None, :]
     apart = np.abs(gaps) > TOLERANCE
     found = values[:, None] - values[None, :]

@@ -1,4 +1,4 @@
-"""The processes of a running server, from the outside."""
+"""Finds, stops and times the processes of a running server from the outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.integration.in_servers.sitecustomize import UNTIL_WOKEN_S, asleep
 
 _SENT_S = 300.0
 _TURNS = 20
-"""Requests that the front end answers by itself while it passes on some that came before."""
+"""Requests that the front end answers by itself; by then it has passed on those sent before."""
 
 
 def scheduler_pid(server: LocalServer) -> int:
@@ -49,10 +49,10 @@ def threads(pid: int) -> int:
 
 
 def stop(pid: int) -> None:
-    """Let a process stand still, but not while it holds a lock.
+    """Stop a process (SIGSTOP), but not while it holds a file lock.
 
-    SGLang's schedulers lock a file whenever they publish their load; whoever reads it would stand
-    still, too, until that process goes on.
+    SGLang's schedulers lock a file while they publish their load. A process that reads it would
+    wait until the stopped process goes on.
     """
     while True:
         os.kill(pid, signal.SIGSTOP)
@@ -65,7 +65,7 @@ def stop(pid: int) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that stands still meanwhile, with its messages waiting for it; it may be killed."""
+    """Stop a process meanwhile; messages to it wait. It may be killed meanwhile, too."""
     stop(pid)
     try:
         yield
@@ -76,7 +76,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def schedulers_stopped(server: LocalServer) -> Iterator[None]:
-    """All schedulers stand still meanwhile, however many there are."""
+    """Stop all schedulers meanwhile, however many there are."""
     with ExitStack() as still:
         for pid in scheduler_pids(server):
             still.enter_context(stopped(pid))
@@ -93,8 +93,8 @@ def held_back(
 ) -> Iterator[list[Future[httpx.Response]]]:
     """Send packed requests while the scheduler sleeps in a stock batch, until the block is left.
 
-    What is `sent` within the block reaches the scheduler together with these requests and after
-    them, before it runs any, so the outcome does not depend on the speed of the machine.
+    Requests that are `sent` within the block reach the scheduler together with these and after
+    them, before it runs any. So the outcome does not depend on the speed of the machine.
     """
     with _sleeping(server, client, pool, batches=1):
         yield [passed_on(client, pool, body, path) for body in bodies]
@@ -104,10 +104,10 @@ def held_back(
 def in_flight(
     server: LocalServer, client: Client, pool: Executor, body: Json
 ) -> Iterator[Future[httpx.Response]]:
-    """Have a request's forward launched, and the scheduler sleep in a stock batch behind it.
+    """Have a request's forward launched, and then the scheduler sleep in a stock batch.
 
-    What is `sent` within the block reaches the scheduler before it collects that forward, if
-    its server keeps forwards in flight.
+    Requests that are `sent` within the block reach the scheduler before it collects that forward,
+    if the server keeps forwards in flight.
     """
     with _sleeping(server, client, pool, batches=2) as wake:
         reply = passed_on(client, pool, body)
@@ -123,10 +123,10 @@ def _sleeping(
     """Have the scheduler sleep in stock batches, in the last of them until the block is left.
 
     Yields:
-        What wakes it, to return when it sleeps in the next batch.
+        A function that wakes it, and returns when it sleeps in the next batch.
     """
     gate = asleep(scheduler_pid(server))
-    gate.unlink(missing_ok=True)  # of a process that ended asleep, with the same id
+    gate.unlink(missing_ok=True)  # left by a process with the same id that ended while asleep
     client.post("/slow_down", {"forward_sleep_time": UNTIL_WOKEN_S})
     # A batch for the prompt, then one for each further token.
     blocker = pool.submit(client.generate, [5, 6, 7], batches, stock=True)
@@ -141,16 +141,17 @@ def _sleeping(
         assert not blocker.done()
     finally:
         awake = pool.submit(client.post, "/slow_down", {"forward_sleep_time": None})
-        while not awake.done():  # it may sleep once more before it reads that
+        while not awake.done():  # it may sleep once more before it reads this request
             gate.unlink(missing_ok=True)
             wait([awake], timeout=0.01)
     awake.result()
 
 
 def tokens_under_way(client: Client) -> int:
-    """Of packed requests that the scheduler was sent and has not answered.
+    """Tokens of packed requests that were sent to the scheduler and are not answered yet.
 
-    Told at once, whether or not it sleeps, to whoever sends rows; what is no rows is refused.
+    The front end reports them in its answer to rows, at once, even while the scheduler sleeps. The
+    rows sent here are invalid and are refused.
     """
     response = client.http.post(carrier.ROWS_PATH, content=b"")
     assert response.status_code == 200, response.text
@@ -159,8 +160,10 @@ def tokens_under_way(client: Client) -> int:
 
 @contextmanager
 def passing_on(client: Client) -> Iterator[None]:
-    """Send a packed request in the block; it is left when the scheduler has been sent that, which
-    answers none."""
+    """Wait, on leaving the block, until the packed request that it sends was passed on.
+
+    The scheduler must not answer any request meanwhile.
+    """
     before = tokens_under_way(client)
     yield
     wait_until(lambda: tokens_under_way(client) > before)
@@ -185,9 +188,9 @@ def passed_on_by_one(client: Client, path: str, body: Json) -> HTTPConnection:
 
 
 def leave(client: Client, body: Json) -> None:
-    """Be a client of a scoring request that leaves when the scheduler has been sent it.
+    """Send a scoring request, and close its connection once it was passed on to the scheduler.
 
-    Returns when the scheduler has been told, which answers nobody meanwhile.
+    Returns when the abort was passed on, too. The scheduler must not answer any request meanwhile.
     """
     before = tokens_under_way(client)
     passed_on_by_one(client, "/v1/score", body).close()
@@ -197,7 +200,7 @@ def leave(client: Client, body: Json) -> None:
 def begun(
     client: Client, path: str, body: Json, headers: Mapping[str, str] | None = None
 ) -> HTTPConnection:
-    """A connection over which a request was sent."""
+    """Send a request; return its connection, which the caller closes."""
     url, kind = client.http.base_url, {"content-type": "application/json"}
     connection = HTTPConnection(url.host, url.port)
     connection.request("POST", path, json.dumps(body), {**kind, **(headers or {})})
@@ -211,7 +214,7 @@ def sent(
     path: str,
     headers: Mapping[str, str] | None = None,
 ) -> list[Future[httpx.Response]]:
-    """Send requests, and return when the front end has had the time to pass them on."""
+    """Send requests, and return when the front end must have passed them on."""
     written = Semaphore(0)
 
     def note(event: str, _info: Json) -> None:
@@ -229,6 +232,6 @@ def sent(
 
 
 def take_turns(client: Client) -> None:
-    """Let the front end pass on what it has been sent."""
+    """Make sure that the front end has passed on the requests that were sent to it."""
     for _ in range(_TURNS):
         client.http.get("/model_info").raise_for_status()

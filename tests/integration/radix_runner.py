@@ -1,8 +1,9 @@
-"""Drive the packed runtime on SGLang's own radix tree, allocator and KV pool; write what happened.
+"""Runs the packed runtime on SGLang's own radix tree, allocator and KV pool; writes what happened.
 
 ``radix_runner.py OUT MODEL_DIR`` runs random episodes for both page sizes and both kinds of
-executor. Nothing is computed: K and V of a token stand for all tokens up to it, so that whoever
-loads them sees whether they belong to its prefix. Run as a script: SGLang's state is one a process.
+executor. No model runs: K and V of a token are a number that depends on all tokens up to it, so a
+forward that loads them can check that they belong to its prefix. It runs as a script, because
+SGLang's state is one for a process.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ from sglang_prefill_ext.wire.packed import PackedRows  # noqa: E402
 from sglang_prefill_ext.wire.read import Labels  # noqa: E402
 
 EPISODES = 2_500
-"""Of each of the four set-ups; an episode begins and ends idle."""
+"""Episodes of each of the four set-ups; an episode begins and ends idle."""
 
 SLOTS, LONGEST = 192, 100
-"""Two long prefixes fill the pool."""
+"""Slots of the pool, and tokens of the longest prefix: two long prefixes fill the pool."""
 
 HEADS, CPU = HeadShape(1, 1, 1, 1), torch.device("cpu")
 
@@ -153,7 +154,7 @@ class Memory:
 
 
 class Watched:
-    """A transaction that is checked; passes everything on."""
+    """A transaction that passes every call on, and checks it."""
 
     def __init__(
         self, memory: Memory, prefix: Int32Array, seen: Counter[str], *, keep: bool
@@ -196,14 +197,14 @@ class Watched:
         self._end("rollback")
 
     def check_loaded(self, held: int) -> None:
-        """The K/V of its first tokens are those of this very prefix."""
+        """Assert that the K/V of its first tokens are those of its own prefix."""
         k, v = (x[self.slots[:held]] for x in SglangPool(self._memory.pool).buffers(0))
         wanted = key_values(self.prefix[:held])
         assert torch.equal(k, wanted), "K of another prefix"
         assert torch.equal(v, -wanted), "V of another prefix"
 
     def store(self, start: int, stop: int) -> None:
-        """What a forward does with some tokens."""
+        """Store the K/V of some tokens, as a forward does."""
         wanted = key_values(self.prefix)[start:stop]
         SglangPool(self._memory.pool).store(0, self.slots[start:stop], wanted, -wanted)
 
@@ -234,7 +235,7 @@ class WatchedCache:
 
 @dataclass
 class Executor:
-    """Loads and stores; fails at random before or after it has stored, or in the end."""
+    """Loads and stores K/V; fails at random before or after storing, or at the end."""
 
     memory: Memory
     asynchronous: bool
@@ -272,7 +273,7 @@ class Completion:
 
     def wait(self) -> Float32Array:
         for source, num_held in self.sources:
-            source.check_loaded(num_held)  # what is locked stays as long as the forward may read it
+            source.check_loaded(num_held)  # locked slots must stay while the forward may read them
         self.executor._maybe_fail("wait")
         return np.zeros(self.plan.reads.num_values, dtype=np.float32)
 
@@ -291,7 +292,7 @@ def _memory_of(slots: torch.Tensor) -> int:
 
 
 class StockRequest:
-    """What a stock request does with the tree: holds its path, and inserts or gives up."""
+    """Uses the tree as a stock request does: holds its path, then inserts or gives up."""
 
     def __init__(self, memory: Memory, tokens: list[int]) -> None:
         self._memory, tree = memory, memory.tree
@@ -329,7 +330,7 @@ class StockRequest:
 
 
 class Episodes:
-    """Random calls of one set-up, and what came of them."""
+    """Makes random calls of one set-up, and counts the outcomes."""
 
     def __init__(self, page_size: int, caching: PrefixCaching, *, asynchronous: bool) -> None:
         self.random = random.Random(f"{page_size} {asynchronous}")
@@ -370,7 +371,7 @@ class Episodes:
         self.memory.check_idle()
 
     def prefix(self) -> list[int]:
-        """The beginning of one of few long texts, sometimes with an end of its own."""
+        """The beginning of one of a few long texts, sometimes with a different end."""
         text = random.Random(self.random.randrange(5))
         tokens = [text.randrange(50) for _ in range(self.random.randint(1, LONGEST))]
         branch = self.random.choice([0, 0, 3, 20])
@@ -401,7 +402,7 @@ class Episodes:
 
 
 def caches_if_changed() -> dict[str, bool]:
-    """Whether there is a cache where the pool or the tree is of an unsupported kind."""
+    """Whether a prefix cache is used, for the normal and for unsupported pools and trees."""
 
     def cached(memory: Memory, **changes: Any) -> bool:
         scheduler = SimpleNamespace(**{**vars(memory.scheduler), **changes})

@@ -1,7 +1,7 @@
-"""Engines of a fleet on Ray whose processes are forked in the process of the test.
+"""Engines of a fleet on Ray whose processes are forked by the process of the test.
 
-A start by Ray alone would import SGLang in three processes of every engine. Everything else is as
-users have it: actors of Serve start, watch and stop the engines, and routers reach them by HTTP.
+If Ray's actors started them, every engine would import SGLang in three processes. All else is as
+for users: actors of Serve start, watch and stop the engines, and routers reach them by HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEY = b"of this test"
 
 
 class Hosted:
-    """An engine in the process of the test."""
+    """In the process of the test: starts an engine on behalf of an actor."""
 
     started: ClassVar[list[ForkedServer]] = []
 
@@ -53,7 +53,7 @@ _Manager.register("Hosted", Hosted)
 
 
 class RemoteServer:
-    """In the actor: a `LocalServer` that is `Hosted` elsewhere."""
+    """In the actor: takes the place of a `LocalServer`, and controls one that is `Hosted`."""
 
     def __init__(self, launch: Launch, host: str) -> None:
         manager = _Manager(os.environ[_ADDRESS], _KEY)
@@ -84,7 +84,7 @@ class HostedReplica(EngineReplica):
 
 @contextmanager
 def hosting(directory: Path) -> Iterator[list[ForkedServer]]:
-    """Host engines of actors that start while this is entered; yields all that were started."""
+    """Start the engines of actors while inside; yields the list of all that were started."""
     address = str(directory / "host")
     server = _Manager(address, _KEY).get_server()
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -34,7 +34,7 @@ class Reference:
             embeds = self._model.get_input_embeddings()(torch.tensor([prompt]))
             for at, vector in _overrides(body, row, prompt):
                 embeds[0, at] = torch.tensor(vector)
-            # Only eager attention has soft caps, but it holds a number for every pair of tokens.
+            # Only eager attention has soft caps, but its memory is quadratic in the tokens.
             if len(prompt) > LONG:
                 self._model.set_attn_implementation("sdpa")
             found.append(self._row(embeds, _labels(body, row)))
@@ -44,7 +44,7 @@ class Reference:
 
     @torch.inference_mode()
     def all_logprobs(self, prompt: list[int]) -> NDArray[np.float64]:
-        """Log-probs (natural log) of the next token behind every token; `[tokens, vocabulary]`."""
+        """Log-probs (natural log) of the next token after every token; `[tokens, vocabulary]`."""
         logits = self._model(torch.tensor([prompt])).logits[0]
         values: NDArray[np.float64] = logits.double().log_softmax(-1).numpy()
         return values
@@ -62,7 +62,7 @@ class Reference:
 
 
 def _overrides(body: Json, row: int, prompt: list[int]) -> Iterator[tuple[int, list[float]]]:
-    """Where embeddings stand in a prompt, and which; the query has as many as placeholders."""
+    """The positions of a prompt's embeddings, and these; the query has one for each placeholder."""
     of_query, of_items = body.get("query_embed_overrides"), body.get("item_embed_overrides")
     token, query = body.get("embed_override_token_id"), len(body["query"])
     stacked = body.get("stacked_query_item_embed_overrides")

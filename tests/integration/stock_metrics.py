@@ -1,4 +1,4 @@
-"""SGLang's own counts of requests, as its `/metrics` shows them."""
+"""Reads SGLang's own counts of requests from its `/metrics`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WHOLE = (
     *("generation_tokens_histogram_bucket", "e2e_request_latency_seconds_count"),
     *("time_to_first_token_seconds_count",),
 )
-"""What requests of the same prompts add alike, whoever serves them, and however fast."""
+"""Metrics to which the same prompts add the same, on either path, and at any speed."""
 
 
 def scraped(client: Client, names: Collection[str]) -> dict[Sample, float]:
-    """The samples of some names, but those that are 0."""
+    """The samples of some names, without those that are 0."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(client.http.get("/metrics").text)
@@ -36,7 +36,7 @@ def scraped(client: Client, names: Collection[str]) -> dict[Sample, float]:
 
 
 def counts(client: Client) -> dict[Sample, float]:
-    """Those that count requests."""
+    """The samples that count requests."""
     return scraped(client, {f"sglang:{name}" for name in _WHOLE})
 
 

@@ -20,7 +20,7 @@ _DISTRIBUTION = {
 
 
 def install(directory: Path) -> dict[str, str]:
-    """Describe the plugin to Python there; return the environment of a server that loads it."""
+    """Install the plugin into a directory; return the environment of a server that loads it."""
     info = directory / "wrong_readout-1.dist-info"
     info.mkdir(parents=True)
     for name, text in _DISTRIBUTION.items():
@@ -30,7 +30,7 @@ def install(directory: Path) -> dict[str, str]:
 
 
 def register() -> None:
-    """What SGLang calls in each process."""
+    """The plugin's entry point, which SGLang calls in each process."""
     from sglang_prefill_ext.forward.readers.labels import LabelReader
 
     read = LabelReader.read

@@ -1,1 +1,1 @@
-"""Hooks in SGLang's HTTP application: routes of our own, and shorter ways into its routes."""
+"""Hooks in SGLang's HTTP application: routes of our own, and fast versions of SGLang's routes."""

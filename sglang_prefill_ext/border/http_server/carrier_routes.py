@@ -1,6 +1,6 @@
-"""Routes by which routers of a fleet reach an engine, and what it tells them of itself.
+"""The routes by which routers of a fleet reach an engine, and the offer that it makes them.
 
-See `attach.carrier`.
+`attach.carrier` defines their messages.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from sglang_prefill_ext.frontend.ask_processes import Turns
 from sglang_prefill_ext.frontend.options import options_of
 from sglang_prefill_ext.frontend.worker import departure
 
-_UNREAD = 400  # to one that has left
+_UNREAD = 400  # for a client that has left, so nobody reads it
 
 _SCHEDULERS_WAIT_S = 0.5
-"""What the answer of schedulers may take; those in a long forward are left out."""
+"""How long schedulers may take to answer. If one is in a long forward, none is reported."""
 
 _LEFT_OUT = ("patches", "startup", "graphs")
-"""Of what schedulers tell, this is for people."""
+"""Fields of a scheduler's status that are for people, not for routers."""
 
 
 class CarriedEngine(Engine, Protocol):
@@ -42,7 +42,7 @@ class CarriedEngine(Engine, Protocol):
 
 
 class _Offers:
-    """The offer with its fingerprint, which is made anew only when something has changed."""
+    """The offer with its fingerprint, which is computed again only if the offer has changed."""
 
     def __init__(self, offer: Callable[[], Offer]) -> None:
         self._offer = offer
@@ -61,7 +61,7 @@ def add_carrier_routes(
     offer: Callable[[], Offer],
     scheduler_status: Callable[[], Awaitable[list[dict[str, Any]]]],
 ) -> None:
-    """Add the routes; they take the keys that scoring takes."""
+    """Add the routes; they need the same API key as scoring."""
     offers, schedulers = _Offers(offer), Turns(scheduler_status)
 
     async def facts(raw_request: Request) -> Response:
@@ -106,7 +106,7 @@ def add_carrier_routes(
 
 
 async def _answered(work: Coroutine[None, None, Any], request: Request) -> Response:
-    """Answer with what the work returns; it ends, at once, when who wants it has left."""
+    """Answer with what the work returns; the work is cancelled as soon as the client leaves."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(departure(request))
     try:
@@ -120,7 +120,7 @@ async def _answered(work: Coroutine[None, None, Any], request: Request) -> Respo
 
 
 def offer_of(app: Any, manager: Any, engine: AttachableEngine) -> Offer:
-    """Return the offer as it is now; the weights may have been replaced since the last one."""
+    """Return the current offer; an operator may have replaced the weights since the last one."""
     model = manager.model_config
     heads, head_dim = model.num_attention_heads, model.head_dim
     return Offer(
@@ -151,7 +151,7 @@ def _settings(manager: Any) -> dict[str, str]:
 
 
 def _reranking(app: Any, manager: Any) -> Reranking | None:
-    """How SGLang's own route asks a decoder reranker; None where it asks in another way."""
+    """How SGLang's route asks the model as a decoder reranker; None if it does not ask it so."""
     template = getattr(manager.tokenizer, "chat_template", None)
     if not isinstance(template, str) or not manager.is_generation:
         return None
@@ -165,7 +165,7 @@ def _reranking(app: Any, manager: Any) -> Reranking | None:
 
 
 def _parameters_of_a_token(config: Any, heads: int, head_dim: int) -> int:
-    """Weights of the layers that one token is multiplied with, about; 0 if they are unknown."""
+    """About how many weights of the layers one token is multiplied with; 0 if unknown."""
     hidden = getattr(config, "hidden_size", 0)
     inner = getattr(config, "intermediate_size", 0) or 0
     if experts := getattr(config, "num_experts_per_tok", 0):

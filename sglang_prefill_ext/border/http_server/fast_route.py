@@ -1,8 +1,8 @@
-"""A way of our own into SGLang's HTTP application, in front of some routes.
+"""Fast routes, which take the place of some routes in SGLang's HTTP application.
 
-FastAPI validates a request into one object after the other and turns its answer into plain
-values number by number, which takes longer than the forward of a small model. Middlewares, so
-authentication, metrics and CORS, stay in front. Errors look like those of OpenAI's routes.
+FastAPI validates a request into one object after the other and converts its answer number by
+number, which takes longer than the forward of a small model. Middlewares still run first, and so
+authentication, metrics and CORS. Errors look like those of OpenAI's routes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class FastRoute:
-    """An ASGI application in the place of a route's own.
+    """An ASGI application that takes the place of a route's own.
 
     Args:
         stock: the route's own application.
-        headers: of what `stock` answers, beside its own.
+        headers: are added to the answers of `stock`.
     """
 
     def __init__(self, stock: _App, serve: Serve, headers: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class FastRoute:
         try:
             body = await request.body()
         except ClientDisconnect:
-            return  # within its request: there is nothing to answer, and nobody to tell
+            return  # before its request was complete
         with working_for(CallContext(request)) as call:
             await self._answer(body, call, receive, send)
 
@@ -78,7 +78,7 @@ class FastRoute:
 
 
 class _Replay:
-    """Receives a body that was read already, then what follows it."""
+    """An ASGI `receive` that returns a body that was read already, then what follows it."""
 
     def __init__(self, body: bytes, receive: Callable[[], Awaitable[Any]]) -> None:
         self._body: bytes | None = body
@@ -94,8 +94,8 @@ class _Replay:
 def shorten(app: Any, path: str, serve: Serve, headers: Mapping[str, str] = NO_HEADERS) -> None:
     """Let `serve` answer the requests of the application's route of that path.
 
-    The router tries one route after the other, so this becomes the first; no other has its path.
-    It has one fast route.
+    The route becomes the first one, because the router tries one after the other. A path must have
+    one route, and may have one fast route.
 
     Args:
         headers: see `FastRoute`.
@@ -108,7 +108,7 @@ def shorten(app: Any, path: str, serve: Serve, headers: Mapping[str, str] = NO_H
 
 
 def restore(app: Any) -> None:
-    """Take out of an application whatever an earlier engine of this process has put in."""
+    """Remove from an application what an earlier engine of this process has added."""
     routes = app.router.routes
     for route in list(routes):
         if getattr(route, "path", "").startswith(OUR_PATHS):
@@ -122,7 +122,8 @@ async def answer_errors(
 ) -> Any:
     """AROUND `OpenAIServingBase.handle_request`.
 
-    It drops the headers of an `HTTPException`, and rerank its status as well.
+    SGLang's method drops the headers of an `HTTPException`; that of rerank drops its status, too.
+    Here both are put back.
     """
     context = call_with(raw_request)
     response = await original(serving, request, raw_request)
@@ -141,6 +142,6 @@ def error_response(serving: Any, error: HTTPException | ValueError) -> Any:
 
 
 def refusal(error: PrefillExtError) -> JSONResponse:
-    """Return the answer of a route of ours to a wrong request, in the form of OpenAI's routes."""
+    """Return the answer of our own routes to a wrong request, in the form of OpenAI's routes."""
     body = {"object": "error", "message": str(error), "type": "BadRequestError"}
     return JSONResponse(body | {"param": getattr(error, "field", ""), "code": 400}, 400)

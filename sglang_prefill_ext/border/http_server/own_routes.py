@@ -1,4 +1,4 @@
-"""Routes of our own on SGLang's HTTP application."""
+"""Our own routes in SGLang's HTTP application: status, explain and garbage collection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATUS_PATH = f"{OUR_PATHS}status"
 EXPLAIN_PATH = f"{OUR_PATHS}explain"
 
 SERVER_MODULE = "sglang.srt.entrypoints.http_server"
-"""Where the application is; not imported but looked up, since an offline `Engine` has none."""
+"""The application's module; looked up, not imported, since an offline `Engine` has none."""
 
 
 def application() -> Any:
@@ -40,8 +40,8 @@ def application() -> Any:
 
 
 def add_routes(app: Any, server: PrefillServer) -> None:
-    """Add our routes to SGLang's HTTP application, and a limit to what it reads of heads."""
-    if find_spec("httptools"):  # else uvicorn takes h11, which has that limit
+    """Add status and explain to SGLang's HTTP application, and limit the heads of requests."""
+    if find_spec("httptools"):  # without it uvicorn uses h11, which has that limit
         from sglang_prefill_ext.process.http_heads import limit_heads
 
         limit_heads()
@@ -49,8 +49,8 @@ def add_routes(app: Any, server: PrefillServer) -> None:
     schedulers = Turns(server.link.scheduler_status)
 
     async def status() -> dict[str, Any]:
-        """Tell what an operator wants to know, so it takes the keys of administrative routes."""
-        own = _status(server)  # as it is now, while schedulers may be busy
+        """The status page; as it is for operators, it needs the key of administrative routes."""
+        own = _status(server)  # before waiting for schedulers, which may be busy
         replicas = await schedulers.answer()
         attached = [] if server.broker is None else server.broker.peers()
         return own | {"schedulers": replicas, "attached": attached}
@@ -59,7 +59,7 @@ def add_routes(app: Any, server: PrefillServer) -> None:
     app.add_api_route(STATUS_PATH, administrative(status), methods=["GET"])
 
     async def explain(request: ScoringRequest, raw_request: Request) -> Any:
-        """Score, and answer with how it was done; what SGLang refuses is refused in its words."""
+        """Score, and answer with how that was done; SGLang's own refusals are passed on."""
         context = call_with(raw_request)
         context.explains = True
         serving = raw_request.app.state.openai_serving_score
@@ -97,7 +97,7 @@ GC_PATH = "/prefill_only/gc"
 
 
 def add_gc_route(app: Any, collection: FrontendGc) -> None:
-    """Add the route; it takes the keys that SGLang's own administrative routes take."""
+    """Add the route; it needs the same key as SGLang's own administrative routes."""
 
     async def collect_garbage(raw_request: Request) -> Any:
         try:

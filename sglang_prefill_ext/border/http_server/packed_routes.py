@@ -1,6 +1,7 @@
-"""The routes of SGLang whose plain bodies are read and answered here, each by one reader.
+"""The fast versions of SGLang's routes for scores, vectors and generation.
 
-A reader makes a call of a body, or the body that SGLang's own route is to serve.
+Each reads a plain body and answers it. For any other body it returns the body that SGLang's own
+route is to serve.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ async def packed_scores(server: PrefillServer, call: ScoreCall, context: CallCon
         PrefillExtError: one of `HTTP_ANSWERED`, which is an `HTTPException` as well.
     """
     with counted(server.path.metrics, context):
-        server.score.check_limits(call)  # before anything is made of its items, also a record
+        server.score.check_limits(call)  # before items are processed, even for a record
         with server.records.keeping(call.request, call.num_items, call.contents) as record:
             context.raise_if_opted_out()
             scored = await server.score.score(call, context.options())
@@ -119,12 +120,12 @@ async def _answered(
     answer: Awaitable[bytes | None],
     stock: _Stock,
 ) -> Response | bytes:
-    """An answer as a route of SGLang's OpenAI API gives it, or the body for the route to serve.
+    """Return an answer like that of SGLang's OpenAI route, or the body for that route to serve.
 
     Args:
         serving: name of the route's own handler in the application's state; errors look like its.
-        answer: the body of the answer; None, or a `StockPathTaken`, which is counted by the route's
-            own way, to have the route serve the request.
+        answer: gives the body of the answer. If it gives None or raises `StockPathTaken`, the route
+            serves the request; our hook behind the route then counts the reason.
         stock: returns the body that SGLang can read.
     """
     try:
@@ -150,11 +151,11 @@ async def _stock(
 
 
 async def _nothing() -> None:
-    """No answer; the route's own way packs what it can."""
+    """Answer nothing, so that the route serves the request; our hooks behind it may pack it."""
 
 
 def _stock_body(server: PrefillServer, context: CallContext, stock: _Stock) -> bytes:
-    """Let SGLang's route take arrays as base64, which its schema does not know."""
+    """Return the body for SGLang's route, without base64 arrays, which its schema lacks."""
     try:
         body, context.overrides = stock()
     except RequestError:
@@ -164,13 +165,13 @@ def _stock_body(server: PrefillServer, context: CallContext, stock: _Stock) -> b
 
 
 def _has_to_be_seen(server: PrefillServer) -> bool:
-    """Whether SGLang logs bodies, so that it has to see each."""
+    """Whether SGLang logs bodies, and so has to get each request."""
     logger = server.manager.request_logger
     return bool(logger.log_requests and logger.log_requests_level >= 2)
 
 
 async def _generate(direct: DirectGenerate, body: bytes, context: CallContext) -> Response | bytes:
-    """Answer as SGLang does; the body for what it is to read itself."""
+    """Answer as SGLang does; return the body if SGLang is to read it."""
     read = generate_api.read_request(body)
     if read is None:
         return body

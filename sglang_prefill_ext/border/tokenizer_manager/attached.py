@@ -1,4 +1,4 @@
-"""The engine behind attached front ends: the tokenizer manager of the main process."""
+"""Serves attached front ends and routers with the tokenizer manager of the main process."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def accept_frontends(app: Any, server: PrefillServer) -> Broker:
 
 
 class AttachableEngine:
-    """The tokenizer manager, to whatever comes from other processes."""
+    """The tokenizer manager behind the interface `attach.engine.Engine`."""
 
     def __init__(self, server: PrefillServer) -> None:
         self._manager = manager = server.manager
@@ -71,8 +71,8 @@ class AttachableEngine:
         self._path = server.path
         self._link = link = server.link
         self._calls: set[asyncio.Task[StockAnswer]] = set()
-        # SGLang takes ids as they are, so a text of EmbeddingGemma that a front end has encoded
-        # would lack the token with which SGLang ends it.
+        # SGLang ends texts of EmbeddingGemma with a further token, but takes ids as they are. So a
+        # front end must not encode such texts.
         gemma = manager.model_config.is_embedding_gemma
         self._tokenizer_json = "" if gemma else link.tokenizer_json
 
@@ -120,7 +120,11 @@ class AttachableEngine:
         return result
 
     def _require_known(self, rows: PackedRows) -> None:
-        """Raises: PackingError: on a GPU such an id, or position, would end the scheduler."""
+        """Refuse ids and lengths that would end the scheduler on a GPU.
+
+        Raises:
+            PackingError: an id is outside its vocabulary, or a row longer than the longest prompt.
+        """
         longest = self._link.longest_prompt()
         if rows.prefix_len + int(rows.suffix_lens.max()) > longest:
             raise PackingError(f"packed rows are longer than the longest prompt of {longest}")
@@ -141,11 +145,7 @@ class AttachableEngine:
 
     @asynccontextmanager
     async def adapter(self, name: str) -> AsyncIterator[str]:
-        """The id of an adapter that is not unloaded inside; empty for none.
-
-        Raises:
-            RequestError: SGLang knows no such adapter.
-        """
+        """See `engine.Engine`."""
         if not name:
             yield ""
             return
@@ -158,7 +158,7 @@ class AttachableEngine:
             yield found
 
     async def serve_stock(self, call: Stock) -> StockAnswer | StockError:
-        """Serve a call by SGLang's own entrance, which packs it if it can and counts it."""
+        """Serve a call by SGLang's own method; our hooks there pack the call if possible."""
         caller = _Caller(call.headers)
         if isinstance(call, StockScore):
             work = self._score(call, caller)
@@ -170,7 +170,7 @@ class AttachableEngine:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            caller.left = True  # SGLang looks, and ends its requests
+            caller.left = True  # SGLang checks this, and ends its requests
             task.add_done_callback(_forget_outcome)
             raise
         except Exception as error:
@@ -184,7 +184,7 @@ class AttachableEngine:
 
     async def _vectors(self, call: StockVectors, caller: _Caller) -> StockAnswer:
         async with self.adapter(call.adapter):
-            pass  # SGLang finds it itself, but does not name the field of one that there is not
+            pass  # only to name the field if there is no such adapter, which SGLang does not do
         field = "text" if isinstance(call.prompts[0], str) else "input_ids"
         request = EmbeddingReqInput(
             **{field: call.prompts}, dimensions=call.dimensions, lora_path=call.adapter or None
@@ -195,10 +195,10 @@ class AttachableEngine:
 
 
 def _rows_of(values: list[Any]) -> list[list[float]]:
-    """Scores or vectors as they travel; a head with one class gives numbers instead.
+    """Scores or vectors as lists of floats; a single number becomes a list of one.
 
     Raises:
-        RequestError: they are of another form, as sparse vectors are.
+        RequestError: they have another form, such as sparse vectors.
     """
     try:
         rows = [[each] if isinstance(each, int | float) else each for each in values]
@@ -215,7 +215,7 @@ def _contents(rows: PackedRows) -> dict[str, Any]:
 
 
 def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Turn embeddings, which travel as lists, into the arrays that our hook takes."""
+    """Turn embeddings, which are sent as lists, into the arrays that our hook takes."""
     query, items = (arguments.get(f"{name}_embed_overrides") for name in ("query", "item"))
     found: dict[str, Any] = {}
     if query is not None:
@@ -228,7 +228,7 @@ def _with_arrays(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Caller:
-    """Takes the place of the HTTP request where SGLang and our hooks look at one."""
+    """Takes the place of the HTTP request, which SGLang and our hooks look at."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers
@@ -250,4 +250,4 @@ def _stock_error(rid: str, error: Exception) -> StockError:
 
 def _forget_outcome(task: asyncio.Task[StockAnswer]) -> None:
     if not task.cancelled():
-        task.exception()  # nobody waits for it any more; unread, it would be logged
+        task.exception()  # marks it as read: asyncio logs an exception that nobody has read

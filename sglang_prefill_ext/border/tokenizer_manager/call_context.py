@@ -1,4 +1,4 @@
-"""What one call carries from its route to the hooks behind SGLang's own code, and how it ends."""
+"""The context of a call, handed from its route to hooks behind SGLang's code; and its errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 logger = logging.getLogger(__name__)
 
 HTTP_ANSWERED = tuple(end.error for end in BAD_ENDS if end.http and end.error is not RequestError)
-"""Errors that get a status here; SGLang itself answers a `RequestError` with 400."""
+"""Errors that get their HTTP status here; SGLang itself answers a `RequestError` with 400."""
 
 _WITH_STATUS = {kind: type(kind.__name__, (HTTPException, kind), {}) for kind in HTTP_ANSWERED}
 
@@ -37,15 +37,16 @@ class CallContext:
     """One HTTP request, or one call of a program, and what was found out about it.
 
     Args:
-        request: of the client, or what stands for it; None for a call of an offline engine.
+        request: of the client, or an object in its place; None for a call of an offline engine.
+        parent: the call on whose behalf requests are sent to SGLang's scheduler, see `is_stock`.
 
     Attributes:
-        taken: why SGLang is to serve it; None if its route has not found that.
+        taken: why SGLang is to serve it; None if its route has found no reason.
         overrides: embeddings that were taken out of its body.
         explains: whether the client asked how it was served.
-        explanation: that, once it was.
-        error: with which it ends; SGLang drops the headers of an `HTTPException`.
-        is_stock: whatever is sent meanwhile goes to SGLang's scheduler, without being counted.
+        explanation: how it was served, if asked for; None before that.
+        error: the error that it ends with, kept because SGLang drops an `HTTPException`'s headers.
+        is_stock: its requests go to SGLang's scheduler, and are not counted again.
     """
 
     def __init__(self, request: Any, parent: CallContext | None = None) -> None:
@@ -74,7 +75,7 @@ class CallContext:
             raise StockPathTaken(StockReason.OPTED_OUT)
 
     def options(self) -> RequestOptions:
-        """What the client's headers say.
+        """The options in the client's headers.
 
         Raises:
             RequestError: one has a wrong value.
@@ -82,7 +83,7 @@ class CallContext:
         return options_of(headers_of(self.request), now_ms=time.time() * 1e3)
 
     def explain(self, explanation: Callable[[], dict[str, Any]]) -> None:
-        """Keep how the call was served, if that was asked for."""
+        """Keep the explanation of how the call was served, if that was asked for."""
         if self.explains:
             self.explanation = explanation()
 
@@ -92,7 +93,7 @@ class CallContext:
             self._parent.end_with(error)
 
     def belongs_to(self, request: Any) -> bool:
-        """Whether that is this call's request, maybe as another object of the same scope."""
+        """Whether `request` is this call's, maybe as another object with the same ASGI scope."""
         scope = getattr(request, "scope", None)
         same = scope is not None and scope is getattr(self.request, "scope", None)
         return same or request is self.request
@@ -102,12 +103,12 @@ _current: ContextVar[CallContext | None] = ContextVar("prefill_only_call", defau
 
 
 def current_call() -> CallContext:
-    """The call for which this task works."""
+    """The call that the current task works for; a new one without a request if there is none."""
     return _current.get() or CallContext(None)
 
 
 def call_with(request: Any) -> CallContext:
-    """The call of a request, for which this task works from now on."""
+    """The call of a request; the current task works for it from now on."""
     call = _current.get()
     if call is None or not call.belongs_to(request):
         call = CallContext(request)
@@ -117,7 +118,7 @@ def call_with(request: Any) -> CallContext:
 
 @contextmanager
 def working_for(call: CallContext) -> Iterator[CallContext]:
-    """What is done inside is done for that call, also in a thread that knows of no task."""
+    """Make `call` the current one in the body of the `with` statement; works in threads, too."""
     before = _current.set(call)
     try:
         yield call
@@ -127,7 +128,7 @@ def working_for(call: CallContext) -> Iterator[CallContext]:
 
 @contextmanager
 def stock_path() -> Iterator[None]:
-    """Whatever is sent inside goes to SGLang's scheduler, see `CallContext.is_stock`."""
+    """Send requests of the `with` body to SGLang's scheduler, see `CallContext.is_stock`."""
     call = current_call()
     with working_for(CallContext(call.request, parent=call)):
         yield
@@ -135,10 +136,10 @@ def stock_path() -> Iterator[None]:
 
 @contextmanager
 def counted(metrics: FrontendMetrics, context: CallContext) -> Iterator[None]:
-    """Count how a packed call inside ends badly, and give the error its HTTP status.
+    """Count the error of a packed call inside, and give the error its HTTP status.
 
-    An error that nobody expected is ours: it is logged, and not the client's fault, whatever its
-    type is.
+    An unexpected error is logged and becomes a `PackedForwardError`: whatever its type, it is our
+    defect and not the client's fault.
 
     Raises:
         RequestError, UnicodeError: the request is wrong (HTTP 400).
@@ -164,7 +165,7 @@ def counted(metrics: FrontendMetrics, context: CallContext) -> Iterator[None]:
 def with_status(error: PrefillExtError, context: CallContext) -> HTTPException:
     """Return an error of the same type that has an HTTP status, too.
 
-    SGLang's HTTP and gRPC servers look for the status, callers of `Engine.score` for the type.
+    SGLang's HTTP and gRPC servers use the status, callers of `Engine.score` the type.
 
     Args:
         error: one of `HTTP_ANSWERED`.

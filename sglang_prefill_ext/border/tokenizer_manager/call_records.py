@@ -1,8 +1,8 @@
-"""SGLang's records of packed calls: one a call, however many prompts it has.
+"""Keeps one of SGLang's request records for each packed call, however many prompts it has.
 
 SGLang keeps a record of every request that is under way. On SIGTERM it waits until there is none,
-and in a crash it dumps what there is. Of requests that have ended it counts, logs, exports and
-dumps what its flags say.
+and in a crash it dumps them. When a request ends, SGLang counts, logs, exports or dumps it, as its
+flags say.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _tasks: set[asyncio.Task[None]] = set()
 
 @dataclass
 class PackedCall:
-    """A call in logs, exports and dumps; SGLang's log levels go by the names of the fields.
+    """A call in logs, exports and dumps; SGLang's log levels choose fields by these names.
 
     Attributes:
         route: the path of its HTTP request; empty without one.
-        text, input_ids: what its prompts are made of, if something shows it.
+        text, input_ids: the contents of its prompts, if they are shown anywhere.
     """
 
     rid: str
@@ -53,8 +53,8 @@ class CallRecord:
         trace: headers of the trace that the call is a part of; None if it is not to be traced.
 
     Attributes:
-        times: when what happened.
-        served: to be set once the call is answered.
+        times: SGLang's time stamps of the call.
+        served: counts and times of the answer; set by whoever has answered the call.
     """
 
     def __init__(self, call: PackedCall, *, trace: dict[str, str] | None) -> None:
@@ -70,11 +70,11 @@ class CallRecord:
         self.served: Served | None = None
 
     def end(self) -> None:
-        """The call is answered, with what it asked for or with an error."""
+        """Record that the call is answered, be it with an error."""
         self.state.finished = True
         end = time.perf_counter()
         if self.served is not None and self._traced:
-            # What the scheduler tells by its answer, as spans of this process.
+            # The scheduler's times come with its answer, and are traced as spans of this process.
             begun = end - self.served.compute_s
             queued = begun - self.served.queue_s
             self.times.set_tokenize_finish_time(queued)
@@ -84,7 +84,7 @@ class CallRecord:
         self.times.set_finished_time(end)
 
     def outcome(self, error: PrefillExtError | None) -> dict[str, Any]:
-        """What SGLang tells of a request that has ended, summed up over the prompts."""
+        """The answer of an ended request in SGLang's form, with sums over all prompts."""
         served = self.served
         tokens: dict[str, int] = {}
         reason: dict[str, Any] = {"type": "abort", "message": str(error)}
@@ -100,7 +100,7 @@ class CallRecord:
 
 
 class CallRecords:
-    """The packed calls of one front-end process among its manager's requests."""
+    """Keeps packed calls among the requests of one front-end process's manager."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -111,12 +111,12 @@ class CallRecords:
 
     @cached_property
     def _exports(self) -> bool:
-        """Whether requests are exported; a server is started so."""
+        """Whether requests are exported; fixed when the server starts."""
         return bool(self._manager.request_metrics_exporter_manager.exporter_enabled())
 
     @property
     def shows_requests(self) -> bool:
-        """Whether something shows single requests."""
+        """Whether single requests are logged, exported or dumped."""
         manager = self._manager
         return bool(
             manager.request_logger.log_requests
@@ -129,11 +129,11 @@ class CallRecords:
     def keeping(
         self, request: Any, num_prompts: int, contents: Callable[[], dict[str, Any]]
     ) -> Iterator[CallRecord]:
-        """Keep the record of a call inside, and show how it ended, unless SGLang is to serve it.
+        """Keep a record of the call inside, and report how it ends, unless SGLang is to serve it.
 
         Args:
             request: the HTTP request, if any.
-            contents: returns the `PackedCall.text` or `input_ids`; asked if something shows them.
+            contents: returns `PackedCall.text` or `input_ids`; called only if requests are shown.
         """
         shown = contents() if self.shows_requests else {}
         route = getattr(request, "scope", {}).get("path", "")

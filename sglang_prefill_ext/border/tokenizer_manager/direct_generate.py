@@ -1,9 +1,9 @@
-"""Plain bodies of ``POST /generate``, answered without SGLang's record of a request.
+"""Answers plain bodies of ``POST /generate`` without SGLang's record of each request.
 
-For every prompt SGLang makes a request object, a copy of it with tokens, a state and an answer of
-the detokenizer's kind, which for one token takes longer than the forward of a small model. Where
-nobody can see those, the answer is made at once. It has SGLang's parameters, checked by its own
-code, and all fields of its answer.
+For every prompt SGLang makes a request object, a copy of it with tokens, a state, and a message
+like the detokenizer's. For one token that takes longer than the forward of a small model. Where
+nobody can see these objects, they are left out. SGLang's own code still reads and checks the
+sampling parameters, and the answer has all of SGLang's fields.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Ended(NamedTuple):
 
 
 class DirectGenerate:
-    """Serves what of one manager's requests needs no record."""
+    """Serves those requests of one manager that need no record."""
 
     def __init__(self, server: PrefillServer, frontend: TokenFrontend) -> None:
         self._manager = server.manager
@@ -58,7 +58,7 @@ class DirectGenerate:
         self._frontend = frontend
         self._records = server.records
         self._vocab_size: int = server.manager.model_config.vocab_size
-        # Clients ask for the same over and over, and what SGLang makes of it is only read here.
+        # Clients repeat the same parameters, and SGLang's object of them is only read here.
         self._checked_sampling = lru_cache(maxsize=64)(self._check_sampling)
         self._reads_headers: bool = Envs.SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.get()
 
@@ -87,10 +87,10 @@ class DirectGenerate:
                 numbers = sum(call.num_values for call in calls)
                 return await self._frontend.path.answers.run_if_large(numbers, write)
         except (StockPathTaken, RequestError, UnicodeError):
-            return None  # SGLang takes it from the start, and finds the same
+            return None  # SGLang serves the request from its body, and finds the same errors
 
     def _wants_more(self) -> bool:
-        """Whether this server shows or answers more of a prompt than there is here."""
+        """Whether this server shows requests, or answers with more than is known here."""
         manager = self._manager
         return bool(
             manager.enable_trace
@@ -115,7 +115,7 @@ class DirectGenerate:
             raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
 
     def _check_sampling(self, key: bytes) -> tuple[Any, Collection[int]]:
-        """Likewise, of a `GenerateBody.sampling_key`."""
+        """See `_sampling`; for a `GenerateBody.sampling_key`."""
         sampling = self._manager.sampling_params_class(**sampling_arguments(key))
         sampling.normalize(self._manager.tokenizer)
         sampling.verify(self._vocab_size)
@@ -131,7 +131,7 @@ class DirectGenerate:
                 if self._server.texts is None or not has_texts(prompts):
                     raise StockPathTaken(StockReason.UNUSUAL_INPUT)
                 prompts = await self._server.texts.ask(prompts, request)
-            except ValueError as error:  # a text that is no Unicode
+            except ValueError as error:  # a text has lone surrogates
                 raise StockPathTaken(StockReason.UNUSUAL_INPUT) from error
         calls = []
         for ids in prompts:
@@ -191,7 +191,8 @@ def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> TokenReques
     """Fill in SGLang's defaults.
 
     Raises:
-        StockPathTaken: log-probs are wanted of what is not there.
+        StockPathTaken: log-probs are wanted from a position outside of the prompt, or of fewer
+            than 0 tokens.
     """
     start = body.logprob_start_len if isinstance(body.logprob_start_len, int) else -1
     num_top = body.top_logprobs_num if isinstance(body.top_logprobs_num, int) else 0
@@ -202,6 +203,6 @@ def _prompt_of(body: GenerateBody, sampling: Any, ids: list[int]) -> TokenReques
 
 
 def _require_within(ids: list[int], limit: int) -> None:
-    """Raises: StockPathTaken: there are no ids, or some are no tokens."""
+    """Raises: StockPathTaken: there are no ids, or some lie outside ``0 <= id < limit``."""
     if not ids or min(ids) < 0 or max(ids) >= limit:
         raise StockPathTaken(StockReason.UNUSUAL_INPUT)

@@ -1,4 +1,4 @@
-"""The door of SGLang's tokenizer manager: calls for vectors take the packed path there."""
+"""Hook in SGLang's tokenizer manager by which calls for vectors take the packed path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
 from sglang_prefill_ext.frontend.embed.embed_frontend import Embedded, EmbedFrontend
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 
-# What SGLang says of every embedding request that ran to its end.
+# SGLang's finish reason of every embedding request that ended normally.
 _FINISHED = {"type": "length", "length": 0}
 
 
@@ -55,7 +55,7 @@ async def packed_vectors(
     """
     request = context.request
     with counted(server.path.metrics, context):
-        if request is not None:  # the calls of an offline engine are its owner's
+        if request is not None:  # calls of an offline engine, by the program itself, have no limit
             frontend.check_limits(len(call.prompts), field="input")
         context.raise_if_opted_out()
         with server.records.keeping(request, len(call.prompts), call.contents) as record:
@@ -111,9 +111,9 @@ def _call_of(manager: Any, obj: Any) -> EmbedCall:
 
 
 def _put_ids(manager: Any, obj: Any, call: EmbedCall | None) -> None:
-    """Put ids in the place of texts that were encoded, so that SGLang does not encode them again.
+    """Replace texts that were encoded by their ids, so that SGLang does not encode them again.
 
-    EmbeddingGemma's texts are left: SGLang ends them with a token more.
+    EmbeddingGemma's texts stay, because SGLang ends them with a further token.
     """
     if call is not None and not manager.model_config.is_embedding_gemma:
         obj.text = None
@@ -151,7 +151,9 @@ def _answer(manager: Any, obj: Any, call: EmbedCall, embedded: Embedded, record:
 
 @asynccontextmanager
 async def acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
-    """The id of the one adapter that a request names, empty without one; not unloaded inside.
+    """Yield the id of the one adapter that a request names, which is not unloaded meanwhile.
+
+    Empty if it names none.
 
     Raises:
         ValueError: SGLang knows no such adapter.
@@ -163,5 +165,5 @@ async def acquired_adapter(manager: Any, obj: Any) -> AsyncIterator[str]:
     ids = obj.lora_id if isinstance(obj.lora_id, list) else [obj.lora_id]
     try:
         yield ids[0] or ""
-    finally:  # a client that leaves must not keep the adapter from being unloaded
+    finally:  # shielded: else a client that leaves could prevent the release, and the unloading
         await asyncio.shield(manager.lora_registry.release(obj.lora_id))

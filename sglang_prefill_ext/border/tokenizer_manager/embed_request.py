@@ -1,4 +1,4 @@
-"""Requests for vectors as SGLang's `generate_request` receives them: can they be packed?"""
+"""Decides whether SGLang's requests for vectors can be packed, and reads those that can."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason 
     `unusual_input` covers everything that SGLang itself refuses or treats in its own way.
 
     Args:
-        reads_places: the model makes vectors of any token of a prompt.
+        reads_places: the model can make a vector of any token of a prompt, not only of the last.
     """
     if reason := unpacked_reason(request, UNPACKED_OF_VECTORS):
         return reason
@@ -66,7 +66,7 @@ def _is_single(request: Any, prompts: list[Any]) -> bool:
 
 
 def _listed(request: Any, prompts: list[Any], own: Any) -> Any:
-    """What a list of prompts has as it came, what a lone prompt has as a list of one."""
+    """A field with one entry for each prompt: put into a list if the prompt is a lone one."""
     return [own] if own is not None and _is_single(request, prompts) else own
 
 
@@ -84,7 +84,7 @@ def _has_plain_names(request: Any, prompts: list[Any]) -> bool:
 
 
 def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
-    """Whether embeddings that come with the request stand inside its prompts of token ids."""
+    """Whether positions of embeddings lie inside their prompts, which are token ids."""
     listed = _positional(request)
     if listed is None:
         return True
@@ -97,7 +97,7 @@ def _has_plain_positions(request: Any, prompts: list[Any]) -> bool:
 
 
 def _has_plain_embeds(request: Any, prompts: list[Any]) -> bool:
-    """Whether embeddings that come for placeholders are listed, some for every prompt or None."""
+    """Whether embeddings for placeholders are a list with, for every prompt, a list or None."""
     listed = _listed(request, prompts, request.embed_overrides)
     if listed is None or request.positional_embed_overrides is not None:
         return True
@@ -115,7 +115,7 @@ def _are_vectors(embeds: Any) -> bool:
 
 
 def _has_plain_places(request: Any, prompts: list[Any]) -> bool:
-    """Whether vectors are wanted of tokens that prompts of token ids have, in their order."""
+    """Whether positions to read lie inside their prompts, which are token ids, and ascend."""
     places = _listed(request, prompts, request.token_indices_to_pool)
     if places is None:
         return True
@@ -134,7 +134,7 @@ def _are_places(own: Any, tokens: int) -> bool:
 
 
 def _prompts_of(request: Any) -> list[Any]:
-    """The prompts as a list; empty where they are none that can be packed."""
+    """The prompts as a list; empty if they cannot be packed."""
     if request.is_cross_encoder_request:
         return text_pairs(request.text)
     if isinstance(request.text, str):
@@ -150,7 +150,7 @@ def _prompts_of(request: Any) -> list[Any]:
 
 
 def text_pairs(text: Any) -> list[tuple[str, str]]:
-    """Return pairs of a query and a document; empty where `text` is no list of such pairs.
+    """Return pairs of a query and a document; empty if `text` is no list of such pairs.
 
     Args:
         text: of an `EmbeddingReqInput` whose `is_cross_encoder_request` is set.

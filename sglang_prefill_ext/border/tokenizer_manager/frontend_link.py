@@ -31,7 +31,7 @@ _STATUS_TIMEOUT_S = 5.0
 
 
 class TokenizerManagerLink:
-    """Encodes, sends and waits the way the tokenizer manager's own requests do."""
+    """Encodes, sends and waits as the tokenizer manager does for its own requests."""
 
     def __init__(self, manager: Any, config: PrefillOnlyConfig, metrics: FrontendMetrics) -> None:
         self._manager = manager
@@ -51,7 +51,7 @@ class TokenizerManagerLink:
             if manager.is_pause:
                 async with while_connected(request):
                     await manager.is_pause_cond.wait_for(lambda: not manager.is_pause)
-        # Held until the answer is there: a weight update takes the writer's side.
+        # Held until the answer is there, so that a weight update, which is the writer, waits.
         async with manager.model_update_lock.reader_lock:
             yield
 
@@ -78,9 +78,9 @@ class TokenizerManagerLink:
         return ids
 
     def _encode_typed(self, pairs: Sequence[Any]) -> list[list[int]]:
-        """Pairs as SGLang encodes them for a cross encoder, see `EncoderTraits.token_types`.
+        """Encode pairs as SGLang does for a cross encoder, see `EncoderTraits.token_types`.
 
-        A type that the model does not have is an id beyond all that are allowed.
+        A token type that the model does not have gives an id that later checks refuse.
         """
         vocab_size = embedding_rows(self._manager)
         encoded = self._manager.tokenizer(list(pairs), return_token_type_ids=True)
@@ -98,7 +98,8 @@ class TokenizerManagerLink:
         return longest if self._encoder is None else min(longest, self._encoder.longest_prompt)
 
     async def scheduler_status(self) -> list[dict[str, Any]]:
-        """Ask every replica for its packed queue and counters; silent ones are left out."""
+        """Ask every data-parallel replica for its status; those that do not answer in time are left
+        out."""
         manager = self._manager
         manager.auto_create_handle_loop()
 
@@ -118,11 +119,11 @@ class TokenizerManagerLink:
 
 
 def embedding_kind(manager: Any) -> EmbeddingKind:
-    """What embeddings that come with a request have to be like."""
+    """Width and dtype of the model's embeddings, which those of a request have to fit."""
     model = manager.model_config
     return EmbeddingKind(model.hidden_size, str(model.dtype).removeprefix("torch."))
 
 
 def embedding_rows(manager: Any) -> int:
-    """Token ids must lie below; the output head may be larger."""
+    """Rows of the embedding table; token ids must lie below. The output head may have more."""
     return int(manager.model_config.hf_text_config.vocab_size)

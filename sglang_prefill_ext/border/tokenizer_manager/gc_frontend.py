@@ -1,4 +1,4 @@
-"""Garbage collection of a whole server, as its front end asks for it."""
+"""Controls the garbage collection of all processes of a server from a front-end process."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from sglang_prefill_ext.process.stages import STARTUP
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 8.0
-"""For the slowest process; SGLang gives its freeze at start 10 s."""
+"""Limit for the slowest process; SGLang's limit for its freeze at start is 10 s."""
 _LOOK_S = 1.0
 
 
 class Round(NamedTuple):
-    """What the processes of a server reported.
+    """The reports of the processes of a server.
 
     Attributes:
-        complete: whether all of them did, in time.
+        complete: whether all processes reported in time.
     """
 
     reports: list[GcReport]
@@ -48,7 +48,7 @@ class FrontendGc:
 
     def __init__(self, manager: Any, path: PackedPath) -> None:
         self.broker: Broker | None = None
-        """Of front ends in other processes, if there are any."""
+        """The broker of front ends in other processes, if there are any."""
         self._manager = manager
         self._path = path
         self._collector = collector_of("tokenizer")
@@ -56,14 +56,14 @@ class FrontendGc:
         self._watch: asyncio.Task[None] | None = None
 
     async def act(self, action: GcAction) -> Round:
-        """Have every process act; those that are silent for too long are left out."""
+        """Have every process act; return the reports that come in time."""
         manager, thresholds = self._manager, thresholds_of_server()
         manager.auto_create_handle_loop()
 
         def send(rid: str) -> None:
             request = GcReq(rid=rid, action=action, gc_threshold=thresholds)
             manager._dispatch_to_scheduler(request)
-            # While the others act; when the message comes round, this has been done.
+            # At once, while the others act. `perform` ignores the same message when it comes round.
             self._collector.perform(action, rid, thresholds=thresholds, busy=self._busy)
 
         asked = [self._rounds.ask(send, _answers_of_a_round(), _TIMEOUT_S)]
@@ -72,13 +72,13 @@ class FrontendGc:
             attached = len(self.broker.peers())
             asked.append(self.broker.collect_garbage(action, thresholds, _TIMEOUT_S))
         answers = [answer for each in await asyncio.gather(*asked) for answer in each]
-        # A process may have reported several times: once to each replica.
+        # A process may have reported several times, once for each replica.
         reports = {report.pid: report for answer in answers for report in answer}
         complete = len(answers) == _answers_of_a_round() + attached
         return Round(sorted(reports.values(), key=lambda each: (each.role, each.pid)), complete)
 
     def take(self, message: GcReq) -> None:
-        """Act on a message that comes round, and hand it to the front end that asked."""
+        """Act on a message that was passed on to here, and hand it to the front end that asked."""
         act(self._collector, message, busy=self._busy)
         asker = message.http_worker_ipc
         if asker == self._manager.tokenizer_ipc_name:
@@ -87,7 +87,7 @@ class FrontendGc:
             self._neighbours.send_output(asker, message, is_tokenizer=True)
 
     async def freeze(self) -> None:
-        """Freeze, and from the first time on freeze again what is added before idle times."""
+        """Freeze. The first call also starts a task that freezes new objects in idle times."""
         STARTUP.mark("warm_up")
         await self.act(GcAction.FREEZE)
         if self._watch is None:

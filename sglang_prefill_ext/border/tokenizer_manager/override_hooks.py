@@ -1,4 +1,4 @@
-"""Embeddings of scoring calls between SGLang's tensors, HTTP bodies and packed requests."""
+"""Converts and checks embeddings of calls: SGLang's tensors, HTTP bodies and numpy arrays."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def check_input_embeds(embeds: Any, kind: EmbeddingKind) -> None:
         embeds: the `input_embeds` of one prompt.
 
     Raises:
-        RequestError: SGLang hands them to the model in bfloat16, which computes in another dtype;
-            there are none, one has too many or few numbers, or one that is not finite.
+        RequestError: the model computes in another dtype than bfloat16, in which SGLang hands them
+            on; or there are none, or one has the wrong width, or a number that is not finite.
     """
     if kind.dtype != "bfloat16":
         raise wrong(
@@ -74,13 +74,13 @@ def check_input_embeds(embeds: Any, kind: EmbeddingKind) -> None:
 
 
 def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> None:
-    """Refuse embeddings on the stock path that would end the scheduler, or make no sense to it.
+    """Refuse embeddings on the stock path that would end the scheduler.
 
     Args:
-        encoder: the model is one; any would.
+        encoder: the model is an encoder, which takes none.
 
     Raises:
-        RequestError: one is of another width or type, or not finite in the model's dtype, or the
+        RequestError: one is of another width or type, or not finite in the model's dtype; or the
             model takes none.
     """
     positional = getattr(obj, "positional_embed_overrides", None)
@@ -110,7 +110,7 @@ def _converted(call: ScoreCall, kind: type, convert: Callable[[Any], Any]) -> Sc
 
 
 def _each(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
-    """Convert what is of a kind, at any depth of lists."""
+    """Convert all values of the type `kind`, at any depth of lists."""
     if isinstance(value, list):
         return [_each(each, kind, convert) for each in value]
     return convert(value) if isinstance(value, kind) else value
@@ -123,5 +123,5 @@ def _array(tensor: torch.Tensor) -> Any:
 
 
 def _tensor(array: Any) -> Any:
-    """A list of rows: SGLang joins those of the query and of an item."""
+    """A list of rows, because SGLang joins the lists of the query and of an item."""
     return list(torch.from_numpy(array.astype(np.float32)))

@@ -1,4 +1,4 @@
-"""Hook in front of SGLang's own requests: what would end its scheduler is refused before."""
+"""Hook that refuses requests of SGLang's own path that would end its scheduler."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sglang_prefill_ext.wire.checks import check_positions, check_prompt
 
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
-    """BEFORE `TokenizerManager._validate_one_request`: stop what kills the scheduler.
+    """BEFORE `TokenizerManager._validate_one_request`: refuse requests that end the scheduler.
 
-    Prompts whose ids a multimodal processor makes are left alone. A turn of a session may be
-    empty: what is scored is the session's history.
+    Prompts whose ids a multimodal processor makes are not checked. A turn of a session may be
+    empty, because the session's history is scored.
 
     Raises:
-        RequestError: the prompt is empty, an id lies outside the vocabulary, embeddings that
-            come with it or in its place are unlike the model's, or an encoder has no use for
-            them, or no positions for so many tokens; or the request is for tokens or positions
-            that there are not.
+        RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
+            not fit the model, or the model is an encoder, which takes none; an encoder has no
+            positions for so many tokens; or the request asks for tokens or positions that do not
+            exist.
     """
     if server_of(manager) is None:
         return
@@ -46,19 +46,19 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         return
     encoder = encoder_traits(manager.model_config)
     check_overrides(obj, embedding_kind(manager), encoder=encoder is not None)
-    # What came as texts may have ids by now, see `text_hooks`.
+    # A request with texts may have ids, too, by now, see `text_hooks`.
     field = "text" if obj.text is not None else "input_ids"
     check_prompt(input_ids, embedding_rows(manager), field=field)
-    # What is over the context length is refused by SGLang.
+    # SGLang itself refuses prompts over the context length.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
 
 
 def _check_readout(server_args: Any, obj: Any, input_ids: Any) -> None:
-    """Check what a `GenerateReqInput` for one prompt asks to be read inside it.
+    """Check the positions that a `GenerateReqInput` for one prompt wants to be read.
 
-    SGLang reads there only where no token is generated; then as for its setwise scores, whose
-    conditions these are.
+    SGLang reads them only if no token is generated, in the same way as for its setwise scores,
+    whose conditions are checked here.
     """
     if obj.token_indices_to_pool is None or obj.sampling_params.get("max_new_tokens") != 0:
         return
@@ -72,7 +72,7 @@ def _check_readout(server_args: Any, obj: Any, input_ids: Any) -> None:
 
 
 def _numbers_of(obj: Any) -> TokenNumbers:
-    """What a `GenerateReqInput` for one prompt asks for."""
+    """The numbers to check of a `GenerateReqInput` for one prompt."""
     sampling = obj.sampling_params
     return TokenNumbers(
         obj.top_logprobs_num,

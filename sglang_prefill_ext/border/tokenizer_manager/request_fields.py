@@ -1,4 +1,4 @@
-"""Fields of SGLang's requests with which a request is not packed, and the reason."""
+"""The fields of SGLang's requests that keep a request from being packed, with the reasons."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 HEALTH_CHECK = "HEALTH_CHECK"
-"""How SGLang begins the ids of its own health checks, which are about the stock path."""
+"""Beginning of the ids of SGLang's own health checks, which are to test the stock path."""
 
 
-# Of an `EmbeddingReqInput`, those that change what is computed.
+# Fields of an `EmbeddingReqInput` that change what is computed.
 UNPACKED_OF_VECTORS = {
     "image_data": StockReason.MULTIMODAL,
     "video_data": StockReason.MULTIMODAL,
@@ -21,7 +21,7 @@ UNPACKED_OF_VECTORS = {
     "decision_layout": StockReason.TOKEN_POSITIONS,
 }
 
-# Of a `TokenizedGenerateReqInput`, likewise.
+# Fields of a `TokenizedGenerateReqInput` that do.
 _UNPACKED_OF_TOKENS = {
     "input_embeds": StockReason.EMBED_OVERRIDES,
     "positional_embed_overrides": StockReason.EMBED_OVERRIDES,
@@ -47,7 +47,7 @@ _UNPACKED_SWITCHES = {
     "return_flat_raw_top_logprobs": StockReason.FLAT_LOGPROBS,
     "require_reasoning": StockReason.REASONING,
 }
-# Of its sampling parameters, those that need more than the logits to choose the one token.
+# Its sampling parameters that need more than the logits to choose the one token.
 _UNPACKED_SAMPLING = {
     "json_schema": StockReason.GRAMMAR,
     "regex": StockReason.GRAMMAR,
@@ -61,7 +61,7 @@ _UNPACKED_SAMPLING = {
 
 
 def unpacked_reason(request: Any, fields: Mapping[str, StockReason]) -> StockReason | None:
-    """The reason of the first of these fields that a request has set."""
+    """The reason of the first of these fields that is set in a request; None if none is."""
     found = (reason for name, reason in fields.items() if getattr(request, name) is not None)
     return next(found, None)
 
@@ -69,7 +69,8 @@ def unpacked_reason(request: Any, fields: Mapping[str, StockReason]) -> StockRea
 def is_decision(request: Any) -> bool:
     """Whether a `TokenizedGenerateReqInput` asks for no more than one forward can give.
 
-    One that asks for nothing at all is not: it is there to leave its prefix in the cache.
+    A request that asks for nothing at all does not count: its purpose is to leave its prefix in the
+    cache.
     """
     sampling = request.sampling_params
     if sampling.n != 1 or (request.rid or "").startswith(HEALTH_CHECK):
@@ -102,7 +103,7 @@ def _reasons(request: Any) -> Iterator[StockReason]:
 
 def _has_unusual_numbers(request: Any) -> bool:
     start, num_top = request.logprob_start_len, request.top_logprobs_num
-    # SGLang lets lists pass, which belong to many prompts, where no log-probs are asked for.
+    # SGLang lets lists, which are for many prompts, pass if no log-probs are asked for.
     if not isinstance(start, int) or not isinstance(num_top, int):
         return True
     return not request.input_ids or start > len(request.input_ids) or num_top < 0

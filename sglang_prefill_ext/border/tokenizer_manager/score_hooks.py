@@ -1,4 +1,4 @@
-"""Scoring calls of SGLang's front-end processes take the packed path, those of reranking too."""
+"""Hooks in SGLang's front-end processes by which scoring and reranking take the packed path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def score_request(
     context = call_with(call.request)
     call = call_of(call, context)
     if not manager.is_generation:
-        # SGLang makes these scores of vectors; the call for those is packed and counted.
+        # SGLang makes these scores of vectors, which it asks for by a call that is packed itself.
         context.explain(partial(explain_stock, StockReason.NOT_GENERATION))
         return await original(manager, **with_tensors(call).arguments())
     try:
@@ -69,8 +69,8 @@ async def rerank_texts(
 ) -> Any:
     """AROUND `OpenAIServingRerank._handle_text_reranker_request`.
 
-    SGLang compiles the template for every document, which takes longer than all the rest of a
-    packed document and holds the event loop up. Nothing else is different here.
+    SGLang compiles the template for every document. That blocks the event loop, and takes longer
+    than all other work for a packed document. Only this is different here.
     """
     manager = serving.tokenizer_manager
     server = server_of(manager)
@@ -92,12 +92,12 @@ async def rerank_texts(
             request=raw_request,
         )
         scores = [_qwen3_rerank_score(yes, no) for yes, no in result.scores]
-    except Exception as error:  # as SGLang does, also of errors in the template
+    except Exception as error:  # as SGLang does, even for errors in the template
         return serving.create_error_response(str(error))
     return serving._build_rerank_response(scores, request)
 
 
 @lru_cache(maxsize=1)
 def _compiled(chat_template: str) -> Any:
-    """The template, which is the server's, compiled in SGLang's sandbox."""
+    """Compile the server's template in SGLang's sandbox."""
     return _get_jinja_env().from_string(chat_template)

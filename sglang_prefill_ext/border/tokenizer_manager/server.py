@@ -1,4 +1,4 @@
-"""What a front-end process has beside SGLang's tokenizer manager, in one object."""
+"""`PrefillServer`: all that a front-end process has besides SGLang's tokenizer manager."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class PrefillServer:
     """The packed path of one tokenizer manager; hooks find everything here.
 
     Attributes:
-        embed: of a model that makes vectors; None for one that generates.
-        tokens: of a model that generates; None without a tokenizer, too.
-        texts: encodes what the manager would; None where that is unusual.
-        chats: encodes chats; None where the tokenizer has a way of its own.
-        broker: of front ends in other processes, if there may be any.
+        embed: front end of a model that makes vectors; None for one that generates.
+        tokens: front end of a model that generates; None without a tokenizer, too.
+        texts: encodes texts in the manager's place; None if the manager encodes them unusually.
+        chats: encodes chats; None if the tokenizer encodes in a way of its own.
+        broker: serves front ends in other processes; None if the server accepts none.
     """
 
     manager: Any

@@ -40,7 +40,7 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 def attach_server(_result: None, manager: Any) -> None:
     """AFTER `TokenizerManager.init_request_dispatcher`.
 
-    A process may make one engine after the other, with the flag and without.
+    A process may make several engines one after the other, some with the flag and some without.
     """
     app = application()
     if app is not None:
@@ -98,7 +98,7 @@ def _path(
     args, tokenizer = manager.server_args, manager.tokenizer
     if args.enable_mis:
         link.exchange.decline(StockReason.MULTI_ITEM_SCORING)
-    # SGLang refuses label ids beyond the tokenizer's base vocabulary, where it has one.
+    # If there is a tokenizer, SGLang refuses label ids beyond its base vocabulary.
     label_vocab_size = manager.model_config.vocab_size
     if tokenizer is not None:
         label_vocab_size = min(label_vocab_size, tokenizer.vocab_size)
@@ -120,12 +120,12 @@ def _path(
 def _texts(
     manager: Any, path: PackedPath, link: TokenizerManagerLink
 ) -> TextBatches[list[int]] | None:
-    """Encodes the texts that a manager would, if nothing about them is unusual."""
+    """Make what encodes texts in a manager's place; None if the manager encodes them unusually."""
     unusual = (
         not link.tokenizer_json  # no tokenizer, or one that threads cannot share
         or manager.mm_processor is not None
         or manager.async_dynamic_batch_tokenizer is not None  # the operator's choice
-        or manager.model_config.is_embedding_gemma  # whose texts SGLang ends with a token more
+        or manager.model_config.is_embedding_gemma  # SGLang ends its texts with a further token
     )
     if unusual:
         return None

@@ -1,8 +1,7 @@
-"""Packed prompts in SGLang's own statistics.
+"""Counts packed prompts in SGLang's own metrics.
 
 Every prompt counts as the request that SGLang would have made of it, under the same names and
-labels. The prompts of a call are counted together, which for a hundred of them takes as long as
-for one.
+labels. The prompts of a call are counted together, so a hundred of them take as long as one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sglang_prefill_ext.frontend.answers import Served
 
 
 class _Histogram:
-    """One of Prometheus; each bucket is added to once, as SGLang adds the latencies of tokens."""
+    """A Prometheus histogram; adds once to each bucket, as SGLang does for latencies of tokens."""
 
     def __init__(self, histogram: Any) -> None:
         self._histogram = histogram
@@ -30,7 +29,7 @@ class _Histogram:
 
 
 class _InjectedHistogram:
-    """One of another library, of which nothing else is known."""
+    """A histogram of another library, of which only `observe` is known."""
 
     def __init__(self, histogram: Any) -> None:
         self._histogram = histogram
@@ -44,9 +43,9 @@ class RequestCounters:
     """Counts requests with the collector of a front end.
 
     Args:
-        collector: SGLang's; where it counts for something else than Prometheus, prompts are
-            observed one by one.
-        first_tokens: whether SGLang observes when the first token of a request is there.
+        collector: SGLang's; if it uses another library than Prometheus, prompts are observed one by
+            one.
+        first_tokens: whether SGLang observes the time to the first token of a request.
     """
 
     def __init__(self, collector: Any, *, first_tokens: bool) -> None:
@@ -71,7 +70,7 @@ class RequestCounters:
         """Count a call.
 
         Args:
-            seconds: from its arrival to its answer, which its prompts have in common.
+            seconds: from its arrival to its answer, the same for all of its prompts.
         """
         prompts, lens, cached = served.num_prompts, served.prompt_tokens, served.cached_tokens
         self._requests.inc(prompts)
@@ -98,7 +97,7 @@ class TokenCounters:
         self._cached = 0
 
     def update(self, computed: int, cached: int) -> None:
-        """Count what was added.
+        """Count what was added since the last call.
 
         Args:
             computed: tokens that went through the model since the start.

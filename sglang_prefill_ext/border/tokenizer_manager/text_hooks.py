@@ -1,10 +1,10 @@
-"""Hooks in SGLang's front-end processes: texts and chats are encoded faster.
+"""Hooks in SGLang's front-end processes by which texts and chats are encoded faster.
 
-SGLang encodes one text at a time on its event loop, and while it does so serves nobody: here texts
-are encoded together, off the event loop. It renders and encodes each chat in a thread of its own.
-There a faster library takes the place of the tokenizer, for which encoding takes several times as
-long as rendering. Chats do not meet in one call as texts do: changing the thread twice more takes
-longer than the call. Everything else about a request, and every error, stays SGLang's.
+SGLang encodes texts one at a time on its event loop, which serves nothing else meanwhile. Here the
+texts of concurrent requests are encoded together, off the event loop. SGLang renders and encodes
+each chat in a thread, where its tokenizer takes several times as long to encode as to render. Here
+a faster library encodes in that thread. Chats are not encoded together, because two more changes of
+thread would take longer than encoding. All else about a request, and every error, stays SGLang's.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ async def handle_batch(
 ) -> AsyncIterator[Any]:
     """AROUND `TokenizerManager._handle_batch_request`, which encodes one text after the other.
 
-    A request that has its ids beside its text is not encoded again; SGLang makes those of a list
-    once, and before this.
+    SGLang does not encode a request again that has ids besides its text. It makes the requests of
+    a list only once, before this, so ids can be put into them here.
     """
     context, batches = current_call(), _batches_of(manager)
     if batches is not None and _encodes_one_by_one(obj) and not context.is_opted_out:
@@ -62,7 +62,7 @@ async def handle_batch(
 async def _asked(
     context: CallContext, batches: TextBatches[list[int]], texts: list[str]
 ) -> list[list[int]]:
-    """The ids of texts that SGLang's own code waits for, or the tokenizer's own error.
+    """Encode texts for SGLang's own code; the tokenizer's own errors are raised.
 
     Raises:
         ServerBusyError: too many wait already (HTTP 429).
@@ -80,7 +80,7 @@ def _batches_of(manager: Any) -> TextBatches[list[int]] | None:
 
 
 def _encodes_one_by_one(obj: Any) -> bool:
-    """Whether SGLang would encode the texts of a list, and one after the other."""
+    """Whether SGLang would encode a request's list of texts one after the other."""
     if not isinstance(obj, GenerateReqInput) or obj.input_ids is not None:
         return False
     at_once = get_serving().enable_tokenizer_batch_encode or obj.parallel_sample_num > 1
@@ -120,13 +120,13 @@ def encode_chat(
     )
     continued = not encode_kwargs.get("add_special_tokens", True)
     ids = encoder.encode_chat(rendered, continued=continued)
-    if ids is None:  # SGLang's way has the error that users know
+    if ids is None:  # SGLang's own way raises the error that users know
         ids = parallel_prompt_encode(tokenizer, rendered, encode_kwargs)
     return ids, None
 
 
 def _encoder_for(serving: Any) -> TextEncoder | None:
-    """What encodes chats faster than SGLang does; None where they are more than a text."""
+    """What encodes chats faster than SGLang does; None if there is none, or chats are no texts."""
     server = server_of(serving.tokenizer_manager)
     encoder = None if server is None else server.chats
     is_text = (

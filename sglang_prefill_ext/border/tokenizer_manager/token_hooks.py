@@ -1,7 +1,7 @@
-"""Hooks in SGLang's front-end processes: requests that end with the prompt take the packed path.
+"""Hooks by which requests for log-probs or one token take the packed path.
 
-SGLang reads, validates and tokenizes a request, and forms its answer. Only between the two, where
-it would send the request to its scheduler, it is packed with others instead.
+SGLang reads, validates and tokenizes a request, and forms its answer. Only where it would send the
+request to its scheduler, the request is packed with others instead.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def _call_of(manager: Any, frontend: TokenFrontend, request: Any) -> TokenCall:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request that was taken over; also what tells whether it is still wanted.
+    """A request that was taken over from SGLang, and whether its client still waits for it.
 
     Attributes:
-        state: SGLang's record of it. Once it is gone, the client has left; there may be another
-            request of the same name by then.
+        state: SGLang's record of it. If the manager has no record of the request's name any more,
+            or another one, the client has left.
     """
 
     manager: Any
@@ -106,7 +106,7 @@ class _Work:
     state: Any
 
     async def serve(self, call: TokenCall, options: RequestOptions) -> None:
-        """Answer it, with an error if need be, or have SGLang serve it."""
+        """Answer the request, maybe with an error, or have SGLang serve it."""
         try:
             with counted(self.frontend.path.metrics, self.context):
                 await self._serve(call, options)

@@ -1,4 +1,4 @@
-"""Answers of packed calls as the message in which SGLang's detokenizer sends its own."""
+"""Writes answers of packed calls as the messages that SGLang's detokenizer sends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def finished(manager: Any, request: Any, answer: TokenAnswer, read_out: ReadOut)
 
 
 def scheduler_times(read_out: ReadOut, end_s: float) -> SchedulerReqTimeStats:
-    """When the scheduler did what for a prompt that had been read at `end_s`, of this clock."""
+    """The scheduler's time stamps for a prompt whose forward ended at `end_s` (`perf_counter`)."""
     return SchedulerReqTimeStats(
         forward_entry_time=end_s - read_out.compute_s,
         prefill_finished_time=end_s,
@@ -49,7 +49,7 @@ def ending(
     prompt: Sequence[int] | Int32Array,
     token: int | None,
 ) -> tuple[dict[str, Any], str]:
-    """Why a prompt with that token behind it ends, and the text that the token adds.
+    """Return why a generation ends after `token`, and the text that the token adds to the prompt.
 
     Args:
         sampling: SGLang's parameters.
@@ -115,7 +115,7 @@ def _message(
 
 
 def cached_details(cached_tokens: int) -> dict[str, int] | None:
-    """Where the tokens of a prompt were that were not computed, as SGLang tells it."""
+    """Where the cached tokens of a prompt were, in SGLang's form; None if there are none."""
     return {"device": cached_tokens, "host": 0} if cached_tokens else None
 
 
@@ -130,7 +130,7 @@ def stop_tokens(manager: Any, sampling: Any) -> set[int]:
     return {each for each in named if each is not None and 0 <= each < model.vocab_size}
 
 
-@lru_cache(maxsize=1)  # it looks them up by their names whenever it is asked
+@lru_cache(maxsize=1)  # the tokenizer looks them up by their names each time
 def _tokenizer_stops(tokenizer: Any) -> tuple[int | None, ...]:
     more = getattr(tokenizer, "additional_stop_token_ids", None) or ()
     return (tokenizer.eos_token_id, *more)

@@ -1,1 +1,1 @@
-"""Which replicas compute which rows of a request. Pure."""
+"""Decides which replicas compute which rows of a request. Pure."""

@@ -1,4 +1,4 @@
-"""Give rows to parts, so that the last part ends soon. Pure."""
+"""Gives rows to parts, so that the last part ends soon. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 Places: TypeAlias = NDArray[np.int64]
 
-_CLOSE = 0.01  # of the time until the last part ends: nearer to the bound than costs are known
+_CLOSE = 0.01  # exchanges stop so close to the level: costs are not known more precisely
 _MOST_EXCHANGES = 8
-_GIVEN_SINGLY = 4  # rows a part; they even out what runs of rows leave
+_GIVEN_SINGLY = 4  # rows per part that are given one by one, to even out the runs
 
 
 def assign(weights: Floats, starts: Floats, slowness: Floats) -> Places:
     """Give every row, the longest first, to the part that ends soonest with it; then exchange.
 
-    Where there are many rows, all but the shortest few a part are cut into runs of the size that
-    each part can take.
+    If there are many rows, only the shortest few per part are given one by one. All others are cut
+    into runs, as long as each part can take.
 
-    Bound: let ``level`` be when all parts would end if rows could be cut anywhere,
+    Bound: let ``level`` be the time at which all parts would end if rows could be cut anywhere,
     ``(sum(weights) + sum(starts / slowness)) / sum(1 / slowness)``, and let no part start after
-    it. Then no part ends later than that by more than the longest row takes on the slowest part.
-    The optimum is not before the level. Proof: a run is longer than what its part can take until
-    the level by at most half a row at either end, so a part that got nothing else keeps the bound.
-    Of any other, let the last row that it was given singly have the weight ``w``. Then every part
-    would have ended with that row at ``end`` or later, so it had at least
-    ``(end - start) / slowness - w`` of work, and the own part ``w`` more. In sum that is at most
-    ``sum(weights)``, so ``end`` is at most ``level + (parts - 1) * w / sum(1 / slowness)``.
+    it. Then a part ends later than that by at most what the longest row takes on the slowest part.
+    No assignment ends before the level. Proof: a run exceeds what its part can take until the level
+    by at most half a row at either end, so a part with nothing but its run keeps the bound. For any
+    other part, which ends at ``end``, let ``w`` be the weight of the last row that it was given
+    singly. With that row, every part would have ended at ``end`` or later, so every part had at
+    least ``(end - start) / slowness - w`` of work, and this part ``w`` more. The sum of that is at
+    most ``sum(weights)``, so ``end`` is at most ``level + (parts - 1) * w / sum(1 / slowness)``.
     Exchanges only let the last part end earlier.
 
     Args:
@@ -38,7 +38,8 @@ def assign(weights: Floats, starts: Floats, slowness: Floats) -> Places:
         slowness: seconds for one unit of work, > 0; float64 ``[parts]``.
 
     Returns:
-        The part of every row; int64 ``[rows]``. Rows that are all equal stay side by side.
+        The part of every row; int64 ``[rows]``. If all rows are equal, those of a part are
+        adjacent.
     """
     level = (weights.sum() + (starts / slowness).sum()) / (1 / slowness).sum()
     room = np.maximum(0, level - starts) / slowness
@@ -53,7 +54,7 @@ def assign(weights: Floats, starts: Floats, slowness: Floats) -> Places:
 
 
 def ends_of(places: Places, weights: Floats, starts: Floats, slowness: Floats) -> Floats:
-    """When every part ends; one without rows at its start. float64 ``[parts]``."""
+    """When every part ends; a part without rows ends at its start. float64 ``[parts]``."""
     return starts + slowness * np.bincount(places, weights, minlength=len(starts))
 
 
@@ -73,7 +74,7 @@ def _longest_first(weights: Floats, starts: Floats, slowness: Floats, room: Floa
 
 
 def _runs(weights: Floats, room: Floats) -> Places:
-    """Give each part rows that follow one another, of work in proportion to its room."""
+    """Give each part adjacent rows, whose work is in proportion to its room."""
     until = weights.cumsum()
     bounds = room.cumsum() * (weights.sum() / room.sum())
     runs: Places = bounds[:-1].searchsorted(until - weights / 2, side="right")
@@ -81,13 +82,16 @@ def _runs(weights: Floats, room: Floats) -> Places:
 
 
 def _exchange(places: Places, ends: Floats, weights: Floats, slowness: Floats) -> bool:
-    """Move a row off the part that ends last, or exchange it for a shorter one, where the later of
-    both parts then ends soonest; False if none ends sooner than it does."""
+    """Move a row from the part that ends last to another, or exchange it for a shorter one there.
+
+    Of all these changes, the one is made after which the later of both parts ends soonest. Returns
+    False, and changes nothing, if that is no sooner than before.
+    """
     last = int(ends.argmax())
     own, others = np.flatnonzero(places == last), np.flatnonzero(places != last)
     if not len(own):
-        return False  # it starts as late as that
-    # A move exchanges for nothing: such a row in every part, behind the real ones.
+        return False  # it has no rows, but starts that late
+    # A move is an exchange for a row without work: every part has one, after the real rows.
     parts = np.concatenate((places[others], np.arange(len(ends))))
     lighter = weights[own][:, None] - np.concatenate((weights[others], np.zeros(len(ends))))
     here = ends[last] - lighter * slowness[last]

@@ -15,7 +15,7 @@ Rows: TypeAlias = NDArray[np.int64]
 UNLIMITED = 1 << 62
 
 UNMEASURED_TOKENS_PER_S = 10_000.0
-"""Of a replica that packs nothing, and so is sent no part."""
+"""Assumed for a replica that packs nothing; it is sent no part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Speed:
 
     @classmethod
     def of_status(cls, scheduler: Mapping[str, Any], pair_tokens: float = 0.0) -> Speed:
-        """Read it off one entry of ``schedulers`` on an engine's status page.
+        """Read the speed from one entry of ``schedulers`` on an engine's status page.
 
-        A launch takes the time of `launch_tokens` tokens, which the engine has measured at start.
-        So the time that forwards took in all, by the tokens in all and those launches, is that of
-        a token. That of a replica which has computed nothing yet is what it measured at start.
+        The engine has measured at start that a launch takes as long as `launch_tokens` tokens. So
+        the time of a token is the time of all forwards, divided by their tokens and `launch_tokens`
+        for each of them. If nothing was computed yet, it is the time that was measured at start.
 
         Args:
-            pair_tokens: see `pair_tokens`; what engines report has no attention of its own.
+            pair_tokens: see `pair_tokens`; engines do not report attention separately.
         """
         counters, launch_tokens = scheduler["counters"], scheduler["launch_tokens"]
         tokens = counters["tokens_computed"] + launch_tokens * counters["forwards"]
@@ -63,13 +63,13 @@ class Speed:
         )
 
     def seconds(self, tokens: int, pairs: int) -> float:
-        """Of one request on an idle replica; 0 for no tokens."""
+        """Seconds of one request on an idle replica; 0 for no tokens."""
         launches = -(-tokens // self.max_forward_tokens)
         return launches * self.launch_s + tokens * self.token_s + pairs * self.pair_s
 
 
 def pair_tokens(layers: int, attention_width: int, parameters: int) -> float:
-    """Arithmetic of one attention pair over that of one token.
+    """Operations of one attention pair, divided by those of one token.
 
     A pair takes ``4 * layers * attention_width`` operations, a token ``2 * parameters``.
 
@@ -82,13 +82,13 @@ def pair_tokens(layers: int, attention_width: int, parameters: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCosts:
-    """Tokens and attention pairs of a request's rows; nothing of a replica.
+    """Tokens and attention pairs of a request's rows, which are the same on every replica.
 
     The prefix attends to itself causally. Every token of a suffix attends to the whole prefix and
     causally to its own row.
 
     Attributes:
-        prefix_tokens: that all rows share; charged once a part.
+        prefix_tokens: tokens that all rows share; every part computes them once.
         tokens: of every suffix; int64 ``[rows]``, each >= 1.
         pairs: of every suffix; int64 ``[rows]``.
     """
@@ -120,10 +120,10 @@ class RowCosts:
     def part_s(
         self, speed: Speed, rows: Rows | None = None, *, prefix_cached: bool = False
     ) -> float:
-        """Seconds of a part on an idle replica, its launches and its prefix among them.
+        """Seconds of a part on an idle replica, including its launches and its prefix.
 
         Args:
-            rows: all of them unless given.
+            rows: of the part; None for all rows.
             prefix_cached: the replica has the K/V of the prefix.
         """
         suffixes = self.tokens if rows is None else self.tokens[rows]

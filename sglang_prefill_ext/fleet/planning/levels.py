@@ -1,4 +1,4 @@
-"""When replicas would have done all work, if rows could be cut anywhere. Pure.
+"""Predicts when replicas would have done all work, if rows could be cut anywhere. Pure.
 
 A replica that begins at ``start`` and computes ``rate`` of the rows' work a second has computed
 ``rate * (t - start)`` of it at time ``t``. So replicas ``1..k`` all end at the *level*::
@@ -28,10 +28,10 @@ def levels_of(starts: Floats, rates: Floats, work: float) -> Floats:
 
 
 def most_useful(starts: Floats, rates: Floats, work: float) -> NDArray[np.int64]:
-    """Return the places of all replicas that begin before the level of all of them.
+    """Return the indices of the replicas that are of use: each begins before their common level.
 
-    They are in the order of the work that they would have done by then, the most in front. Of
-    equally fast ones the first ``k`` have the lowest level that any ``k`` have.
+    They are in the order of the work that they would have done by then, the most first. Of equally
+    fast replicas, the first ``k`` have the lowest level of any ``k``.
     """
     order = starts.argsort(kind="stable")
     levels = levels_of(starts[order], rates[order], work)

@@ -1,6 +1,6 @@
-"""Divide the rows of a request over replicas, so that the whole of it is answered soonest. Pure.
+"""Divides the rows of a request over replicas, so that the whole of it is answered soonest. Pure.
 
-`levels` say which replicas are of use, and `assignment` gives them rows.
+`levels` says which replicas are of use, and `assignment` gives them rows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sglang_prefill_ext.fleet.planning.levels import levels_of, most_useful
 from sglang_prefill_ext.shared_device.balance import soonest
 
 MAX_PARTS = 128
-"""Of one request; more replicas than that, the soonest free, are not looked at."""
+"""Most parts of one request; only so many replicas, those free soonest, are considered."""
 
 WORTH = 0.1
-"""Every second of extra work must bring the answer at least so many seconds forward. A fleet of
-idle replicas would else repeat launch and prefix for next to nothing."""
+"""Every second of extra work must bring the answer forward by at least so many seconds. Otherwise a
+fleet of idle replicas would repeat launches and prefixes for almost nothing."""
 
-_LEAST_EXTRA_WORK = 0.02  # of a busy fleet: as little as costs are known to
-_FEW_ROWS = 8  # a part; from there on whole rows make little difference
+_LEAST_EXTRA_WORK = 0.02  # allowed even in a busy fleet: costs are not known more precisely
+_FEW_ROWS = 8  # per part; with more rows it matters little that they cannot be cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class ReplicaState:
     """What is known of a replica when a request is planned.
 
     Attributes:
-        outstanding_s: until it has computed what it was sent.
-        speed: as it is now.
+        outstanding_s: seconds until it has computed all that it has.
+        speed: its current one.
         has_prefix: it has the K/V of the request's prefix.
         available: it may get work.
     """
@@ -49,9 +49,9 @@ class Part:
     """What one replica computes of a request.
 
     Attributes:
-        replica: its place in what the planner was given.
+        replica: its index among the replicas that the planner was given.
         rows: row numbers, ascending; int64 ``[rows]``, at least one.
-        cost_s: predicted seconds on that replica, what waits there left out.
+        cost_s: predicted seconds on that replica, without the work that waits there.
     """
 
     replica: int
@@ -62,10 +62,10 @@ class Part:
 def allowed_extra_work(utilisation: float) -> float:
     """How much extra work a request may cause, as a share of the work of sending it whole.
 
-    Half of the capacity that idles, by request: of a fleet that is busy for a share ``u`` of the
-    time, dividing all requests takes it to ``u + (1 - u) / 2`` at most. So a fleet that divides
-    its requests is never overloaded by that. At 0.2 two times the work is allowed, at 0.5 half of
-    it, at 0.9 a twentieth, and at 1 requests stay whole.
+    Extra work may take half of the idle capacity: if a fleet is busy for a share ``u`` of the time,
+    dividing all requests makes it busy for ``u + (1 - u) / 2`` at most. So dividing never overloads
+    a fleet. At 0.2 two times the work is allowed, at 0.5 half of it, at 0.9 a twentieth, and at 1
+    only `_LEAST_EXTRA_WORK`.
 
     Args:
         utilisation: share of the time for which replicas are busy, 0 to 1.
@@ -91,8 +91,8 @@ def plan(
         worth: see `WORTH`.
 
     Returns:
-        Parts that have every row exactly once, in the order of `replicas`; none where no replica
-        is available.
+        Parts that have every row exactly once, in the order of `replicas`; none if no replica is
+        available.
     """
     if not any(each.available for each in replicas):
         return []
@@ -115,14 +115,14 @@ def _part(costs: RowCosts, replicas: Sequence[ReplicaState], number: int, rows: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fleet:
-    """Replicas that may get parts; float64 ``[replicas]`` where nothing else is said.
+    """The replicas that may get parts, as arrays; float64 ``[replicas]`` unless stated otherwise.
 
-    Seconds of work are those of a replica of mean speed, if they are not said to be a replica's
-    own. Rows that take 1.2 times as long on one replica are taken to do so whatever their length:
-    exact where speeds differ by a factor, close where attention and tokens differ apart.
+    Work is in seconds of a replica of mean speed, and "own seconds" are those of the replica
+    itself. Each replica has one slowness for rows of all lengths. This is exact if speeds differ
+    by a factor, and close if those of attention and of tokens differ by different factors.
 
     Attributes:
-        numbers: places in what the planner was given; int64.
+        numbers: indices among the replicas that the planner was given; int64.
         weights: work of every row; ``[rows]``.
         waiting: own seconds until it is free.
         overhead: own seconds of a launch, and of the prefix unless that is cached.
@@ -156,7 +156,7 @@ class _Fleet:
         return cls(np.array(numbers, dtype=np.int64), weights, *times)
 
     def soonest_free(self, count: int) -> _Fleet:
-        """At most so many of them."""
+        """The `count` replicas that can begin soonest; all if there are no more."""
         if len(self.numbers) <= count:
             return self
         near = np.sort(self.starts.argpartition(count)[:count])
@@ -169,13 +169,13 @@ class _Fleet:
         return self.waiting + self.overhead
 
     def soonest_whole(self) -> int:
-        """Where the request ends first if it stays whole."""
+        """Index of the replica on which the whole request ends first."""
         uncached = self.starts + self.saved + self.slowness * self.weights.sum()
         return soonest(uncached, self.saved)
 
 
 def _division(fleet: _Fleet, whole: int, extra_work: float, worth: float) -> Rows | None:
-    """Return the place in the fleet of every row; None where the request should stay whole."""
+    """Return the index in the fleet of every row's replica; None if the request stays whole."""
     if extra_work < 0 or min(len(fleet.numbers), len(fleet.weights)) == 1:
         return None
     starts, work = fleet.starts, float(fleet.weights.sum())
@@ -198,7 +198,7 @@ def _division(fleet: _Fleet, whole: int, extra_work: float, worth: float) -> Row
         if price >= best:
             break
         best, owner = price, own[places]
-        # As whole rows end later than the level, fewer parts may do as well.
+        # Rows cannot be cut, so parts end later than the level, and fewer of them may do as well.
         fewer = int((levels > end * (1 + 1e-9)).sum()) + 1
         count = fewer if len(fleet.weights) < _FEW_ROWS * count and fewer < count else 0
     return owner

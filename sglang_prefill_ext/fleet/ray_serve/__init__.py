@@ -1,4 +1,5 @@
-"""A fleet on Ray: Serve starts, watches, scales and replaces engines and routers; bytes go by HTTP.
+"""A fleet on Ray: Serve starts, watches, scales and replaces engines and routers.
 
-Only this folder imports Ray, and only `sglang-prefill fleet --model-path` imports this folder.
+Requests go by HTTP, not through Ray. Only this folder imports Ray, and only
+`sglang-prefill fleet --model-path` imports this folder.
 """

@@ -1,7 +1,7 @@
-"""How many engines the outstanding tokens need: Serve's autoscaling policy of the fleet.
+"""The fleet's autoscaling policy for Ray Serve: how many engines the outstanding tokens need.
 
-Serve pickles this module by value, so it imports nothing of ours. Serve itself applies the bounds
-and waits until a wish has lasted (`upscale_delay_s`, `downscale_delay_s`).
+Serve pickles this module by value, so it imports nothing of ours. Serve itself applies the bounds,
+and waits until another number was wanted for long enough (`upscale_delay_s`, `downscale_delay_s`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Collection
 from typing import Any
 
 TOKENS = "outstanding_tokens"
-"""By this name an engine reports what it has yet to compute."""
+"""The name under which an engine reports how many tokens it has yet to compute."""
 
 
 def wanted(outstanding: Collection[float], target: float, current: int) -> int:
-    """Engines with which each has the target.
+    """Return the number of engines with which each has `target` tokens.
 
     Args:
         outstanding: tokens of each engine that reports, averaged over Serve's window.
-        target: tokens of an engine.
+        target: outstanding tokens that an engine should have.
         current: engines that there should be now; kept while none reports.
     """
     if not outstanding:
@@ -28,7 +28,7 @@ def wanted(outstanding: Collection[float], target: float, current: int) -> int:
 
 
 class OutstandingTokens:
-    """See `wanted`; `target_tokens` is the target."""
+    """The policy that Serve calls; see `wanted`."""
 
     def __init__(self, target_tokens: float) -> None:
         self._target = target_tokens

@@ -1,4 +1,4 @@
-"""Start a cluster of Ray or join one."""
+"""Starts a cluster of Ray, or connects to one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONNECT_S = 5.0
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """A connection to a cluster; a cluster of its own, on this machine, without an address.
+    """Connect to a cluster; without an address, start one on this machine.
 
     Raises:
         ClusterError: there is none at the address.

@@ -1,4 +1,4 @@
-"""Have Serve run the engines and the routers of a fleet, on the cluster that is connected."""
+"""Has Ray Serve run the engines and the routers of a fleet, on the connected cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENGINES, ROUTERS = "prefill-engines", "prefill-routers"
 _ANSWER_S = 5.0
 _POLL_S = 0.5
 _SLACK_S = 60.0
-"""Until Serve kills what should have ended by itself."""
+"""Extra time before Serve kills a replica that should have ended by itself."""
 
 _WATCHED: dict[str, Any] = {
     "health_check_period_s": 1.0,
@@ -36,7 +36,7 @@ _WATCHED: dict[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.1,  # no request comes through Serve
     "max_constructor_retry_count": 2,
 }
-"""How Serve deals with every replica."""
+"""How Serve watches and ends every replica."""
 
 
 def deploy(
@@ -50,14 +50,14 @@ def deploy(
     autoscaling: AutoscalingConfig | None = None,
     engine_class: type[EngineReplica] = EngineReplica,
 ) -> None:
-    """Have a fleet run, or change the one that runs; returns at once.
+    """Start a fleet, or change the one that runs; returns at once.
 
-    Engines whose flags are others are replaced one after the other, routers as well.
+    Engines and routers whose flags have changed are replaced one after the other.
 
     Args:
-        routers: nodes on which routers listen.
-        processes: of each of those.
-        autoscaling: where `replicas` is a range.
+        routers: number of nodes on which routers listen.
+        processes: router processes on each of those nodes.
+        autoscaling: given if `replicas` is a range.
 
     Raises:
         ClusterError: the cluster has too little room.
@@ -69,7 +69,7 @@ def deploy(
         RouterReplica,
         name=ROUTERS,
         num_replicas=routers,
-        # A single one is replaced by another beside it: they share the port for a moment.
+        # A single replica is replaced after the new one has started: they share the port meanwhile.
         **({"max_replicas_per_node": 1} if routers > 1 else {"max_surge_percent": 100}),
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=settings.grace_s + _SLACK_S,
@@ -93,11 +93,11 @@ def deploy(
 def autoscaling_of(
     replicas: Replicas, target_tokens: float, up_s: float, down_s: float
 ) -> AutoscalingConfig | None:
-    """Serve's part of autoscaling; None where the number is fixed.
+    """Return Serve's configuration of autoscaling; None if the number of engines is fixed.
 
     Args:
-        target_tokens: outstanding tokens of an engine.
-        up_s, down_s: for how long more, or fewer, engines have to be wanted.
+        target_tokens: outstanding tokens that an engine should have.
+        up_s, down_s: for how long more, or fewer, engines have to be wanted before that changes.
     """
     if not replicas.scales:
         return None
@@ -117,7 +117,7 @@ def wait_up(stop: threading.Event) -> None:
     """Wait until all routers and the least number of engines are up, or for `stop`.
 
     Raises:
-        ServerStartError: one does not start; with what it says.
+        ServerStartError: one does not start; with the messages of its deployment.
     """
     shown = ""
     while not stop.wait(_POLL_S):
@@ -136,7 +136,7 @@ def wait_up(stop: threading.Event) -> None:
 
 
 def router_urls() -> list[str]:
-    """Where the routers of a fleet listen that is up."""
+    """The URLs at which the routers of a running fleet listen."""
     handle = serve.get_deployment_handle(ROUTERS, ROUTERS)
     return sorted(handle.broadcast("where").results(timeout_s=_ANSWER_S))
 
@@ -151,15 +151,18 @@ def take_down() -> None:
 
 
 def _target(deployment: Any, *args: object, scales: bool = False) -> serve.RunTarget:
-    """An application of one deployment, whose replicas are kept while its arguments stay."""
-    # Else Serve makes up a version, and replaces all replicas whatever has changed. Replicas that
-    # were started without autoscaling never report what it needs.
+    """An application of one deployment, whose replicas are kept while its arguments stay equal."""
+    # Without a given version, Serve replaces all replicas at every change. `scales` is part of it,
+    # because replicas that were started without autoscaling never report what that needs.
     deployment._version = hashlib.sha256(repr((args, scales)).encode()).hexdigest()
     return serve.RunTarget(deployment.bind(*args), deployment.name, None)
 
 
 def _surge_percent(replicas: Replicas, needs: Needs, nodes: list[dict[str, float]]) -> int:
-    """By how much Serve may exceed the number while it replaces engines: by one if that fits."""
+    """By how many percent Serve may exceed the number of engines while it replaces some.
+
+    By one engine if the cluster has room for it, else by none.
+    """
     if not replicas.least:
         return 0
     try:

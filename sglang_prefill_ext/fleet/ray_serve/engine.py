@@ -1,4 +1,4 @@
-"""The actor of one engine: starts a stock server on its node, and lets it go when its work is done.
+"""The actor of one engine: starts a stock server on its node, and stops it after its work is done.
 
 The actor computes nothing and passes no requests on: routers reach the server by HTTP.
 """
@@ -25,15 +25,15 @@ from sglang_prefill_ext.process.children import tethered
 logger = logging.getLogger("ray.serve")
 
 _TOLD_S = 5.0
-"""What routers may take to answer."""
+"""How long routers may take to answer."""
 
 _HEARD_S = 30.0
-"""For how long a new engine waits for routers to ask it; they may come later, or not at all."""
+"""How long a new engine waits for routers to ask it; they may come later, or not at all."""
 
 _HEALTH = aiohttp.ClientTimeout(total=25.0)
 _LOOK_S = 0.1
 STOP_S = 60.0
-"""What SGLang may take to end, beyond its requests; it looks every 5 s whether it should."""
+"""How long SGLang may take to end after its requests; it checks every 5 s whether it should."""
 
 
 class TetheredServer(LocalServer):
@@ -43,7 +43,7 @@ class TetheredServer(LocalServer):
         flags = ["--enable-prefill-only", *launch.flags]
         if launch.api_key:
             flags += ["--api-key", launch.api_key]
-        # Unlike that of a demonstration, its model may have to be downloaded.
+        # Unlike a demonstration's model, that of an engine may have to be downloaded.
         env = {"HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0")}
         super().__init__(launch.model_path, flags, env=env, host=host)
         logger.info("Engine %s; its log is %s.", self.base_url, self.log_path)
@@ -92,7 +92,7 @@ class EngineReplica:
         return {TOKENS: float((await self._replica.state()).outstanding_tokens)}
 
     async def __del__(self) -> None:
-        """Leave the routers, end what they have sent, and stop; one that is ill stops at once."""
+        """Leave the routers, finish their requests, and stop; an unhealthy engine stops at once."""
         if not hasattr(self, "_joining"):
             return  # it has not started
         self._joining.cancel()
@@ -114,13 +114,13 @@ class EngineReplica:
                 raise EngineUnavailableError(f"GET /health: HTTP {answer.status}.")
 
     async def _keep_joining(self) -> None:
-        """Tell the routers of this engine, again and again: one may have restarted."""
+        """Tell the routers of this engine again and again, because one may have restarted."""
         while True:
             await self._tell("join")
             await asyncio.sleep(BEAT_S)
 
     async def _heard(self) -> None:
-        """Wait until routers have heard of this engine: Serve may take another one away then."""
+        """Wait until routers have asked this engine, because Serve may then end another one."""
         deadline = time.monotonic() + _HEARD_S
         while time.monotonic() < deadline:
             heard = await self._tell("has_heard")
@@ -130,7 +130,10 @@ class EngineReplica:
         logger.warning("Routers have not asked engine %s yet.", self._server.base_url)
 
     async def _tell(self, what: str) -> list[Any]:
-        """Call a method of every router about this engine; one that does not answer is gone."""
+        """Call a method of every router with this engine's URL; return answers and exceptions.
+
+        There are none if the routers do not answer in time.
+        """
         try:
             telling = self._routers.broadcast(what, self._server.base_url)
             answers = telling.results_async(return_exceptions=True)

@@ -14,7 +14,7 @@ class Replicas:
     """How many engines there are.
 
     Attributes:
-        least, most: equal where nobody scales; 0 for no fleet at all.
+        least, most: equal without autoscaling; both 0 for no fleet at all.
     """
 
     least: int
@@ -71,11 +71,11 @@ class Needs:
 
 
 def needs_of(ranks: int, device: str, cpus: float, nodes: Iterable[Mapping[str, float]]) -> Needs:
-    """What an engine needs: a GPU for every rank, and none where the cluster has none.
+    """What an engine needs of a node: a GPU for every rank, or none if the cluster has none.
 
     Args:
-        ranks: processes of one engine that compute.
-        device: that was asked for; empty or `auto`: whatever there is.
+        ranks: number of processes of one engine that compute.
+        device: the device that was asked for; empty or `auto` for whatever there is.
         cpus: cores of one engine.
         nodes: resources of each node, by Ray's names.
     """

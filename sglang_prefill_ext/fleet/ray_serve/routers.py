@@ -23,7 +23,7 @@ from sglang_prefill_ext.process.supervisor import Supervisor
 logger = logging.getLogger("ray.serve")
 
 _SILENT_S = 10.0
-"""After which an engine that tells nothing is forgotten; it has died without a word."""
+"""An engine that reports nothing for so long is forgotten: it has died without leaving."""
 
 _LISTENING_S = 60.0
 _LOOK_S = 0.2
@@ -34,7 +34,7 @@ class RouterReplica:
     """A replica of the deployment of routers.
 
     Args:
-        processes: that share the port.
+        processes: number of router processes, which share the port.
         engines: application of the engines, whose states the status page shows.
 
     Raises:
@@ -64,20 +64,20 @@ class RouterReplica:
         await self._listening()
 
     async def join(self, url: str) -> None:
-        """An engine is there; it says so every second."""
+        """Take note that an engine is there; the engine calls this every second."""
         now_s = time.monotonic()
-        if now_s - self._left_s.get(url, -_SILENT_S) >= _SILENT_S:  # else it was said before
+        if now_s - self._left_s.get(url, -_SILENT_S) >= _SILENT_S:  # else sent before it left
             self._heard_s[url] = now_s
             self._say()
 
     async def leave(self, url: str) -> None:
-        """An engine is to get no more requests."""
+        """Give an engine no more requests; the engine calls this when it ends."""
         self._heard_s.pop(url, None)
         self._left_s[url] = time.monotonic()
         self._say()
 
     async def has_heard(self, url: str) -> bool:
-        """Whether an engine has answered a router, which then has work for it when it is needed."""
+        """Whether a router has had an answer of an engine, and so can send it requests."""
         async with (
             aiohttp.ClientSession(timeout=_TIMEOUT, headers=self._auth) as http,
             http.get(f"{self._url}/prefill_only/status") as answer,
@@ -126,7 +126,7 @@ class RouterReplica:
             for url in [u for u, heard_s in self._heard_s.items() if heard_s < now_s - _SILENT_S]:
                 logger.warning("Engine %s has said nothing for %g s.", url, _SILENT_S)
                 del self._heard_s[url]
-            with contextlib.suppress(Exception):  # Serve's controller restarts
+            with contextlib.suppress(Exception):  # it fails while Serve's controller restarts
                 self._deployment = await asyncio.to_thread(_states, self._engines)
             self._say()
             await asyncio.sleep(BEAT_S)

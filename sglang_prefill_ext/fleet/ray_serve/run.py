@@ -1,4 +1,4 @@
-"""`sglang-prefill fleet --model-path`: check what was asked for, then have Serve run it."""
+"""`sglang-prefill fleet --model-path`: checks the flags, then has Ray Serve run the fleet."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def run(
     routers: int,
     processes: int,
 ) -> None:
-    """Run a fleet until SIGTERM in a cluster of its own; in another one, until it is up.
+    """Run a fleet in a cluster of its own until SIGTERM; or start it in another one and return.
 
     Args:
         address: of a cluster; empty for one of its own.
-        cpus: of an engine.
+        cpus: cores of an engine.
         target_tokens, up_s, down_s: see `deployments.autoscaling_of`.
-        routers: nodes on which routers listen.
-        processes: of each of those.
+        routers: number of nodes on which routers listen.
+        processes: router processes on each of those nodes.
 
     Raises:
         ConfigError: a flag is wrong, also one of SGLang.
@@ -53,7 +53,7 @@ def run(
     """
     if not address:
         with reserved_ports(settings) as settings:
-            pass  # routers, which share their ports, are started by Ray
+            pass  # only to choose and check them: Ray starts the routers, which share these ports
     elif 0 in (settings.port, settings.grpc_port):
         raise ConfigError("--port 0, --grpc-port 0: with --address, say where routers listen.")
     known = _checked(launch)

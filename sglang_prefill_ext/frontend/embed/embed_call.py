@@ -1,4 +1,4 @@
-"""A call for vectors, whoever makes it, and its prompts as checked token ids."""
+"""A call for vectors from any route, and the encoding and checking of its prompts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 @dataclass(frozen=True, slots=True)
 class Positional:
-    """Embeddings that stand where tokens of one prompt do.
+    """Embeddings that replace those of some tokens of one prompt.
 
     Attributes:
         embeds: ``[n, hidden]``, or a list of n ``[hidden]``.
-        positions: n tokens of the prompt.
+        positions: of n tokens in the prompt.
     """
 
     embeds: Any
@@ -31,20 +31,20 @@ class Positional:
 
 @dataclass(frozen=True, slots=True)
 class EmbedCall:
-    """What a vector is wanted of.
+    """What a call for vectors asks for.
 
     Attributes:
         prompts: texts, pairs of texts that are encoded together, or token ids.
-        is_single: one prompt that did not come as a list; its answer is no list either.
-        dimensions: leading numbers of each vector; None for all.
-        positional: for each prompt None, or what has the fields of `Positional`; None for none at
-            all.
-        placeholder: token in the places of which `embeds` stand; None where there are none.
+        is_single: the one prompt did not come in a list, so its answer is no list either.
+        dimensions: how many leading numbers of each vector are wanted; None for all.
+        positional: for each prompt None, or an object with the fields of `Positional`; None if no
+            prompt has any.
+        placeholder: the token that `embeds` replace; None where there are none.
         embeds: for each prompt None, or a list of embeddings ``[hidden]``, one a placeholder.
-        places: tokens of each prompt of which vectors are wanted, ascending, at least one; None
-            for the last one.
-        with_states: the hidden states, too, of which a head makes the vectors.
-        adapter: see `PackedRows`; of the whole call.
+        places: positions of the tokens in each prompt whose vectors are wanted, ascending, at
+            least one; None for the last token only.
+        with_states: the hidden states that a head makes the vectors of are wanted, too.
+        adapter: see `PackedRows`; all prompts of the call use it.
     """
 
     prompts: list[Any]
@@ -59,7 +59,7 @@ class EmbedCall:
 
     @classmethod
     def plain(cls, given: Any, dimensions: int | None = None) -> EmbedCall | None:
-        """The call of a body that has nothing but prompts; None if SGLang is to judge them.
+        """The call of a body that has nothing but prompts; None if SGLang is to judge it.
 
         Args:
             given: a text, the ids of one prompt, or a list of either.
@@ -85,7 +85,7 @@ class EmbedCall:
         return isinstance(self.prompts[0], (str, tuple))
 
     def contents(self) -> dict[str, Any]:
-        """Its prompts: `text`, or `input_ids`."""
+        """The prompts, by the name of SGLang's field: `text` or `input_ids`."""
         return {"text" if self.is_text else "input_ids": self.prompts}
 
 

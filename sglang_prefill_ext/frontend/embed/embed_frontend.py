@@ -1,4 +1,4 @@
-"""Calls for vectors on the packed path of one front-end process: embeddings, classes, rewards."""
+"""Serves calls for vectors (embeddings, classes, rewards) on the packed path of a front end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Embedded:
     """The result of a packed call.
 
     Attributes:
-        vectors: one a prompt; a list of them, where places were asked for; a number, where the
-            model makes no more.
-        served: what there was to compute.
-        numbers: of all vectors.
-        states: the hidden state behind every vector, float32 ``[hidden]`` or ``[places, hidden]``;
-            None where they were not asked for, or the model shows none.
+        vectors: for each prompt a vector; or a list of them, if places were asked for; or a number,
+            if the model makes only one.
+        served: token counts and times.
+        numbers: how many numbers all vectors have.
+        states: the hidden state of every vector, float32 ``[hidden]`` or ``[places, hidden]``; None
+            if they were not asked for, or the model has no head that makes the vectors.
     """
 
     vectors: list[Any]
@@ -48,7 +48,10 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Overridden:
-    """The embeddings of one call, whose prompts number them and so go without others'."""
+    """The embeddings of one call.
+
+    The ids in its prompts are indices into this table, so the call shares no batch with others.
+    """
 
     table: OverrideArray
 
@@ -128,7 +131,7 @@ class EmbedFrontend:
         return Embedded(vectors, served, numbers, states)
 
     def _listed(self, tables: list[Float32Array]) -> list[Any]:
-        """See `Embedded.vectors`."""
+        """Convert tables to `Embedded.vectors`."""
         if self.makes_numbers:
             return [table.item() for table in tables]
         return [table.tolist() if table.ndim == 1 else table_rows(table) for table in tables]
@@ -145,8 +148,8 @@ class EmbedFrontend:
     ) -> list[ReadOut]:
         """Return the vectors at places of each prompt, float32 ``[places, width]``.
 
-        Such a call is a scoring request, large enough to go alone. Arguments and errors are those
-        of `vectors`.
+        Such a call is sent as one packed request, like a scoring call, and is large enough to share
+        no batch. Arguments and errors are those of `vectors`.
         """
         numbers = sum(map(len, places)) * self.path.embeddings.width
         check_memory(self.path.config, numbers=numbers, field="token_indices_to_pool")
@@ -172,8 +175,8 @@ class EmbedFrontend:
         """Return a vector of each prompt, float32 ``[width]``; the errors are those of `embed`.
 
         Args:
-            prompts: none is empty, all ids lie in the vocabulary, or name one of `overrides`.
-            width: leading numbers of each vector, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
+            prompts: none is empty; all ids lie in the vocabulary, or name one of `overrides`.
+            width: how many leading numbers of each vector, or `WHOLE_VECTOR` or `VECTOR_AND_STATE`.
             adapter: see `PackedRows`.
         """
         self.path.exchange.require_fitting(max(map(len, prompts)))
@@ -188,9 +191,9 @@ class EmbedFrontend:
 
 
 def _with_ids(call: EmbedCall, prompts: list[Int32Array]) -> EmbedCall | None:
-    """Return a call of texts with their ids; None of others, also of pairs of texts.
+    """Return a call of texts with their ids in their place; None for other calls.
 
-    SGLang wants more of a pair than its ids.
+    Calls of pairs of texts are others, because SGLang needs more of a pair than its ids.
     """
     if not isinstance(call.prompts[0], str):
         return None

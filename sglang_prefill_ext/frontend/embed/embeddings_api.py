@@ -1,7 +1,7 @@
-"""Bodies of ``POST /v1/embeddings`` in both directions, without an object for every number.
+"""Reads and writes bodies of ``POST /v1/embeddings``, without an object for every number.
 
-Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
-refused.
+Only bodies that are plainly right are read here. All others are left to SGLang, which refuses them
+in its own words, or serves them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EmbeddingsRequest:
 def read_request(body: bytes) -> EmbeddingsRequest | None:
     """Read a body; None if SGLang is to read it.
 
-    A model name with a colon may name a LoRA adapter, so that is SGLang's, too.
+    SGLang also reads bodies whose model name has a colon, as it may name a LoRA adapter.
     """
     read = decoded(_DECODER.decode, body)
     if read is None or ":" in read.model:

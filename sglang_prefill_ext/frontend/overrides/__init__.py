@@ -1,1 +1,1 @@
-"""Embeddings of the user's own in place of tokens."""
+"""Embeddings that come with a call and replace those of some of its tokens."""

@@ -1,4 +1,4 @@
-"""Pack calls with embeddings of the user's own."""
+"""Packs calls that bring embeddings of their own."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> Packed
     """Pack an eligible call whose embeddings are arrays.
 
     Raises:
-        StockPathTaken: an id lies outside the vocabulary, a prompt has not as many placeholders as
-            embeddings, or is to be read at tokens that an item has not, or the query has, all of
-            which SGLang refuses.
+        StockPathTaken: an id lies outside the vocabulary, a prompt does not have as many
+            placeholders as embeddings, or the extraction token is in the query or not in an item.
+            SGLang refuses all of these.
         RequestError: a prompt is empty, or an embedding is of another width or type than the
             model's, or not finite in its dtype; or see `pack_setwise`.
     """
@@ -40,7 +40,7 @@ def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> Packed
         (query,), items = path.link.encode([query]), path.link.encode(items, continued=True)
     try:
         flatten_ids([query, *items], path.vocab_size, field="query, items")
-    except RequestError:  # SGLang says first what is wrong with placeholders
+    except RequestError:  # SGLang reports wrong placeholders before wrong ids
         raise StockPathTaken(StockReason.UNUSUAL_INPUT) from None
     placed = place_overrides(call, query, items, path.embeddings)
     if placed is None:
@@ -49,7 +49,7 @@ def pack_overridden(call: ScoreCall, labels: Labels, path: PackedPath) -> Packed
     if anchor is None:
         rest = (labels, path.vocab_size, placed.overrides)
         return pack_token_ids(placed.query, placed.items, False, *rest)
-    # Where the anchor is a placeholder, it is one no more.
+    # Searched in the original ids: an extraction token that is a placeholder has been replaced.
     anchors = anchors_of(query, [query + item for item in items], anchor)
     prompts = [placed.query + item for item in placed.items]
     return pack_setwise(prompts, anchors, labels, path.vocab_size, path.config, placed.overrides)
@@ -64,7 +64,8 @@ def place_of_vectors(
         call: has embeddings, which are arrays.
 
     Raises:
-        StockPathTaken: a prompt has not as many placeholders as embeddings, which SGLang refuses.
+        StockPathTaken: a prompt does not have as many placeholders as embeddings, which SGLang
+            refuses.
         RequestError: an embedding is of another width or type than the model's, or not finite in
             its dtype.
     """

@@ -1,4 +1,4 @@
-"""Embeddings of a scoring call, put into the places of its placeholder tokens."""
+"""Puts the embeddings of a call into its prompts, at placeholder tokens or at given positions."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def place_overrides(
 ) -> Placed | None:
     """Put the embeddings of a call into the places of its placeholders, in order.
 
-    Where a stacked call has other embeddings in the query for every item, no query is shared.
+    If a stacked call has different embeddings in the query for some items, no query is shared.
 
     Args:
         call: its embeddings are arrays: ``[n, hidden]``, or a list of ``[hidden]``.
-        query, items: token ids, all of the vocabulary.
+        query, items: token ids, all in the vocabulary.
         kind: of the model's embeddings.
 
     Returns:
-        None where a prompt has not as many placeholders as embeddings, which SGLang refuses.
+        None if a prompt does not have as many placeholders as embeddings, which SGLang refuses.
 
     Raises:
         RequestError: an embedding is of another width or type, or not finite in the model's dtype.
@@ -99,13 +99,13 @@ def place_at(
 def at_placeholders(
     prompts: Sequence[Int32Array], token: int, embeds: Sequence[list[Any] | None]
 ) -> list[Positional | None] | None:
-    """Say where embeddings stand that come for the placeholders of encoded prompts.
+    """Pair the embeddings of encoded prompts with the positions of their placeholders.
 
     Args:
         embeds: see `EmbedCall`.
 
     Returns:
-        None where a prompt has not as many placeholders as embeddings, which SGLang refuses.
+        None if a prompt does not have as many placeholders as embeddings, which SGLang refuses.
     """
     found: list[Positional | None] = []
     for prompt, own in zip(prompts, embeds, strict=True):
@@ -153,7 +153,7 @@ def checked_overrides(field: str, value: Any, kind: EmbeddingKind) -> OverrideAr
 
 
 def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:
-    """All rows, as float16 if that is what they are."""
+    """All rows in one matrix: float16 if all matrices are, else float32."""
     if not matrices:
         return NO_OVERRIDES
     dtype = np.float16 if all(each.dtype == np.float16 for each in matrices) else np.float32
@@ -165,7 +165,7 @@ def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:
 def _matrices(
     call: ScoreCall, in_query: int, num_items: int, kind: EmbeddingKind
 ) -> tuple[list[_Matrix | None], list[_Matrix | None]]:
-    """Embeddings of the query, one matrix or one an item; and of the items.
+    """Embeddings of the query, one matrix for all items or one an item; and those of the items.
 
     Items that share an array share its matrix.
     """

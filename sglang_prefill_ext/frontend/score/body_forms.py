@@ -1,11 +1,11 @@
-"""Arrays as base64 in the bodies of scoring requests, beside the lists that SGLang knows.
+"""Reads base64 arrays in the bodies of scoring requests, where SGLang knows only lists.
 
 ``{"values": "<base64>"}`` stands for the token ids of a query, and ``{"values": "<base64>",
 "counts": "<base64>"}`` for those of items: little-endian int32, the items one behind the other and
 the length of each. ``{"dtype": "float16", "shape": [2, 4096], "data": "<base64>"}`` stands for
-embeddings, a nested list of that shape; the numbers lie row by row, little-endian. A decimal number
-of a list takes longer to read than its token to pack, thousands of them longer than an item to
-score.
+embeddings, a nested list of that shape; the numbers lie row by row, little-endian. Arrays save
+time: reading a token id from decimal digits takes longer than packing it, and reading the thousands
+of numbers of an embedding takes longer than scoring an item.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ DECISION_MARK = b'"' + _INPUT.encode()
 
 _KEYS = {"dtype", "shape", "data"}
 
-_LARGEST_SIZE = 2**20  # what is empty may be as wide as it says, but numpy has a limit
+_LARGEST_SIZE = 2**20  # also bounds empty arrays, whose data says nothing of their width
 
 
 @dataclass(frozen=True, slots=True)
 class BodyOverrides:
-    """What was taken out of a body.
+    """The embeddings that were taken out of a body.
 
     Attributes:
         found: arguments of `score_request`.
-        every_item: embeddings for every prompt alike.
+        every_item: the same embeddings for every prompt.
     """
 
     found: dict[str, Any]
@@ -61,7 +61,7 @@ def take_score_overrides(fields: dict[str, Any], config: PrefillOnlyConfig) -> B
     """Take the embeddings out of the fields of a body of ``/v1/score``; None without any.
 
     Raises:
-        RequestError: what is there is wrong; the message names the field.
+        RequestError: an array is wrong; the message names the field.
     """
     query, items = fields.get(_QUERY), fields.get(_ITEMS)
     found: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def take_decision_overrides(
 
 
 def _check_count(found: int, fields: dict[str, Any], config: PrefillOnlyConfig) -> None:
-    """Refuse embeddings for items that are not there, or are too many."""
+    """Refuse too many items, and embeddings that are not one entry an item."""
     items = fields.get("items")
     count = len(items) if isinstance(items, list) else int(isinstance(items, str))
     check_count(count, config)
@@ -138,7 +138,7 @@ def _array(field: str, form: Any, dimensions: int) -> OverrideArray:
 
 def _are_sizes(shape: list[Any]) -> bool:
     in_range = all(type(size) is int and 0 <= size <= _LARGEST_SIZE for size in shape)
-    # Were another one than the first 0, no data would have to come for however many items.
+    # If another size than the first were 0, an array of any number of items would need no data.
     return in_range and all(shape[1:])
 
 
@@ -165,8 +165,8 @@ def arrays_of(query: object, items: object) -> tuple[Int32Array, FlatRows] | Non
     """Return the ids of query and items, without copying; None if neither is in this form.
 
     Raises:
-        RequestError: one of the two is in another form, or the bytes are no whole numbers, or do
-            not fit together.
+        RequestError: only one of the two is in this form, the bytes are no int32 numbers, or the
+            counts do not fit the values.
     """
     if not isinstance(query, IdsForm) and not isinstance(items, RowsForm):
         return None
@@ -177,7 +177,7 @@ def arrays_of(query: object, items: object) -> tuple[Int32Array, FlatRows] | Non
 
 
 def put_lists(fields: dict[str, Any], config: PrefillOnlyConfig) -> bool:
-    """Put lists in the place of the arrays of a body, which SGLang can read; False without any.
+    """Replace the arrays of a body by lists, which SGLang can read; return whether there were any.
 
     Raises:
         RequestError: the arrays are wrong, or of too many items; the message names the field.
@@ -195,7 +195,7 @@ def put_lists(fields: dict[str, Any], config: PrefillOnlyConfig) -> bool:
 
 
 def _form(fields: dict[str, Any], field: str, kind: type[_Form]) -> Any:
-    """The value of a field, read if it is an array."""
+    """The value of a field; decoded if it is in the form of an array."""
     value = fields.get(field)
     if not isinstance(value, dict) or "values" not in value:
         return value

@@ -1,4 +1,4 @@
-"""What a decoder reranker is asked of each document of a `/v1/rerank` call."""
+"""Checks `/v1/rerank` calls, and renders the prompt of each document for a decoder reranker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Template(Protocol):
 def check_documents(
     query: str, documents: Sequence[str], instruct: str | None, config: PrefillOnlyConfig
 ) -> None:
-    """Refuse a call before a prompt is made.
+    """Refuse a call that is too large, before a prompt is made.
 
     Raises:
-        RequestError: there are too many documents, or too long a query for them.
+        RequestError: there are too many documents, or the query is too long for so many.
     """
     check_count(len(documents), config, field="documents", noun="documents")
     check_repeated(f"{query}{instruct or ''}", documents)
@@ -33,7 +33,7 @@ def rerank_prompts(
     """Return one prompt a document, each as SGLang renders it by itself.
 
     Args:
-        instruct: where there is none, or an empty one, the template's default holds.
+        instruct: if None or empty, the template's default holds.
 
     Raises:
         Exception: whatever the template raises.

@@ -1,7 +1,7 @@
-"""Bodies of ``POST /v1/score`` in both directions, without an object for every number.
+"""Reads and writes bodies of ``POST /v1/score``, without an object for every number.
 
-Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
-refused.
+Only bodies that are plainly right are read here. All others are left to SGLang, which refuses them
+in its own words, or serves them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _of_fields = partial(msgspec.convert, type=_Body)
 
 @dataclass(frozen=True, slots=True)
 class ScoreBody:
-    """A body, of which every byte is decoded once.
+    """A body, which is decoded only once.
 
     Attributes:
-        fields: of a body that may hold something in a form of ours; else none.
-        read: None where it is not plainly right.
+        fields: of a body that may have base64 arrays (`body_forms`); empty for any other.
+        read: None if the body is not plainly right.
     """
 
     body: bytes
@@ -70,7 +70,7 @@ class ScoreBody:
 
     @property
     def model(self) -> str:
-        """What the answer repeats of a body that was read."""
+        """The model name, which the answer repeats; empty if the body was not read."""
         return "" if self.read is None else self.read.model
 
     def call(self, request: Any) -> ScoreCall | None:
@@ -97,23 +97,23 @@ class ScoreBody:
         )
 
     def stock(self, config: PrefillOnlyConfig) -> tuple[bytes, BodyOverrides | None]:
-        """The body that SGLang can read, and the embeddings that were taken out of it.
+        """A body that SGLang can read, and the embeddings that were taken out of it.
 
         Raises:
-            RequestError: something in a form of ours is wrong; the message names the field.
+            RequestError: a base64 array is wrong; the message names the field.
         """
         return _stock_body(self.body, self.fields, take_score_overrides, config)
 
 
 def stock_score_body(body: bytes, config: PrefillOnlyConfig) -> tuple[bytes, BodyOverrides | None]:
-    """See `ScoreBody.stock`; of a body that is SGLang's to read in any case."""
+    """See `ScoreBody.stock`; for a body that SGLang reads in any case."""
     return ScoreBody(body, fields_of(body, ARRAYS_MARK, SCORE_MARK), None).stock(config)
 
 
 def stock_decision_body(
     body: bytes, config: PrefillOnlyConfig
 ) -> tuple[bytes, BodyOverrides | None]:
-    """Likewise of ``/v1/decisions``."""
+    """See `ScoreBody.stock`; for a body of ``/v1/decisions``."""
     fields = fields_of(body, ARRAYS_MARK, DECISION_MARK)
     return _stock_body(body, fields, take_decision_overrides, config)
 
@@ -126,9 +126,9 @@ def _stock_body(
 
 
 def fields_of(body: bytes, *marks: bytes) -> dict[str, Any]:
-    """Return the fields of a body that has one of these marks in it; none of any other.
+    """Return the fields of a body that contains one of these marks; empty for any other.
 
-    What is no JSON object, broken, or too deep to read is left to SGLang to refuse.
+    Also empty for what SGLang is to refuse: broken JSON, no object, or nested too deep.
     """
     if not any(mark in body for mark in marks):
         return {}

@@ -22,9 +22,9 @@ OVERRIDES = (
 class ScoreCall:
     """The arguments of `score_request`, with its defaults (same names, same meaning).
 
-    Token ids may be arrays, too: `query` an `Int32Array`, `items` `FlatRows`, and so may be
-    `label_token_ids`: `FlatRows` of one row for all items, or one an item. SGLang's own path does
-    not take these; see `listed`.
+    Token ids may also be arrays: `query` an `Int32Array`, `items` `FlatRows`, and `label_token_ids`
+    `FlatRows` with one row for all items, or one an item. SGLang's own path takes only lists; see
+    `listed`.
     """
 
     query: Any = None
@@ -45,18 +45,18 @@ class ScoreCall:
 
     @property
     def num_items(self) -> int:
-        """Items of the call; 0 where `items` is none of what it may be."""
+        """Number of items; 0 if `items` has a wrong type."""
         if isinstance(self.items, str):
             return 1
         return len(self.items) if isinstance(self.items, list | FlatRows) else 0
 
     @property
     def has_texts(self) -> bool:
-        """Whether items are texts; asked of a call that has some."""
+        """Whether items are texts; there must be at least one."""
         return not isinstance(self.items, FlatRows) and isinstance(self.items[0], str)
 
     def contents(self) -> dict[str, Any]:
-        """What its prompts are made of, as plain values: `text`, or `input_ids`."""
+        """Query and items as plain values, under the name `text` or `input_ids`."""
         call = self.listed()
         query, items = call.query, call.items
         first = items[0] if isinstance(items, list) and items else items
@@ -120,13 +120,13 @@ def _is_plain_temperature(call: ScoreCall) -> bool:
 
 
 def _is_plain_setwise(call: ScoreCall) -> bool:
-    """Whether extraction tokens are searched for in lists of items behind the query."""
+    """Whether the extraction token is an integer, and items are no arrays and follow the query."""
     is_plain = type(call.score_extraction_token_id) is int and not call.item_first
     return is_plain and not isinstance(call.items, FlatRows)
 
 
 def _has_plain_overrides(call: ScoreCall) -> bool:
-    """Whether what comes with the call is one of the two forms, and one entry an item."""
+    """Whether embeddings are in one form only (query and items, or stacked), one entry an item."""
     items, stacked = call.item_embed_overrides, call.stacked_query_item_embed_overrides
     if type(call.embed_override_token_id) is not int or call.item_first:
         return False
@@ -157,12 +157,12 @@ def _is_token_ids(call: ScoreCall) -> bool:
 
 
 def _are(kind: type, items: list[Any]) -> bool:
-    """Whether all items are of a kind; subclasses, which are rare, are looked at one by one."""
+    """Whether all items are of a type; one by one only if some are not exactly of it."""
     return set(map(type, items)) <= {kind} or all(isinstance(item, kind) for item in items)
 
 
 def pack_labels(labels: Any, num_items: int, vocab_size: int) -> Labels | None:
-    """Return what is to be read; None if anything is unusual.
+    """Return the labels to read; None if anything is unusual.
 
     None means "let SGLang judge": its own validation then produces its own error, or
     accepts what we were too strict about.

@@ -1,4 +1,4 @@
-"""Scoring calls on the packed path of one front-end process."""
+"""Serves scoring calls on the packed path of one front-end process."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ScoreFrontend:
         return msgspec.structs.replace(labels, normalised=needs_all)
 
     async def _encoded(self, call: ScoreCall, run: _Run) -> ScoreCall:
-        """Return a call of plain texts as one of arrays; any other as it is."""
+        """Encode a call of plain texts to arrays of ids; return any other call as it is."""
         setwise = call.score_extraction_token_id is not None
         if not call.has_texts or call.has_overrides or setwise:
             return call
@@ -125,14 +125,14 @@ class ScoreFrontend:
     def _check_sizes(self, call: ScoreCall, labels: Labels) -> int:
         """Refuse what would take too much memory; return the tokens of the packed call.
 
-        Texts that are yet to be encoded have none.
+        Texts that are not encoded yet count as 0 tokens.
 
         Raises:
             RequestError: see `check_memory` and `check_repeated`.
             StockPathTaken: SGLang is to refuse a prompt that is too long, or to truncate it.
         """
         setwise = call.score_extraction_token_id is not None
-        # How many numbers a setwise call reads is known later.
+        # How many numbers a setwise call reads is known later; `pack_setwise` checks them.
         numbers = 0 if setwise else labels.num_values(call.num_items)
         query, items = prompts_of(call)
         if isinstance(query, str):
@@ -148,7 +148,14 @@ class ScoreFrontend:
         return tokens
 
     def _require_fitting(self, lengths: PromptLengths) -> None:
-        """Hand on what is too long, unless SGLang would repeat a long query only to refuse it."""
+        """Leave prompts that are too long to SGLang, unless that would take it too much memory.
+
+        SGLang makes a prompt of the query and each item before it refuses one.
+
+        Raises:
+            StockPathTaken: SGLang is to refuse a prompt that is too long, or to truncate it.
+            RequestError: see `too_long`.
+        """
         longest = self.path.link.longest_prompt()
         if lengths.longest_prompt <= longest:
             return

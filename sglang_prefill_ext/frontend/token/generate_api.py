@@ -1,7 +1,7 @@
-"""Bodies of ``POST /generate`` that ask for log-probs or one token, in both directions.
+"""Reads and writes bodies of ``POST /generate`` that ask for log-probs or one token.
 
-Only what is plainly right is read here; everything else is left to SGLang, in whose words it is
-refused.
+Only bodies that are plainly right are read here. All others are left to SGLang, which refuses them
+in its own words, or serves them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     lora_path: str | UnsetType = UNSET
 
     def arguments(self) -> dict[str, Any]:
-        """Of SGLang's `GenerateReqInput`."""
+        """The arguments of SGLang's `GenerateReqInput`."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
 
@@ -79,8 +79,8 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     def needs_no_request_state(self) -> bool:
         """Whether the request can be answered without SGLang's record of it.
 
-        It can where nobody names it (`rid`), nothing is streamed, no adapter has to be held, and
-        log-probs come without the texts of their tokens.
+        It can if the client gives it no name (`rid`), nothing is streamed, no adapter has to be
+        held, and log-probs come without the texts of their tokens.
         """
         has_prompts = (self.text is UNSET) != (self.input_ids is UNSET) and bool(self.prompts)
         asks = self.wants_logprobs or self.sampling_params.max_new_tokens == 1
@@ -91,7 +91,7 @@ class GenerateBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 _DECODER = msgspec.json.Decoder(GenerateBody)
 
 _TRIPLES_AT_A_TIME = 4096
-"""Of which each has one number."""
+"""Triples written as JSON in one step; each has one number."""
 
 
 def read_request(body: bytes) -> GenerateBody | None:
@@ -102,7 +102,7 @@ def read_request(body: bytes) -> GenerateBody | None:
 
 
 def sampling_arguments(key: bytes) -> dict[str, Any]:
-    """Of SGLang's `SamplingParams`, for a `GenerateBody.sampling_key`."""
+    """The arguments of SGLang's `SamplingParams`, from a `GenerateBody.sampling_key`."""
     fields: dict[str, Any] = msgspec.msgpack.decode(key)
     return fields
 
@@ -117,7 +117,7 @@ def logprob_fields(
 ) -> dict[str, Any]:
     """The log-probs of a prompt as SGLang's `meta_info` has them: value, token id, no text.
 
-    Many are JSON already, see `in_parts`.
+    Long lists are JSON already, see `in_parts`.
 
     Args:
         num_top, token_ids: see `TokenCall`.

@@ -1,4 +1,4 @@
-"""The answer to a call for log-probs and at most one token, in SGLang's own terms."""
+"""Makes the answer to a call for log-probs and at most one token, in the form of SGLang's lists."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CONTEXT_TOKENS = 5
 class TokenAnswer:
     """Lists as SGLang's scheduler makes them (log-probs: natural log).
 
-    The first token that is looked at has no predecessor, hence None. `*_val` and `*_idx` belong
-    together: values, and the token ids that they belong to.
+    `*_val` has values, and `*_idx` the token ids that they belong to. The lists of the prompt begin
+    with None, because the first token that is looked at has no predecessor.
 
     Attributes:
         token: the generated one; None where none was wanted.
@@ -47,11 +47,11 @@ class TokenAnswer:
 
 
 def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> TokenAnswer:
-    """Read the answer to a call from its reads.
+    """Make the answer to a call from the values of its reads.
 
     Args:
-        table: of `TokenGroup.tables`.
-        vocab_size: of the model; SGLang names its last token 0 among the prompt's.
+        table: the call's part of `TokenGroup.tables`.
+        vocab_size: of the model. As in SGLang, a prompt token with the last id appears as id 0.
     """
     kind = ReadKind.of(call)
     answer = TokenAnswer()
@@ -79,7 +79,7 @@ def answer_of(call: TokenCall, table: Float32Array, *, vocab_size: int) -> Token
 
 
 def token_of(call: TokenCall, table: Float32Array) -> int | None:
-    """The token that a call generates, of its reads as for `answer_of`; None if it wants none."""
+    """The token that a call generates, from the table of `answer_of`; None if it wants none."""
     best = Best.of(table[-1:, ReadKind.of(call).num_labels :])
     return int(best.token[0, 0]) if call.generates else None
 
@@ -94,14 +94,14 @@ def first_text(
 ) -> str:
     """Return the text that a token adds to a prompt, as SGLang's detokenizer finds it.
 
-    A token's text may depend on what precedes it, so it is decoded with and without. Tokens of the
-    model that the tokenizer does not know are decoded as token 0.
+    A token's text may depend on the tokens before it, so these are decoded with and without it.
+    Tokens of the model that the tokenizer does not know are decoded as token 0.
     """
     before = tuple(map(int, prompt[-_CONTEXT_TOKENS:]))
     return _added_text(tokenizer, before, token, skip_special=skip_special, spaces=spaces)
 
 
-@lru_cache(maxsize=1024)  # templates end alike, and decisions are few
+@lru_cache(maxsize=1024)  # templates end alike, and few different tokens are generated
 def _added_text(
     tokenizer: Any, before: tuple[int, ...], token: int, *, skip_special: bool, spaces: bool
 ) -> str:

@@ -1,4 +1,4 @@
-"""Calls for log-probs and single tokens as packed requests, and their values taken apart."""
+"""Packs calls for log-probs and single tokens, and divides the values of the answer among them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from sglang_prefill_ext.wire.read import Labels
 from sglang_prefill_ext.wire.sampling import Sampling
 
 _NO_SUCCESSOR = int_array([0])
-"""Label at the last token of a prompt, so that all reads have equally many; nobody looks at it."""
+"""Label at the last token of a prompt, which has no successor. It gives all reads equally many
+labels; its value is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadKind:
-    """What calls have in common that share a packed request.
+    """What calls must have in common to share a packed request.
 
     Attributes:
         reads_prompt: log-probs of prompt tokens are wanted.
-        token_ids: of which the log-prob is wanted at every read.
+        token_ids: tokens whose log-prob is wanted at every read.
         num_best: see `Labels`.
-        draws: a token is drawn behind the last one.
+        draws: the next token is drawn.
         adapter: see `PackedRows`.
     """
 
@@ -66,7 +67,10 @@ class TokenGroup(PackedGroup):
     starts: list[int]
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
-        """Return for every call its reads, ``[reads, values a read]``, to the prompt's last."""
+        """Return the values of every call's reads, from its start to its prompt's last token.
+
+        Each is ``[reads, values a read]``.
+        """
         table = values.reshape(self.rows.num_reads, -1)
         prefix, in_prefix = self.rows.prefix_len, table[: self.rows.prefix_reads]
         bounds = self.rows.read_starts()
@@ -101,7 +105,7 @@ def _group(calls: list[TokenCall], beginning: Beginning, kind: ReadKind) -> Toke
     if len(calls) == 1:
         prefix = min(prefix, starts[0])  # a prefix that is read cannot come from a cache
     elif min(starts) < prefix:
-        prefix -= 1  # so that what follows a read of the prefix is the same in every row
+        prefix -= 1  # so that the successor of every read in the prefix is the same in all rows
     tokens, lens = flat_tokens(prompts, prefix)
     labels, label_lens = int_array(kind.token_ids), NO_INTS
     read_lens, prefix_reads = NO_INTS, 0

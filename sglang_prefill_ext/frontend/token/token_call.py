@@ -1,6 +1,6 @@
-"""Generation calls that end with the prompt: its log-probs, and at most one token.
+"""Generation calls that ask only for log-probs of the prompt and at most one token.
 
-Of SGLang's own calls, numbers that would end its scheduler are refused before that.
+The checks are also for calls that SGLang serves: they refuse numbers that would end its scheduler.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sglang_prefill_ext.wire.reads import values_per_read
 from sglang_prefill_ext.wire.sampling import Sampling
 
 _USUAL_SEED = 42
-"""SGLang's where a request has none; only with --enable-deterministic-inference it is used."""
+"""SGLang's seed for a request without one; used only with --enable-deterministic-inference."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """What is read of a `TokenizedGenerateReqInput`, which can stand for it; see there."""
+    """The fields that are used of a `TokenizedGenerateReqInput`, which can be given instead."""
 
     input_ids: Sequence[int]
     sampling_params: Any
@@ -41,11 +41,11 @@ class TokenCall:
     Attributes:
         ids: tokens of the prompt, at least one.
         start: the first token whose successor's log-prob is wanted; None for the last token only.
-        num_top: most probable tokens that are wanted at every read.
-        token_ids: tokens whose log-probs are wanted at every read; None without the question.
+        num_top: how many most probable tokens are wanted at every read.
+        token_ids: tokens whose log-probs are wanted at every read; None if not asked for.
         generates: whether one token is generated.
-        sampling: how the last token's successor is drawn, of one row; None where the most
-            probable one is taken, and log-probs are the model's.
+        sampling: how the next token is drawn, of one row; None if the most probable one is taken,
+            and log-probs are the model's.
         adapter: see `PackedRows`.
     """
 
@@ -77,7 +77,7 @@ def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenC
     """Read an eligible request.
 
     Args:
-        stop_tokens: those that would end it, as far as the model has them.
+        stop_tokens: tokens that would end the generation, without those that the model lacks.
     """
     wants = bool(request.return_logprob)
     start = request.logprob_start_len if wants else -1
@@ -97,8 +97,8 @@ def token_call_of(request: TokenRequest, stop_tokens: Collection[int]) -> TokenC
 def _sampling_of(params: Any, stop_tokens: Collection[int]) -> Sampling | None:
     """Read SGLang's parameters, which it has filled in and checked.
 
-    Penalties of frequency, presence and repetition look at generated tokens, so the first one has
-    none.
+    Penalties of frequency, presence and repetition look at the tokens generated so far, so they do
+    not change the first one.
     """
     biases = {int(token): value for token, value in (params.logit_bias or {}).items()}
     if params.min_new_tokens:
@@ -121,11 +121,12 @@ _LARGEST_TOP_K = 2**31 - 1  # SGLang puts them into tensors of 32 bits
 
 @dataclass(frozen=True, slots=True)
 class TokenNumbers:
-    """What a request for one prompt asks for, under SGLang's names.
+    """The numbers of a request for one prompt that need a check, under SGLang's names.
 
     Attributes:
-        top_logprobs_num, logprob_start_len: SGLang lets lists pass that belong to many prompts.
-        stop_token_ids: SGLang passes over None, as of a tokenizer without such a token.
+        top_logprobs_num, logprob_start_len: SGLang does not refuse lists, which are for many
+            prompts.
+        stop_token_ids: SGLang ignores None, which a tokenizer without such a token has.
     """
 
     top_logprobs_num: int | list[int] | None = 0
@@ -135,7 +136,7 @@ class TokenNumbers:
     stop_token_ids: Collection[int | None] = ()
 
     def check(self, vocab_size: int) -> None:
-        """Refuse what SGLang cannot answer with so many tokens to choose from.
+        """Refuse numbers that SGLang's scheduler cannot handle with a vocabulary of this size.
 
         Raises:
             RequestError: names the field, the value and the remedy.
@@ -158,11 +159,11 @@ class TokenNumbers:
 
 
 def check_readout(positions: object, tokens: int | None, *, in_one_piece: bool) -> None:
-    """Refuse positions to read that are none, or that SGLang would look for in a part of a prompt.
+    """Refuse invalid positions; and all positions, if SGLang may compute a prompt in several parts.
 
     Args:
         positions: a request's `token_indices_to_pool`.
-        tokens: of the prompt; None if they are not counted yet.
+        tokens: number of the prompt's tokens; None if not known yet.
         in_one_piece: the server computes every prompt from its first token to its last at once.
 
     Raises:

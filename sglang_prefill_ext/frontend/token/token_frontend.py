@@ -1,4 +1,4 @@
-"""Calls for log-probs and single tokens on the packed path of one front-end process."""
+"""Serves calls for log-probs and single tokens on the packed path of one front-end process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_prefill_ext.wire.checks import check_memory
 from sglang_prefill_ext.wire.stock_reason import StockReason
 
 _MOST_SHARED = 1 << 18
-"""Numbers that are read for a call which may share a packed request."""
+"""Most numbers that a call may read and still share a packed request."""
 
 
 class TokenFrontend:
@@ -33,7 +33,7 @@ class TokenFrontend:
         )
 
     def call_of(self, request: TokenRequest, stop_tokens: Collection[int]) -> TokenCall:
-        """Read a request of which nothing else is wanted.
+        """Read a request that asks for nothing that this front end cannot give.
 
         Args:
             stop_tokens: see `token_call_of`.

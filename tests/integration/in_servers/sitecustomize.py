@@ -1,8 +1,9 @@
-"""What a server imports at its start that has this folder on its PYTHONPATH.
+"""Records calls inside a server, and lets it sleep; imported if this folder is on PYTHONPATH.
 
-SIGUSR2 begins to record the calls of a process's main thread, and ends it: what was called by whom
-first, and when. A call is one of a function that stands in a file of ours or of SGLang's; its
-caller is the nearest such function below it, whatever libraries lie between.
+SIGUSR2 starts the recording of calls in a process's main thread, and the next one ends it. The
+record has each pair of caller and callee with the time of its first call. Only functions in files
+of ours or of SGLang's count; the caller is the nearest such function, whatever libraries lie
+between.
 
 A sleep of `UNTIL_WOKEN_S` ends when the file is removed that it makes, `asleep` of the process.
 """
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 UNTIL_WOKEN_S = 86_407.0
-"""A time that nobody else sleeps."""
+"""A duration that no other code sleeps, by which this sleep is recognised."""
 
 _PACKAGES = ("sglang_prefill_ext.", "sglang.")
 
@@ -61,7 +62,7 @@ signal.signal(signal.SIGUSR2, _switch)
 
 
 def asleep(pid: int) -> Path:
-    """The file that is there while a process sleeps until it is woken."""
+    """The file that exists while a process sleeps; removing it wakes the process."""
     return Path(tempfile.gettempdir(), f"prefill-only-test-{pid}.asleep")
 
 
