@@ -23,13 +23,13 @@ warnings.simplefilter("ignore")
 from sglang.srt import server_args  # noqa: E402
 from sglang.srt.plugins import load_plugins  # noqa: E402
 
+from patches.tools import lock, upstream  # noqa: E402
 from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.errors import UnsupportedSGLangError  # noqa: E402
 from sglang_prefill_ext.patching import doctor, scan  # noqa: E402
 from sglang_prefill_ext.patching.source import underlying  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch  # noqa: E402
 from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
-from tools import lock, upstream  # noqa: E402
 
 ENGINE_GROUPS = tuple(group for group in Group if group is not Group.FLAGS)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from patches.tools import patch_docs as docs
+from patches.tools import upstream
 from sglang_prefill_ext import SUPPORTED_SGLANG
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 from sglang_prefill_ext.patching.table import PATCHES
-from tools import patch_docs as docs
-from tools import upstream
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sglang_prefill_ext"

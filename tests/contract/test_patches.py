@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import upstream
+from patches.tools import upstream
 
 DIFFS = upstream.read_series(upstream.DIRECTORY)
 INSTALLED = metadata.distribution("sglang")

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+from patches.tools.patch_docs import tables
 from sglang_prefill_ext.patching.spec import Group
 from tests.unit.patching.stub_sglang import HOOKS, step_patch
-from tools.patch_docs import tables
 
 
 def test_what_a_reader_asks_of_a_patch_is_written_down() -> None:

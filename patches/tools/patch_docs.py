@@ -1,6 +1,6 @@
 """The tables of changes in ``docs/patches.md``.
 
-``python -m tools.patch_docs`` renews them after every change of the table.
+``python -m patches.tools.patch_docs`` renews them after every change of the table.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 
+from patches.tools.upstream import renewed
 from sglang_prefill_ext.patching.spec import Group, Patch
 from sglang_prefill_ext.patching.table import PATCHES
-from tools.upstream import renewed
 
-PAGE = Path(__file__).parents[1] / "docs" / "patches.md"
+PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
 
 _SGLANG = "sglang.srt."
 _BORDER = "sglang_prefill_ext.border."

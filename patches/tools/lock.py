@@ -1,6 +1,6 @@
 """The locks of what is used and changed of SGLang: generated from our source and its own.
 
-``python -m tools.lock`` writes them (``make lock`` the docs as well), after
+``python -m patches.tools.lock`` writes them (``make lock`` the docs as well), after
 a change of what the border uses or of the table of changes, and for a new release of SGLang; the
 diff tells what has changed.
 """
@@ -17,12 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from patches.tools.handed import HANDED, READ_ELSEWHERE
 from sglang_prefill_ext.patching import guard, scan, source
 from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
 from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
 from sglang_prefill_ext.patching.table import LOCK, PATCHES
 from sglang_prefill_ext.patching.uses import PATH, load
-from tools.handed import HANDED, READ_ELSEWHERE
 
 Handed = Mapping[Group, Sequence[str]]
 

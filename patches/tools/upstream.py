@@ -1,6 +1,6 @@
 """The diffs in ``patches/`` and what they say.
 
-``python -m tools.upstream`` renews the table in ``patches/README.md``.
+``python -m patches.tools.upstream`` renews the table in ``patches/README.md``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from sglang_prefill_ext.patching.spec import Patch
 from sglang_prefill_ext.patching.table import PATCHES
 
-DIRECTORY = Path(__file__).parents[1] / "patches"
+DIRECTORY = Path(__file__).parents[1]
 
 _COLUMNS = {"Upstream-Status": "upstream", "Targets": "against"}
 """Trailer -> what the table calls it."""

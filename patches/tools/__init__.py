@@ -1,0 +1,1 @@
+"""What maintainers run in a checkout: locks of what is changed and used, and tables of it."""

@@ -1,1 +1,0 @@
-"""What maintainers run in a checkout: generated code, locks and tables. No part of the package."""
