@@ -1,4 +1,4 @@
-"""Merge partial attention results by their log-sum-exp, with prefixes and with sinks."""
+"""Merge partial attention results by their log-sum-exp; merge in prefixes, then sinks."""
 
 from collections.abc import Iterable
 

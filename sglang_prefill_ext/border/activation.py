@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 ATTRIBUTE = "_prefill_only"
 
-# The module whose presence tells that a process plays the role of the group.
+# A process needs the patches of a group if it has imported this module.
 _HOME_MODULES = {
     Group.FRONTEND: "sglang.srt.managers.tokenizer_manager",
     Group.SCHEDULER: "sglang.srt.managers.scheduler",
@@ -52,7 +52,7 @@ def _arrive_in_child(config: PrefillOnlyConfig) -> _Carrier:
 
 
 def apply_flags() -> None:
-    """Add the flags. A mismatch only warns: nobody asked for anything yet."""
+    """Add the flags. A mismatch only warns, as prefill-only serving was not asked for yet."""
     try:
         patches.apply((Group.FLAGS,))
     except UnsupportedSGLangError as error:
@@ -88,7 +88,7 @@ def _apply_or_exit(groups: tuple[Group, ...]) -> None:
 
 
 def _is_on_our_platform() -> bool:
-    # Imported here: with the flag off nobody looks for a platform because of us.
+    # Imported here, so that with the flag off the plugin does not trigger platform discovery.
     from sglang.srt.platforms import current_platform
 
     from sglang_prefill_ext.border.cpu.cpu_platform import CpuReferencePlatform

@@ -1,7 +1,7 @@
-"""Garbage collection in the processes behind the front end.
+"""Control garbage collection in schedulers, detokenizers and other processes behind front ends.
 
-A `GcReq` goes round: from a front end to the schedulers, from there to the detokenizers and to
-all front ends, which send it to the one that asked. Each process acts and adds its report.
+A `GcReq` travels from a front end to the schedulers, and from there to the detokenizers and to all
+front ends, which send it to the one that asked. Each process acts on it and adds its report.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def collector_of(role: str) -> Collector:
 
 
 def act(collector: Collector, message: GcReq, *, busy: bool = False) -> None:
-    """Do what the message asks for, and add the report to it."""
+    """Perform the action of a message in this process, and add the report to it."""
     report = collector.perform(
         message.action, message.rid, thresholds=message.gc_threshold, busy=busy
     )
@@ -37,7 +37,7 @@ def act(collector: Collector, message: GcReq, *, busy: bool = False) -> None:
 
 
 def attach_detokenizer(_result: None, manager: Any) -> None:
-    """AFTER `DetokenizerManager.init_request_dispatcher`."""
+    """AFTER `DetokenizerManager.init_request_dispatcher`: handle a `GcReq` and pass it on."""
     collector = collector_of("detokenizer")
 
     def pass_on(message: GcReq) -> GcReq:
@@ -50,7 +50,7 @@ def attach_detokenizer(_result: None, manager: Any) -> None:
 async def spread_to_workers(
     original: Callable[..., Awaitable[None]], router: Any, recv_obj: Any
 ) -> None:
-    """AROUND `MultiTokenizerRouter._distribute_result_to_workers`: all workers have to act."""
+    """AROUND `MultiTokenizerRouter._distribute_result_to_workers`: send `GcReq` to all workers."""
     if not isinstance(recv_obj, GcReq):
         return await original(router, recv_obj)
     act(collector_of("tokenizer_router"), recv_obj)

@@ -1,8 +1,8 @@
 """Our messages on SGLang's ZMQ sockets.
 
-They travel as SGLang's own `BaseReq` structs, so that routing, broadcasting to tensor-parallel
-ranks and both serialisations (pickle, msgpack) work as for stock messages. Structs are encoded
-by position: append fields, never insert or reorder.
+They are subclasses of SGLang's `BaseReq`, so that routing, broadcasting to tensor-parallel ranks
+and both serialisations (pickle, msgpack) work as for stock messages. Structs are encoded by
+position: append fields, never insert or reorder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
         )
 
     def rows(self, vector_width: int, state_width: int) -> PackedRows:
-        """Return the rows with the width of their vectors made concrete.
+        """Decode the rows; reads of whole vectors get the model's widths.
 
         Args:
             vector_width, state_width: see `Model`.
@@ -52,7 +52,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
         """
         return rows_from_bytes(self.row_bytes, (vector_width, state_width))
 
-    # What the data-parallel controller reads of a request when it chooses a replica.
+    # The data-parallel controller reads these two when it chooses a replica.
 
     @property
     def routed_dp_rank(self) -> int | None:
@@ -64,7 +64,7 @@ class PackedRowsReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
 
 
 class PackedRowsResults(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
-    """Scheduler to frontend: how requests that ended together ended, by their ids."""
+    """Scheduler to frontend: request id -> result, for requests that ended together."""
 
     results: dict[str, PackedResult] = msgspec.field(default_factory=dict)
 
@@ -77,19 +77,19 @@ class PackedExpireReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
 
 
 class PackedStatusReq(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
-    """Frontend to every scheduler: report your packed queue and counters."""
+    """Frontend to every scheduler: asks for the status of its packed path."""
 
 
 class PackedStatusResult(BaseReq, kw_only=True):  # type: ignore[misc, call-arg]
-    """Scheduler to frontend: one replica's answer, as JSON."""
+    """Scheduler to frontend: one replica's status, as JSON."""
 
     payload: bytes = b""
 
 
 class GcReq(FreezeGCReq, kw_only=True):  # type: ignore[misc, call-arg]
-    """Goes round all processes; each one acts, adds its report and passes it on.
+    """Visits all processes; each one acts, adds its report and passes it on.
 
-    It is a request of SGLang's to freeze, because those reach every detokenizer.
+    It is a subclass of `FreezeGCReq`, because SGLang sends those to every detokenizer.
     """
 
     action: GcAction = GcAction.STATS

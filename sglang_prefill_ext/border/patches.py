@@ -1,4 +1,4 @@
-"""Apply the patch table: check all, apply all, verify all, or leave everything as it was."""
+"""Apply the patch table to this process: check, apply and verify all patches, or change nothing."""
 
 from __future__ import annotations
 
@@ -58,17 +58,18 @@ def apply(
 ) -> None:
     """Apply the patches of `groups` that this process does not have yet.
 
-    What their hooks use unchanged is checked with them. The version is checked only beyond
-    `Group.FLAGS`: options that nobody uses must not keep an unsupported SGLang from starting.
+    The parts of SGLang that their hooks use unchanged are checked, too. SGLang's version is checked
+    only for groups other than `Group.FLAGS`: unused options must not keep an unsupported SGLang
+    from starting.
 
     Raises:
         UnsupportedSGLangError: something differs from the tables; the message lists each
             difference and its remedy, and nothing was changed.
     """
     pending = [p for p in patches if p.group in groups and p.id not in _applied]
-    # Some are wanted only where what they change is there already.
+    # Some patches are applied only if their target module was imported already.
     pending = [p for p in pending if not p.only_if_imported or p.module in sys.modules]
-    if not pending:  # as whenever arguments arrive once more
+    if not pending:  # e.g. when `ServerArgs` are unpickled again
         return
     needing = {patch.group for patch in pending}
     mismatches = guard.check_all(pending, [use for use in uses if needing & {*use.groups}])
@@ -85,16 +86,16 @@ def apply(
         _revert([patch.id for patch in pending])
         if isinstance(error, UnsupportedSGLangError):
             raise
-        # SGLang logs a plugin's errors and goes on without it; callers stop only for ours.
+        # SGLang only logs errors of a plugin and goes on; our callers handle this type.
         raise UnsupportedSGLangError(f"{type(error).__name__}: {error}") from error
 
 
 def revert(groups: Collection[Group]) -> None:
-    """Take the patches of `groups` off again; for tests, never on a live server.
+    """Remove the patches of `groups`; for tests, never on a live server.
 
     Raises:
-        UnsupportedSGLangError: a target was changed again since, so that putting the original
-            back would take another package's change off with ours.
+        UnsupportedSGLangError: a target was changed again since; restoring the original would also
+            remove the change of another package.
     """
     _revert([key for key, applied in _applied.items() if applied.patch.group in groups])
 
@@ -116,7 +117,7 @@ def _install(patch: Patch, *, drift: bool) -> None:
     hook = pkgutil.resolve_name(patch.hook)
     original = vars(owner)[patch.attribute]
     if patch.kind is Kind.ATTRIBUTE:
-        # A plain function would become a method of the instances that look the attribute up.
+        # A plain function would be bound as a method when it is looked up on an instance.
         installed: object = staticmethod(hook)
     else:
         installed = wrapped(original, hook, patch.kind)
@@ -125,15 +126,15 @@ def _install(patch: Patch, *, drift: bool) -> None:
 
 
 def wrapped(raw: object, hook: Callable[..., Any], kind: Kind) -> object:
-    """What takes the place of an attribute of a class or module: it, in a wrapper of SGLang's own.
+    """Wrap an attribute of a class or module with a hook, by SGLang's own `_wrap_fn`.
 
-    The public pair `register` and `apply_hooks` would lose hooks: `apply_hooks` applies a
-    target only once, so that calling it here would drop every hook on the same target that a
-    plugin loaded later registers (the gRPC plugin that SGLang depends on also adds flags to
-    `ServerArgs.add_cli_args`), and it only logs a failure. It also looks for every target through
-    all modules anew, which takes a second for all of ours. `_wrap_fn` is what it calls in the end.
+    SGLang's public `register` and `apply_hooks`, which end in `_wrap_fn`, are not used for three
+    reasons. `apply_hooks` handles a target only once: if it were called here, hooks that a plugin
+    loaded later registers on the same target would be lost (the gRPC plugin that SGLang depends on
+    also adds flags to `ServerArgs.add_cli_args`). It only logs failures. And it searches all
+    modules for every target, which takes a second for all of ours.
     """
-    # Imported here: reading the states needs no SGLang.
+    # Imported here, so that `states` works without importing SGLang.
     from sglang.srt.plugins.hook_registry import HookType, _wrap_fn
 
     wrapper = _wrap_fn(unbound(raw), hook, HookType(kind.value))
@@ -144,9 +145,9 @@ logger = logging.getLogger(__name__)
 
 
 def _rebind(changes: Sequence[_Applied]) -> None:
-    """Give modules that imported a function by its name what took its place.
+    """In modules that imported a patched function by name, replace it by its wrapper.
 
-    A pass for all of them: there are thousands of modules, and this is done in every process.
+    One pass handles all functions: there are thousands of modules, and every process does this.
     """
     functions = {
         id(unbound(change.original)): unbound(change.installed)
@@ -161,7 +162,7 @@ def _rebind(changes: Sequence[_Applied]) -> None:
 
 
 def _verify(patches: Sequence[Patch]) -> Iterator[Mismatch]:
-    """Look at the classes themselves: is every hook there, and does every call reach it?"""
+    """Yield a mismatch for every target that lacks its hook, and for every way around a hook."""
     for patch in patches:
         owner = _applied[patch.id].owner
         if not _is_carried(patch, owner):

@@ -1,1 +1,1 @@
-"""Which block of rows the experts of a mixture are computed in. numpy at most."""
+"""Choose the block of rows in which MoE experts are computed. numpy, no torch."""

@@ -1,4 +1,4 @@
-"""Choose to how many rows DeepGEMM fills up what each expert gets."""
+"""Choose DeepGEMM's alignment: the rows of each expert are padded to a multiple of it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from sglang_prefill_ext.moe.policy import choose
 from sglang_prefill_ext.moe.routing import RoutingAverage
 
 STOCK, SMALL = 128, 64
-"""Rows to which DeepGEMM fills up on Hopper unless told otherwise, and the other size that its
-kernels there have; see ``docs/moe.md``."""
+"""DeepGEMM's default alignment on Hopper, and the other one that its kernels support there; see
+``docs/moe.md``."""
 
 
 @lru_cache(maxsize=4096)
 def alignment_for(policy: MoePolicy, rows: int, experts: int) -> int:
-    """`STOCK` or `SMALL` for one product.
+    """Return `STOCK` or `SMALL` for one matrix product.
 
-    SGLang asks before it knows of which layer, so shares are those of a layer of which nothing has
-    been counted yet. Nothing is timed: see `policy.in_effect`.
+    SGLang asks without saying for which layer. So the routing is taken to be that of a layer for
+    which nothing was counted, see `RoutingAverage`. There are no measured times, see
+    `policy.in_effect`.
 
     Args:
         rows: of all experts together.
-        experts: on this device, at least one.
+        experts: number of experts on this device, at least one.
     """
     expected = RoutingAverage(1, experts).rows(rows)
     (chosen,) = choose(policy, expected, [Entry(rows, STOCK), Entry(rows, SMALL)], {})

@@ -1,7 +1,7 @@
-"""Blocks of a grouped matrix product: which there are, and how many rows they compute.
+"""Blocks of rows of a grouped matrix product: SGLang's tuned table of them, and padded rows.
 
-The rows of each expert are padded to whole blocks, so an expert with 5 rows costs a block of 128
-as much as one with 128.
+The rows of each expert are padded to whole blocks, so with blocks of 128 an expert with 5 rows
+costs as much as one with 128.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     """One entry of a tuned table.
 
     Attributes:
-        tokens: for which it was tuned; its key in the table.
+        tokens: the number of tokens for which it was tuned; its key in the table.
         block: its ``BLOCK_SIZE_M``, in rows.
     """
 
@@ -38,21 +38,24 @@ class BlockTable:
             raise ValueError("a table of blocks needs an entry")
 
     def candidates(self, tokens: int) -> tuple[Entry, ...]:
-        """What can be chosen for so many tokens: SGLang's own choice, which is the entry nearest
-        to them, and behind it for each other block the nearest entry that has it."""
+        """Return the entries that can be chosen for a number of tokens, one for each block.
+
+        The first is SGLang's own choice, the entry whose tokens are nearest. The others are, for
+        each other block, the nearest entry that has it.
+        """
         nearest: dict[int, Entry] = {}
         for entry in sorted(self.entries, key=lambda entry: abs(entry.tokens - tokens)):
             nearest.setdefault(entry.block, entry)
         return tuple(nearest.values())
 
     def reachable(self, least: int, most: int) -> tuple[Entry, ...]:
-        """All candidates of `least` to `most` tokens, in the order of their tokens."""
+        """All candidates for any number of tokens from `least` to `most`, ascending by tokens."""
         within = {entry for entry in self.entries if least <= entry.tokens <= most}
         return tuple(sorted({*within, *self.candidates(least), *self.candidates(most)}))
 
 
 def padded_rows(rows: NDArray[Any], block: int) -> NDArray[np.float64]:
-    """Rows that blocks of one size compute.
+    """Return how many rows are computed, padding included, in blocks of one size.
 
     Args:
         rows: of each expert, at least 0, whole or expected; ``[..., experts]``.

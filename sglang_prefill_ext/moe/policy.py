@@ -12,18 +12,18 @@ from sglang_prefill_ext.config import MoePolicy
 from sglang_prefill_ext.moe.blocks import Entry, padded_rows
 
 RATIO = 1.5
-"""Padded over real rows above which blocks of 64 take the place of blocks of 128: the rule that
-production systems have published."""
+"""If padded over real rows exceed this, blocks of 64 take the place of blocks of 128. Production
+systems have published this rule."""
 
 _LARGE, _SMALL = 128, 64
 
 
 class BlockTime(NamedTuple):
-    """What the experts of a layer take, as a straight line.
+    """The time of a layer's experts as a linear function of their padded rows.
 
     Attributes:
-        fixed_s: besides the rows.
-        row_s: for each padded row, at least 0; of a measured one > 0.
+        fixed_s: seconds apart from the rows.
+        row_s: seconds of each padded row, at least 0; > 0 if measured.
     """
 
     fixed_s: float
@@ -37,8 +37,8 @@ class Pair(NamedTuple):
     """Two entries of which the device takes the one with the least time, the first on a tie.
 
     Attributes:
-        first, second: whose blocks differ.
-        first_time, second_time: as the device compares them; seconds, or rows.
+        first, second: entries with different blocks.
+        first_time, second_time: the times that the device compares, both in seconds or in rows.
     """
 
     first: Entry
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
     second_time: BlockTime
 
     def taken(self, rows: NDArray[Any]) -> Entry:
-        """What the device takes where experts get so many rows; ``[experts]``."""
+        """The entry that the device takes if the experts get these rows, ``[experts]``."""
         times = {self.first: self.first_time, self.second: self.second_time}
         (entry,) = _least_time(rows[None], (self.first, self.second), times)
         return entry
@@ -57,7 +57,10 @@ Choice = Entry | Pair
 
 
 def in_effect(policy: MoePolicy, times: Times) -> MoePolicy:
-    """What a policy comes to: without times both `AUTO` and `LEAST_TIME` are `PADDING_RATIO`."""
+    """Resolve a policy: `AUTO` and `LEAST_TIME` become `PADDING_RATIO` if there are no times.
+
+    With times, `AUTO` becomes `LEAST_TIME`.
+    """
     if policy in (MoePolicy.AUTO, MoePolicy.LEAST_TIME):
         return MoePolicy.LEAST_TIME if times else MoePolicy.PADDING_RATIO
     return policy
@@ -70,9 +73,9 @@ def choose(
 
     Args:
         policy: see `in_effect`.
-        rows: of each expert; ``[layers, experts]``.
-        candidates: SGLang's own choice first.
-        times: of entries that were measured; others are never chosen by them.
+        rows: expected rows of each expert; ``[layers, experts]``.
+        candidates: entries to choose from; the first is SGLang's own choice.
+        times: of measured entries; if there are any, only measured entries replace SGLang's choice.
     """
     policy = in_effect(policy, times)
     if policy is MoePolicy.LEAST_TIME:
@@ -91,13 +94,14 @@ def choose_pairs(
 ) -> list[Choice]:
     """Choose for each layer the two entries between which the device is to choose.
 
-    They are those with the least predicted time, best first; `PADDING_RATIO` has but two. Where
-    there is one to choose from it is that one, and of a pair that cannot be launched together the
-    one that `choose` takes.
+    By `LEAST_TIME` they are the two with the least predicted time, the fastest first; by
+    `PADDING_RATIO` SGLang's choice and the one with the smaller block. If there is only one entry
+    to choose from, it is returned alone. If the two cannot be launched together, the one that
+    `choose` would take is returned alone.
 
     Args:
-        policy, rows, candidates, times: as of `choose`; the policy is not `STOCK`.
-        alone: entries that cannot be launched beside another.
+        policy, rows, candidates, times: as in `choose`; the policy is not `STOCK`.
+        alone: entries that cannot be launched together with another.
     """
     if in_effect(policy, times) is MoePolicy.LEAST_TIME:
         chosen = _two_fastest(rows, candidates, times)
@@ -110,7 +114,7 @@ def choose_pairs(
 
 
 def predicted_s(rows: NDArray[Any], entry: Entry, times: Times) -> NDArray[np.float64]:
-    """Seconds of the experts of each layer; ``[...]`` of `rows`, ``[..., experts]``.
+    """Predicted seconds of each layer's experts, ``[...]``, from `rows`, ``[..., experts]``.
 
     Raises:
         KeyError: the entry was not measured.
@@ -123,7 +127,8 @@ def _both_of_ratio(rows: NDArray[Any], candidates: Sequence[Entry], times: Times
     stock, small = candidates[0], _smaller(candidates, times)
     if small is None:
         return [stock] * len(rows)
-    # Padded rows on one side, on the other the number of them from which the small block is taken.
+    # The "times" are rows: those padded to the stock block, against the limit above which the small
+    # block is taken.
     return [
         Pair(stock, small, BlockTime(0.0, 1.0), BlockTime(limit, 0.0))
         for limit in (RATIO * rows.sum(axis=-1)).tolist()
@@ -132,7 +137,7 @@ def _both_of_ratio(rows: NDArray[Any], candidates: Sequence[Entry], times: Times
 
 def _least_time(rows: NDArray[Any], candidates: Sequence[Entry], times: Times) -> list[Entry]:
     measured = _measured(candidates, times)
-    if candidates[0] not in measured:  # nothing says that another would be faster
+    if candidates[0] not in measured:  # then no other one is known to be faster
         return [candidates[0]] * len(rows)
     # On a tie the first one wins, which is SGLang's.
     least = np.argmin([predicted_s(rows, entry, times) for entry in measured], axis=0)
@@ -162,7 +167,10 @@ def _padding_ratio(rows: NDArray[Any], candidates: Sequence[Entry], times: Times
 
 
 def _smaller(candidates: Sequence[Entry], times: Times) -> Entry | None:
-    """What can take the place of SGLang's choice; one that failed when it was timed cannot."""
+    """The entry with the small block, if SGLang's choice has the large one; else None.
+
+    If there are times, entries without one have failed and are not used.
+    """
     if candidates[0].block != _LARGE:
         return None
     usable = _measured(candidates, times) if times else candidates

@@ -1,4 +1,4 @@
-"""What is known of how the layers of a model route: averages, and what the last forwards padded."""
+"""Routing statistics: average shares of experts, and how full the blocks of a forward were."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NEWEST = 0.25
 
 
 class RoutingAverage:
-    """The share of each layer's rows that each of its experts gets.
+    """The average share of each layer's rows that each of its experts gets.
 
-    Until a layer's first counts have come its shares are spread as exponential draws are: some
-    experts get several times the mean, many get little. Even shares would all fill their last
-    block alike, which no real routing does.
+    Before a layer's first counts, its shares follow the quantiles of an exponential distribution:
+    some experts get several times the mean, many get little. Equal shares would be a bad guess: all
+    experts would then fill their last block equally, unlike in any real routing.
     """
 
     def __init__(self, layers: int, experts: int) -> None:
@@ -28,10 +28,10 @@ class RoutingAverage:
         self._known = np.zeros(layers, bool)
 
     def add(self, counts: NDArray[Any]) -> None:
-        """Take up one forward; ``[layers, experts]``. Layers without rows stay as they are.
+        """Add the counts of one forward, ``[layers, experts]``; layers without rows do not change.
 
         Raises:
-            ValueError: the counts are of another model.
+            ValueError: the counts have another shape.
         """
         if counts.shape != self._shares.shape:
             raise ValueError(
@@ -45,17 +45,17 @@ class RoutingAverage:
         self._known |= seen
 
     def rows(self, total: float) -> NDArray[np.float64]:
-        """The rows expected of a forward; ``[layers, experts]``, `total` of each layer."""
+        """Expected rows of each expert, ``[layers, experts]``, if every layer has `total` rows."""
         return self._shares * total
 
 
 class LayerBalance(NamedTuple):
-    """How full the blocks of one layer were.
+    """How full the blocks of one layer were in one forward.
 
     Attributes:
-        padded: rows computed over real rows, at least 1; 0 before the first look.
-        stock_padded: with the block that SGLang's own choice would have had.
-        busiest_share: of all rows, that of the expert with the most.
+        padded: computed rows over real rows, at least 1; 0 if nothing was counted yet.
+        stock_padded: the same with the block of SGLang's own choice.
+        busiest_share: the share of all rows that the busiest expert has.
     """
 
     padded: float = 0.0
@@ -64,12 +64,12 @@ class LayerBalance(NamedTuple):
 
 
 def balance_of(counts: NDArray[Any], blocks: Sequence[int], stock_block: int) -> list[LayerBalance]:
-    """Look at one forward.
+    """Return the balance of each layer in one forward.
 
     Args:
         counts: rows of each expert; ``[layers, experts]``.
-        blocks: what each layer was computed in.
-        stock_block: what SGLang's own choice would have been.
+        blocks: the block of each layer, in rows.
+        stock_block: the block of SGLang's own choice, in rows.
     """
     return [
         LayerBalance(

@@ -1,4 +1,4 @@
-"""Times of blocks, measured at start: a line through two launches, and a file that keeps them."""
+"""Times of table entries: measured at start, fitted to a line, and kept in a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class _Kept(msgspec.Struct, frozen=True):
 def fitted(few: Sample, many: Sample) -> BlockTime:
     """The line through two samples with `few.rows` < `many.rows`.
 
-    Where the clock says that more rows take no longer, the larger sample is all rows.
+    If that line does not rise, or begins below 0, the result is the line through the origin and the
+    larger sample.
     """
     row_s = (many.seconds - few.seconds) / (many.rows - few.rows)
     fixed_s = few.seconds - row_s * few.rows
@@ -44,12 +45,12 @@ def fitted(few: Sample, many: Sample) -> BlockTime:
 
 
 def file_of(directory: Path, about: str) -> Path:
-    """Where the times of one device, shape and version are."""
+    """The file for the times that `about` describes: of one device, shape and versions."""
     return directory / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.json"
 
 
 def read_times(file: Path, about: str) -> Times:
-    """The times in a file; none where it is missing, broken, or about something else."""
+    """The times in a file; none if it is missing, broken, or about something else."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError):
@@ -60,7 +61,7 @@ def read_times(file: Path, about: str) -> Times:
 
 
 def write_times(file: Path, about: str, times: Mapping[Entry, BlockTime]) -> None:
-    """Write times, whole or not at all.
+    """Write times to a file atomically.
 
     Args:
         about: the device, the shape and the versions, as text.
@@ -78,13 +79,12 @@ def write_times(file: Path, about: str, times: Mapping[Entry, BlockTime]) -> Non
 def measured_times(
     entries: Sequence[Entry], experts: int, seconds_of: Callable[[Entry, int], float]
 ) -> dict[Entry, BlockTime]:
-    """Time entries at two sizes whose blocks are all full.
+    """Time each entry at two sizes at which all blocks are full.
 
-    An entry that fails, such as one whose kernel does not compile, is left out with a line in the
-    log.
+    An entry that fails, e.g. because its kernel does not compile, is logged and left out.
 
     Args:
-        seconds_of: how long an entry takes where every expert gets so many rows.
+        seconds_of: measures how long an entry takes if every expert gets that number of rows.
     """
     full = max(entry.block for entry in entries)
 
@@ -98,7 +98,7 @@ def measured_times(
 
 
 def tried_times(times: Times, run: Callable[[Entry], object]) -> dict[Entry, BlockTime]:
-    """Kept times of the entries that run; one that fails is left out with a line in the log."""
+    """Return the kept times of the entries that run; one that fails is logged and left out."""
 
     def tried(entry: Entry) -> BlockTime:
         run(entry)
@@ -115,6 +115,6 @@ def _of_those_that_run(
         try:
             times[entry] = time_of(entry)
         except Exception as error:
-            # What a compiler or a driver raises is of any type; the other entries can serve.
+            # Compilers and drivers raise errors of any type; the other entries can still serve.
             logger.warning("Experts: blocks of %s rows are left out: %s", entry.block, error)
     return times

@@ -227,7 +227,7 @@ class Forwards:
         try:
             self.let_go(job, computed=True)
         except Exception as error:
-            logger.exception("The prefix of %s could not be kept", job.rid)
+            logger.exception("The prefix of packed request %s could not be cached", job.rid)
             self._after_failure(error)
 
     def _follows_a_leader(self, jobs: list[Job]) -> bool:
@@ -287,7 +287,7 @@ class Forwards:
                 completed.append(each.job)
         self._end(completed, Status.OK, "")
         if not_finite:
-            logger.warning("A packed forward gave NaN to %s", [job.rid for job in not_finite])
+            logger.warning("A packed forward gave NaN for %s", [job.rid for job in not_finite])
             message = "The numbers of the request leave the range of the model's precision."
             self._separate(not_finite, Status.NOT_FINITE, message, shared=shared)
 

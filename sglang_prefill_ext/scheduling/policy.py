@@ -96,7 +96,8 @@ def choose_jobs(
     chosen: list[Job] = []
     tokens = reads = groups = num_taken = 0
     prefixes = set()
-    replayed, eager = True, False  # all chosen jobs in one forward, and the first one alone
+    # Whether graphs can replay all chosen jobs together, and whether the first alone runs eagerly.
+    replayed, eager = True, False
     for before, job in enumerate(in_turn(queue)):
         piece = job.piece
         if chosen and piece.adapter != chosen[0].piece.adapter:

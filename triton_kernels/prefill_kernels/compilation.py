@@ -1,4 +1,4 @@
-"""What every kernel compiles to on Hopper: ``python -m prefill_kernels.compilation``.
+"""Compile all kernels for Hopper, report what they take: ``python -m prefill_kernels.compilation``.
 
 Needs no GPU: Triton and the assembler it ships produce the machine code that a GPU would run.
 Prints docs/kernels.csv, whose columns docs/kernels.md explains.
@@ -42,10 +42,10 @@ HEAD = "kernel,variant,warps,stages,registers,spills,shared,HGMMA\n"
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the machine code of one variant takes.
+    """Resources that the machine code of one variant needs.
 
     Attributes:
-        kernel, variant: which one.
+        kernel, variant: name of the kernel, and the variant of it.
         registers: per thread.
         spill_bytes: local memory per thread; Triton has no other use for it than spills.
         shared_bytes: shared memory of a program.
@@ -123,7 +123,7 @@ def _disassemble(cubin: bytes) -> str:
 
 
 def report() -> str:
-    """docs/kernels.csv, without what is appended for SGLang's kernels."""
+    """docs/kernels.csv, without the lines that are appended for SGLang's kernels."""
     return HEAD + lines_of(compile_all())
 
 

@@ -1,7 +1,8 @@
-"""The error of every kernel, and the checks that raise it.
+"""The error of all kernels, and the checks of arguments that raise it.
 
-The checks read shapes, strides, dtypes and devices, which the host knows. What a tensor *holds* is
-never checked here: that would wait for the device. Indices are checked where they are made.
+The checks read shapes, strides, dtypes and devices, which the host knows. The *contents* of a
+tensor are never checked here: that would wait for the device. Indices are checked where they are
+made.
 """
 
 from collections.abc import Sequence
@@ -30,10 +31,10 @@ def require(holds: bool, name: str, value: object, remedy: str) -> None:
 
 
 def check_launchable(name: str, tensor: Tensor) -> None:
-    """A kernel runs on tensors of the current CUDA device, or under Triton's interpreter.
+    """Require a tensor of the current CUDA device or, for one on the host, Triton's interpreter.
 
-    Triton launches on the current device whatever device its tensors are on, which then are foreign
-    memory.
+    Triton launches on the current device, even if the tensors are on another one, whose memory the
+    kernel must not access.
     """
     if tensor.is_cuda:
         current = torch.cuda.current_device()
@@ -54,7 +55,7 @@ def check_dtype(name: str, tensor: Tensor, allowed: Sequence[dtype]) -> None:
 
 
 def check_shape(name: str, tensor: Tensor, expected: Sequence[int | None]) -> None:
-    """`None` stands for a size of any value."""
+    """Require a shape; `None` in `expected` allows any size."""
     shape = tuple(tensor.shape)
     fits = len(shape) == len(expected) and all(
         want is None or have == want for have, want in zip(shape, expected, strict=True)
@@ -65,7 +66,7 @@ def check_shape(name: str, tensor: Tensor, expected: Sequence[int | None]) -> No
 
 
 def check_unit_stride(name: str, tensor: Tensor) -> None:
-    """Elements of the last dimension must be neighbours; other strides are free."""
+    """Require stride 1 in the last dimension; other strides may be anything."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise KernelArgumentError(
             name,

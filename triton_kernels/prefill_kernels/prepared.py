@@ -1,7 +1,7 @@
-"""Launches that were checked and worked out once, for all that look the same.
+"""Keep checked launches, so that arguments are checked once for all launches that look the same.
 
-A forward launches a kernel of the same shapes in every layer. What the checks read of a tensor is
-its `Look`; arguments that look like some that were found right are right as well.
+A forward launches a kernel with the same shapes in every layer. The checks read nothing of a tensor
+but its `Look`, so arguments with the same looks as checked ones need no check.
 """
 
 from collections.abc import Hashable
@@ -16,31 +16,34 @@ Look: TypeAlias = tuple[torch.Size, tuple[int, ...], dtype, device]
 Launch = TypeVar("Launch")
 
 MOST = 256
-"""Launches that are kept: those of some hundred layouts."""
+"""Most launches that are kept, enough for some hundred layouts."""
 
 
 def look(tensor: Tensor | None) -> Look | None:
-    """All of a tensor but its numbers and where they lie."""
+    """All properties of a tensor except its contents and their address."""
     if tensor is None:
         return None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def place(tensor: Tensor) -> int | bool:
-    """What `check_launchable` reads besides: the current CUDA device, which is where a kernel would
-    be launched; for a tensor of the host whether there is the interpreter."""
+    """What `check_launchable` reads beside the `Look`.
+
+    For a CUDA tensor it is the current CUDA device, on which a kernel would be launched; for a
+    tensor on the host, whether Triton's interpreter is on.
+    """
     return torch.cuda.current_device() if tensor.is_cuda else triton.knobs.runtime.interpret
 
 
 class PreparedLaunches(Generic[Launch]):
-    """The last launches of a kernel, each by all that its checks have read."""
+    """The last launches of a kernel, each under a key of everything that its checks have read."""
 
     def __init__(self) -> None:
         self._launches: dict[Hashable, Launch] = {}
         self.get = self._launches.get
 
     def keep(self, key: Hashable, launch: Launch) -> Launch:
-        """Keep a launch whose arguments were found right, and return it."""
+        """Keep a launch whose arguments have passed the checks, and return it."""
         if len(self._launches) >= MOST:
             self._launches.clear()
         self._launches[key] = launch

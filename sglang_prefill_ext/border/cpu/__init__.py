@@ -1,1 +1,1 @@
-"""SGLang without a GPU: the CPU platform, and what SGLang lacks there."""
+"""SGLang without a GPU: our CPU platform, and replacements for what SGLang lacks there."""

@@ -1,6 +1,6 @@
-"""The CPU reference platform, as an SGLang out-of-tree platform class, and what SGLang lacks there.
+"""The CPU reference platform, an out-of-tree platform of SGLang, and hooks for what it needs there.
 
-Capped logits and LoRA it has on a GPU, or on platforms of its own, alone.
+SGLang supports capped logits and LoRA only on GPUs or on its own platforms.
 """
 
 from __future__ import annotations
@@ -70,10 +70,7 @@ def capped_on_host(
 
 
 class _Pageable(TorchFunctionMode):
-    """Inside, torch leaves host tensors where they are, whatever it is asked for.
-
-    There is no pinned memory without a CUDA device.
-    """
+    """Within this mode, torch ignores requests for pinned memory, which needs a CUDA device."""
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -84,6 +81,9 @@ class _Pageable(TorchFunctionMode):
 
 
 def without_pinning(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """AROUND `LoRAManager.init_state` and `TorchNativeLoRABackend.prepare_lora_batch`."""
+    """AROUND `LoRAManager.init_state` and `TorchNativeLoRABackend.prepare_lora_batch`.
+
+    Run them without pinned memory.
+    """
     with _Pageable():
         return original(*args, **kwargs)

@@ -1,1 +1,1 @@
-"""Hooks in SGLang's data-parallel controller."""
+"""SGLang's data-parallel controller: packed requests by load, several schedulers on a device."""

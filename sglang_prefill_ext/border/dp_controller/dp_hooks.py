@@ -1,4 +1,4 @@
-"""Hook in the data-parallel controller: one replica takes a packed request."""
+"""Hooks in the data-parallel controller: send each packed request to one replica, by load."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sglang_prefill_ext.wire.packed import head_of
 
 
 def route_packed(_result: None, controller: Any) -> None:
-    """AFTER `DataParallelController.init_dispatcher`; the schedulers run by then.
+    """AFTER `DataParallelController.init_dispatcher`: handle our messages; schedulers run by then.
 
-    Messages of unknown type go to every replica, which is right for a status request and
-    wrong for work; work follows the same balancing as stock requests.
+    SGLang sends messages of unknown type to every replica. That is right for a status request, but
+    a packed request must go to one replica, chosen by the same load balancing as stock requests.
     """
     config = config_of(controller.server_args)
     if config is None:
@@ -46,7 +46,11 @@ def route_packed(_result: None, controller: Any) -> None:
 
 
 def _least_loaded(controller: Any) -> Callable[[PackedRowsReq], None]:
-    """Let exact counts of outstanding tokens choose the scheduler of every request."""
+    """Choose the scheduler of every request, of either path, by exact counts of outstanding tokens.
+
+    Returns:
+        A function that chooses the scheduler of a packed request, and sends it there.
+    """
     loads = SchedulerLoads(getattr(controller, BOARD_ATTRIBUTE).done)
     controller.dp_budget = loads
     caches_prefixes = not controller.server_args.disable_radix_cache
@@ -61,10 +65,10 @@ def _least_loaded(controller: Any) -> Callable[[PackedRowsReq], None]:
 
 
 def _end_with_any_replica(controller: Any) -> None:
-    """End the server when a replica dies, as SGLang does where there is one.
+    """End the server when a replica dies, as SGLang does if there is only one.
 
-    SGLang watches this process only. A replica that is killed would take its requests, and its
-    share of those to come, with nobody left to answer them.
+    SGLang watches only this process. If a replica were killed, its requests, and its share of later
+    ones, would never be answered.
     """
     processes = controller.scheduler_procs
     names = [f"scheduler of replica {rank}" for rank in range(len(processes))]

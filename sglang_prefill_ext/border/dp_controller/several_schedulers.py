@@ -1,4 +1,4 @@
-"""Several schedulers on one device: data-parallel replicas of SGLang, placed otherwise."""
+"""Several schedulers on one device, as SGLang's data-parallel replicas: start, memory, cores."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _TURN_POLL_S = 0.05
 
 
 def ask_for_replicas(server_args: Any, config: PrefillOnlyConfig) -> None:
-    """Have SGLang start the schedulers, before it resolves its arguments.
+    """Set the flags by which SGLang starts the schedulers, before it resolves its arguments.
 
     Raises:
-        ConfigError: other flags ask for several devices, or too little for each scheduler.
+        ConfigError: other flags ask for several devices, or leave too little for each scheduler.
     """
     if config.schedulers == 1:
         return
@@ -78,11 +78,11 @@ def start_in_turn(
     dp_rank: int | None,
     worker_ports: list[int] | None = None,
 ) -> None:
-    """AROUND `DataParallelController.launch_tensor_parallel_group`: one after another, on one
-    device.
+    """AROUND `DataParallelController.launch_tensor_parallel_group`: start schedulers one by one.
 
-    Each scheduler measures free memory while it starts, so no two may start at a time. Every
-    replica is started by a thread of its own, whose cores it inherits.
+    All run on one device. Each measures free memory while it starts, so no two may start at the
+    same time. SGLang starts every replica from a thread of its own; the replica inherits the cores
+    of that thread.
     """
     config = config_of(server_args)
     if config is None or config.schedulers == 1 or dp_rank is None:
@@ -97,15 +97,15 @@ def start_in_turn(
         groups = core_groups(usable_cores(), config.schedulers, config.scheduler_cores)
         os.sched_setaffinity(0, groups[dp_rank])
     logger.info("Prefill-only serving: scheduler %d of %d starts", dp_rank + 1, config.schedulers)
-    # On a CPU the number is not that of a device but of the group of cores to compute on.
+    # On a CPU, SGLang takes the number for that of the group of cores to compute on.
     device_id = base_gpu_id if device == CPU else 0
     original(controller, server_args, port_args, device_id, dp_rank, worker_ports)
 
 
 def share_room(room: int, configurator: Any, pre_model_load_memory: float) -> int | None:
-    """AFTER `KVCacheConfigurator._profile_available_bytes`: K/V for one of several schedulers.
+    """AFTER `KVCacheConfigurator._profile_available_bytes`: limit K/V to one scheduler's share.
 
-    The first one works out what each may take, the others take as much.
+    The first scheduler computes the share of each and writes it to the board; the others read it.
 
     Args:
         room: bytes that SGLang would take for K/V.
@@ -144,7 +144,7 @@ def share_room(room: int, configurator: Any, pre_model_load_memory: float) -> in
 
 
 def _prepare(controller: Any, config: PrefillOnlyConfig, device: str) -> None:
-    """What happens once, before the first scheduler starts."""
+    """Prepare once, before the first scheduler starts: board, cores on a CPU, warnings."""
     board = Board.create(config.schedulers)
     setattr(controller, BOARD_ATTRIBUTE, board)
     os.environ[BOARD_VARIABLE] = board.path

@@ -1,4 +1,4 @@
-"""Hook on SGLang's DeepGEMM experts: to how many rows each expert's are filled up."""
+"""Hook on SGLang's DeepGEMM experts: replaces the alignment to which experts' rows are padded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sglang_prefill_ext.moe.alignment import STOCK, alignment_for
 
 
 class AlignmentHook:
-    """What the hook of a process knows: a process runs one model.
+    """State of the hook in this process, which runs one model.
 
     Attributes:
-        reason: why SGLang's own choice stays; empty where it is chosen.
+        reason: why SGLang's own choice stays; empty if the hook chooses.
     """
 
     def __init__(self) -> None:
@@ -25,13 +25,13 @@ class AlignmentHook:
         self._chosen: Counter[int] = Counter()
 
     def serve(self, policy: MoePolicy) -> None:
-        """Choose from now on."""
+        """Choose alignments from now on."""
         self._policy, self.reason = policy, ""
         self._chosen.clear()
 
     @contextmanager
     def forcing(self, alignment: int) -> Iterator[None]:
-        """Have every call take one alignment meanwhile."""
+        """Make every call within the context take this alignment."""
         self._forced = alignment
         try:
             yield
@@ -39,11 +39,11 @@ class AlignmentHook:
             self._forced = None
 
     def alignment(self, rows: int, experts: int, stock: int) -> int:
-        """What a product is to take.
+        """Return the alignment for a product.
 
         Args:
-            stock: SGLang's own choice. It stays where it is not `STOCK`: other devices have
-                kernels of other sizes, among which SGLang chooses by the rows.
+            stock: SGLang's own choice. It stays if it is not `STOCK`: other devices have kernels of
+                other sizes, among which SGLang chooses by the number of rows.
         """
         if stock != STOCK:
             return stock
@@ -56,18 +56,19 @@ class AlignmentHook:
         return chosen
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON; products are counted by what was chosen."""
+        """Return reason and counts, ready for JSON; ``chosen``: alignment -> number of products."""
         chosen = {str(alignment): calls for alignment, calls in sorted(self._chosen.items())}
         return {"reason": self.reason, "chosen": chosen}
 
 
 ALIGNMENTS = AlignmentHook()
-"""Of this process."""
+"""The hook's state in this process."""
 
 
 def with_chosen_alignment(original: Callable[..., int], expected_m: int, num_groups: int) -> int:
-    """AROUND `get_contiguous_layout_alignment`; SGLang lays rows out, and sets DeepGEMM for the
-    products of that layout alone, by what it returns.
+    """AROUND `get_contiguous_layout_alignment`: return the chosen alignment.
+
+    By it SGLang lays out the rows, and configures DeepGEMM for the products of that layout only.
 
     Args:
         expected_m: rows of all experts together, whatever the name says.

@@ -1,4 +1,4 @@
-"""Find experts that DeepGEMM computes, and prepare its kernels of both alignments."""
+"""Set up the choice of DeepGEMM's alignment: find its experts, check and compile its kernels."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from sglang_prefill_ext.moe.alignment import SMALL, STOCK
 logger = logging.getLogger(__name__)
 
 _ROWS = 96
-"""Of each expert where the alignments are compared: a block and a half of the small one."""
+"""Rows of each expert when the alignments are compared: one and a half blocks of the small one."""
 
 _TOLERANCE = 1e-2
-"""Between them, of the largest number."""
+"""Largest difference between the alignments, relative to the largest number."""
 
 _HOPPER = 9
 
 
 def set_up_alignments(model: Any, device: torch.device, config: PrefillOnlyConfig) -> None:
-    """Have the alignment chosen where DeepGEMM computes a model's experts on Hopper.
+    """Choose the alignment from now on, if DeepGEMM computes a model's experts on Hopper.
 
-    All kernels of the small alignment are compiled, as far as SGLang compiles those of its own
-    before they are needed, and one layer's experts are compared.
+    First, one layer's experts are computed with both alignments and compared. Then the kernels of
+    the small alignment are compiled, for all shapes whose kernels SGLang has compiled ahead.
     """
     try:
         ALIGNMENTS.reason = _reason(model, device, config)
         if not ALIGNMENTS.reason:
             ALIGNMENTS.serve(config.moe)
     except Exception as error:
-        # Nothing of this is needed to serve: SGLang's own choice is right, and at worst slower.
+        # Serving does not need this: SGLang's own choice is correct, and at worst slower.
         logger.warning("Experts: DeepGEMM's alignment stays", exc_info=True)
         ALIGNMENTS.reason = f"{type(error).__name__}: {error}"
 
 
 def _reason(model: Any, device: torch.device, config: PrefillOnlyConfig) -> str:
-    """Why SGLang's choice stays; empty where all is ready for another."""
+    """Return why SGLang's choice stays; empty if the small alignment is ready."""
     if config.moe is MoePolicy.STOCK:
         return "asked for"
     if not deep_gemm_wrapper.ENABLE_JIT_DEEPGEMM:
@@ -65,15 +65,15 @@ def _reason(model: Any, device: torch.device, config: PrefillOnlyConfig) -> str:
 
 @torch.no_grad()
 def _agree(layers: Sequence[Any], device: torch.device) -> bool:
-    """Whether experts give equal numbers with both alignments; the first layer is tried."""
+    """Whether the first layer's experts give the same numbers with both alignments."""
     with _compact_layout():
         stock, small = (_output(layers[0], alignment, device) for alignment in (STOCK, SMALL))
-    return bool((stock - small).abs().max() <= _TOLERANCE * stock.abs().max())  # not so of NaN
+    return bool((stock - small).abs().max() <= _TOLERANCE * stock.abs().max())  # False for NaN
 
 
 @contextmanager
 def _compact_layout() -> Iterator[None]:
-    """Have SGLang take the layout that has an alignment."""
+    """Make SGLang use the layout that has an alignment."""
     layout = envs.SGLANG_DEEPGEMM_STANDARD_LAYOUT
     before = layout.get() if layout.is_set() else None
     layout.set("compact")
@@ -87,7 +87,7 @@ def _compact_layout() -> Iterator[None]:
 
 
 def _output(layer: Any, alignment: int, device: torch.device) -> Tensor:
-    """What a layer makes of ones."""
+    """The output of a layer if all hidden states are 1."""
     tokens = -(-layer.num_local_experts * _ROWS // (layer.top_k or 1))
     with ALIGNMENTS.forcing(alignment):
         made: Any = expert_work(layer, tokens, device)()
@@ -96,7 +96,7 @@ def _output(layer: Any, alignment: int, device: torch.device) -> Tensor:
 
 
 def _compile() -> None:
-    """Compile with the small alignment what SGLang has compiled with its own."""
+    """Compile the kernels that SGLang has compiled for its own alignment for the small one, too."""
     kinds = compile_utils.DeepGemmKernelType
     contiguous = (kinds.GROUPED_GEMM_NT_F8F8BF16_CONTIG, kinds.GROUPED_GEMM_NT_BF16_CONTIG)
     with deep_gemm_wrapper.contiguous_layout_alignment_scope(SMALL):

@@ -1,4 +1,4 @@
-"""Whether the loaded model and this server can serve packed forwards."""
+"""Decide whether the loaded model and this server can run packed forwards, by model class."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ RESIDUAL_ON_BATCH = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-"""Model classes that keep the residual on the batch, so that the last layer can go on with the
-read positions alone."""
+"""Model classes that keep the residual on the batch, so that the last layer can continue after its
+attention with the read positions alone."""
 
 RESIDUAL_IN_LAYERS = frozenset(
     {
@@ -61,8 +61,8 @@ RESIDUAL_IN_LAYERS = frozenset(
         "Starcoder2ForCausalLM",
     }
 )
-"""Model classes whose layers add up the residual or hand it on themselves: the last one runs on all
-tokens."""
+"""Model classes whose layers add the residual or pass it on themselves, so that the last layer has
+to run on all tokens."""
 
 VECTOR_ARCHITECTURES = frozenset(
     {
@@ -76,8 +76,8 @@ VECTOR_ARCHITECTURES = frozenset(
     }
 )
 """Model classes that make a vector of the last token of every prompt: embeddings, classes, rewards.
-Their numbers, and those of all others named here, are compared with stock and Hugging Face by the
-tests."""
+Tests compare the numbers of these and of all other classes in this file with stock SGLang and with
+Hugging Face."""
 
 ENCODER_ARCHITECTURES = frozenset(
     {
@@ -87,16 +87,16 @@ ENCODER_ARCHITECTURES = frozenset(
         "XLMRobertaModel",
     }
 )
-"""Model classes in which a token sees all of its prompt; they make a vector of the first one."""
+"""Bidirectional model classes; they make a vector of the first token of every prompt."""
 
 
 _POOLED_AT_PLACES = frozenset({"Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification"})
-"""Model classes whose heads SGLang lets read any token of a prompt (`score_and_pool`). It counts
-that of Llama among them, which reads the last one whatever it is asked for."""
+"""Model classes whose heads can read any token of a prompt (`score_and_pool`). SGLang also counts
+Llama's head among them, but that always reads the last token."""
 
 
 def reads_places(architectures: Collection[str]) -> bool:
-    """Return whether a model of these names makes vectors of any token of a prompt."""
+    """Return whether a model of these classes can make a vector of any token of a prompt."""
     return bool(architectures) and _POOLED_AT_PLACES.issuperset(architectures)
 
 
@@ -123,30 +123,30 @@ def declined_reason(scheduler: Any) -> StockReason | None:
 
 
 def _adapters_reason(scheduler: Any, manager: Any) -> StockReason | None:
-    """Why packed forwards cannot apply this server's adapters, if they cannot."""
+    """Return why packed forwards cannot apply this server's LoRA adapters; None if they can."""
     if scheduler.enable_lora_overlap_loading:
         return StockReason.LORA_OVERLAP_LOADING
     if manager.lora_backend.is_moe_lora:
         return StockReason.LORA_EXPERTS
-    # Those of the output head have metadata of their own, for the tokens that SGLang samples at.
+    # LoRA on the output head needs metadata of the tokens at which SGLang samples.
     if not manager.target_modules.isdisjoint(("embed_tokens", "lm_head")):
         return StockReason.LORA_VOCABULARY
     return None
 
 
 def is_encoder(architectures: Collection[str]) -> bool:
-    """Return whether a model of these names sees every prompt as a whole."""
+    """Return whether a model of these classes is a bidirectional encoder."""
     return bool(architectures) and ENCODER_ARCHITECTURES.issuperset(architectures)
 
 
 def encoder_traits(config: Any) -> EncoderTraits | None:
-    """What calls to the model of a `ModelConfig` need, if it is an encoder."""
+    """Return what a front end must know of the model of a `ModelConfig`; None if no encoder."""
     architectures, hf_config = config.hf_config.architectures or [], config.hf_config
     if not is_encoder(architectures):
         return None
     longest, has_head = hf_config.max_position_embeddings, "ForSequence" in architectures[0]
     if architectures[0].startswith("XLMRoberta"):
-        longest -= hf_config.pad_token_id + 1  # positions count from behind that of padding
+        longest -= hf_config.pad_token_id + 1  # positions begin after that of padding
     return EncoderTraits(
         token_types=hf_config.type_vocab_size,
         longest_prompt=longest,
@@ -157,14 +157,16 @@ def encoder_traits(config: Any) -> EncoderTraits | None:
 def _has_known_pooling(model: Any) -> bool:
     kind = type(model.pooler)
     if is_encoder([type(model).__name__]):
-        # SGLang's own pooling runs on whole prompts; a sparse head makes no plain vectors.
+        # SGLang's own pooling runs on whole prompts; a sparse head returns no dense vectors.
         return kind in (Pooler, CrossEncodingPooler)
     return kind is Pooler and model.pooler.pooling_type == PoolingType.LAST
 
 
 def _rotates_by_longest_prompt(runner: Any) -> bool:
-    """Whether one prompt beyond the original context changes how all others of its forward are
-    rotated; SGLang takes the long factors for a batch if any position needs them."""
+    """Whether one prompt beyond the original context changes the rotary embedding of all others.
+
+    SGLang uses the long factors for a whole batch if any position needs them.
+    """
     context = runner.model_config.context_len
     return any(
         module.original_max_position_embeddings < context
@@ -174,7 +176,7 @@ def _rotates_by_longest_prompt(runner: Any) -> bool:
 
 
 def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
-    """Whether Hunyuan 3 asks SGLang's HPC-Ops for quantised queries, which are theirs alone."""
+    """Whether Hunyuan 3 uses SGLang's HPC-Ops, whose quantised queries only HPC-Ops can read."""
     return getattr(runner.attn_backend, "use_fp8", False) and any(
         getattr(module, "use_hpc_ops_fp8_attn", False) is not False
         for module in runner.model.modules()
@@ -182,7 +184,7 @@ def _stores_by_a_kernel_of_its_own(runner: Any) -> bool:
 
 
 def _attention_reasons(model: Any) -> Iterator[StockReason]:
-    """Yield what packed attention does not compute, over all layers."""
+    """Yield the reasons for which packed attention cannot compute some layer."""
     layers, encoder = attention_layers(model), is_encoder([type(model).__name__])
     if not layers:
         yield StockReason.NO_ATTENTION_LAYERS

@@ -1,4 +1,4 @@
-"""The loaded SGLang model behind the executor's `Model` interface."""
+"""The loaded SGLang model as the executor's `Model`: layers, output head, KV pool, stream."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from sglang_prefill_ext.forward.model import Attend, Overrides, ProductHead
 
 
 class OutputHead:
-    """Makes logits; tells where they are a plain product, so that some can be had without the rest.
+    """Computes logits. If they are a matrix product, `product` allows to compute only some of them.
 
-    The weight is looked up each time: an update may put another tensor in its place.
+    The weight is looked up in every call, as an update may replace the tensor.
 
     Args:
-        model: of a generation server.
-        vocab_size: tokens that have a logit.
+        model: the model of a generation server.
+        vocab_size: number of tokens that have a logit.
     """
 
     def __init__(self, model: Any, vocab_size: int) -> None:
@@ -53,8 +53,8 @@ class OutputHead:
         self._is_shard = bool(processor.do_tensor_parallel_all_gather)
         if self._is_shard:
             self._is_product = self._is_product and _is_cut_evenly(model, vocab_size)
-            # SGLang's own gathers into a buffer that all ranks write to. It is right only if they
-            # wait for each other between two calls, and chunks of logits follow at once.
+            # SGLang's own gather uses a buffer that all ranks write to. It is correct only if the
+            # ranks synchronise between two calls, but chunks of logits follow immediately.
             processor = copy.copy(processor)
             processor._logits_gatherer = partial(tensor_model_parallel_all_gather, dim=-1)
         self._processor = processor
@@ -82,7 +82,7 @@ class OutputHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
         if self._is_plain:
-            # What SGLang's method comes to, which looks at many settings first.
+            # The same as SGLang's method, without its checks of many settings.
             weight = output_module(self._model).weight[: self._vocab_size]
             return torch.matmul(hidden.to(weight.dtype), weight.T)
         logits: Tensor = self._processor._get_logits(
@@ -92,7 +92,7 @@ class OutputHead:
 
 
 def output_module(model: Any) -> Any:
-    """The module that makes logits; some models with tied embeddings have no name for it."""
+    """The module that computes logits; some models with tied embeddings have no `lm_head`."""
     return model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
 
 
@@ -110,7 +110,7 @@ def _is_product(model: Any) -> bool:
 
 
 def _is_cut_evenly(model: Any, vocab_size: int) -> bool:
-    """Whether each rank has tokens of its own; all of them must come to the same answer."""
+    """Whether every rank has tokens of the vocabulary; the result is the same on all ranks."""
     head, processor = output_module(model), model.logits_processor
     elsewhere = processor.do_tensor_parallel_all_gather_dp_attn or processor.use_attn_tp_group
     if elsewhere or head.num_added_embeddings or head.org_vocab_size != vocab_size:
@@ -119,14 +119,14 @@ def _is_cut_evenly(model: Any, vocab_size: int) -> bool:
 
 
 def _from_all_ranks(values: Tensor) -> Tensor:
-    """``[n]`` of every rank: ``[ranks, n]``."""
+    """All-gather: from ``[n]`` on every rank to ``[ranks, n]``."""
     gathered: Tensor = tensor_model_parallel_all_gather(values[None], dim=0)
     return gathered
 
 
 _IN_FLIGHT_VARIABLE = "PREFILL_ONLY_TEST_IN_FLIGHT"
-"""For tests: if set, a CPU's forwards are collected one step after their launch, as on CUDA,
-although they are done by then. No option for users: it delays every answer."""
+"""Environment variable for tests: if set, forwards on a CPU are collected one step after their
+launch, as on CUDA, although they are done at once. Not for users, as it delays every answer."""
 
 
 class SglangModel:
@@ -161,14 +161,17 @@ class SglangModel:
         self.unit_length = False
         self._some_zeros = torch.zeros(0, dtype=torch.int64, device=self.device)
         self.draw = SglangSampler(runner).draw
-        if runner.is_generation:  # else nobody asks for logits
+        if runner.is_generation:  # else logits are never needed
             head = OutputHead(runner.model, self.vocab_size)
             self.logits, self.product_head = head.logits, head.product
         runs_on = self.device.type != "cpu" or _IN_FLIGHT_VARIABLE in os.environ
         self.asynchronous = forward_stream is not None and runs_on
 
     def stream(self) -> AbstractContextManager[object]:
-        """Slots of cached prefixes were looked up and allocated on the scheduler's own stream."""
+        """The forward stream, if any; on CUDA it first waits for the scheduler's own stream.
+
+        There the slots of cached prefixes were looked up and allocated.
+        """
         if self._forward_stream is None:
             return nullcontext()
         on_cuda = self.device.type == "cuda"
@@ -204,14 +207,14 @@ class SglangModel:
         return run
 
     def _zeros(self, count: int) -> Tensor:
-        """int64 ``[count]``: nobody writes to them, so all forwards have the same ones."""
+        """int64 ``[count]``; all forwards share them, as nothing writes to them."""
         if count > len(self._some_zeros):
             self._some_zeros = torch.zeros(count, dtype=torch.int64, device=self.device)
         return self._some_zeros[:count]
 
     @contextmanager
     def _overridden(self, overrides: Overrides) -> Iterator[None]:
-        """Have the tokens' embeddings replaced; not all models take embeddings as an argument."""
+        """Replace embeddings of tokens by a hook, as not all models take embeddings as argument."""
 
         def replace(_module: object, _inputs: object, embeds: Tensor) -> None:
             embeds[overrides.at] = overrides.embeds.to(embeds.dtype)

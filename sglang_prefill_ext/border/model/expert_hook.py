@@ -1,4 +1,4 @@
-"""Hook on SGLang's Triton experts: which entry of the tuned table a call takes."""
+"""Hook on SGLang's Triton experts: replaces the entry of the tuned table that a call takes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sglang_prefill_ext.forward.expert_blocks import ExpertBlocks
 from sglang_prefill_ext.moe.policy import Choice, Pair
 
 LEAST_TOKENS = 64
-"""Shorter forwards keep SGLang's choice: they are decode steps, whose blocks are small."""
+"""Forwards with fewer tokens keep SGLang's choice: they are decode steps, with small blocks."""
 
 
 class Call(NamedTuple):
-    """What SGLang asked of its Triton experts.
+    """The arguments of a call of SGLang's Triton experts.
 
     Attributes:
         w1: up-projections, ``[experts, 2 * intermediate, hidden]``.
-        w2: down-projections, ``[experts, hidden, intermediate]``; either may be packed or padded.
+        w2: down-projections, ``[experts, hidden, intermediate]``; both may be packed or padded.
         dtype: of the activations.
         flags: the keyword arguments, which say how the weights are quantised.
     """
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 class ExpertHook:
-    """What the hook of a process knows: a process runs one model."""
+    """State of the hook in this process, which runs one model."""
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[ExpertBlocks, int]] = {}
@@ -44,18 +44,18 @@ class ExpertHook:
         self._forced: Choice | None = None
 
     def serve(self, layers: dict[int, tuple[ExpertBlocks, int]]) -> None:
-        """Choose from now on.
+        """Choose entries from now on.
 
         Args:
-            layers: address of a layer's `Call.w1` -> the blocks of layers like it, and its number
-                among them. Any other layer, such as one whose weights have moved, keeps SGLang's
-                choice.
+            layers: address of a layer's `Call.w1` -> the `ExpertBlocks` of its group of like
+                layers, and its number in the group. All other layers keep SGLang's choice, e.g.
+                those whose weights have moved.
         """
         self._layers = layers
 
     @contextmanager
     def watching(self) -> Iterator[list[Call]]:
-        """Note the calls that come meanwhile."""
+        """Record the calls within the context; yields their list."""
         self._seen = []
         try:
             yield self._seen
@@ -64,7 +64,7 @@ class ExpertHook:
 
     @contextmanager
     def forcing(self, choice: Choice) -> Iterator[None]:
-        """Have every call take one entry, or one of two, meanwhile."""
+        """Make every call within the context take this entry or pair."""
         self._forced = choice
         try:
             yield
@@ -74,10 +74,10 @@ class ExpertHook:
     def choice(
         self, w1: Tensor, w2: Tensor, dtype: torch.dtype, topk_ids: Tensor, flags: dict[str, Any]
     ) -> Choice | None:
-        """What a call is to take; None is SGLang's own choice.
+        """Return the entry or pair for a call; None: SGLang's own choice.
 
         Args:
-            topk_ids: ``[tokens, top_k]``; the rest is that of `Call`.
+            topk_ids: ``[tokens, top_k]``; for the others see `Call`.
         """
         if self._seen is not None:
             self._seen.append(Call(w1, w2, dtype, topk_ids.shape[1], flags))
@@ -92,7 +92,7 @@ class ExpertHook:
 
 
 EXPERTS = ExpertHook()
-"""Of this process."""
+"""The hook's state in this process."""
 
 
 def with_chosen_block(
@@ -103,11 +103,11 @@ def with_chosen_block(
     topk_ids: Tensor,
     **flags: Any,
 ) -> Any:
-    """AROUND `_prepare_fused_moe_run`, which looks up the entry by the length of
-    `hidden_states` and reads nothing else of them but their dtype.
+    """AROUND `_prepare_fused_moe_run`: make it take the chosen entry.
 
-    Others of another length make it take another entry of the same tables whole: both projections,
-    their TMA flags, and one block for both.
+    SGLang looks up the entry by the length of `hidden_states`, and reads nothing else of them but
+    their dtype. So it gets hidden states of the length for which the chosen entry was tuned. It
+    then takes that entry completely: both projections, their TMA flags, and one block for both.
     """
     dtype = hidden_states.dtype
     choice = EXPERTS.choice(w1, w2, dtype, topk_ids, flags)
@@ -124,5 +124,5 @@ def with_chosen_block(
 
 @lru_cache(maxsize=256)
 def _of_length(tokens: int, dtype: torch.dtype) -> Tensor:
-    """Hidden states without memory; made once, as a layer's call should cost the host little."""
+    """Hidden states of that length without memory; cached, to save host time in every layer."""
     return torch.empty((tokens, 0), dtype=dtype)

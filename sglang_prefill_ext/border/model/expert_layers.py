@@ -1,4 +1,4 @@
-"""The layers of experts of a loaded model, and a way to run one."""
+"""Find the MoE expert layers of a loaded model, and run one of them alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
 
 def experts_of(model: Any) -> list[Any]:
-    """The layers of experts of a model."""
+    """All expert layers of a model."""
     return [module for module in model.modules() if isinstance(module, FusedMoE)]
 
 
 def computed_with(backend: MoeRunnerBackend, layers: Sequence[Any]) -> list[Any]:
-    """Those of which SGLang says so; what other kernels want is not known, so they do not run."""
+    """The layers that SGLang computes with that backend; others cannot be run by `expert_work`."""
     return [
         layer for layer in layers if layer.quant_method.get_moe_runner_backend(layer) is backend
     ]
@@ -28,10 +28,12 @@ def computed_with(backend: MoeRunnerBackend, layers: Sequence[Any]) -> list[Any]
 def expert_work(
     layer: Any, tokens: int, device: torch.device, value: float = 1.0
 ) -> Callable[[], Any]:
-    """What runs a layer's experts on `tokens` tokens, which take all that are here equally often.
+    """Return a function that runs a layer's experts on `tokens` tokens.
+
+    The tokens are routed evenly to all experts on this device.
 
     Args:
-        value: of all hidden states.
+        value: all hidden states have this value.
     """
     top_k = layer.top_k or 1
     ids = torch.arange(tokens * top_k, device=device, dtype=torch.int32) % layer.num_local_experts

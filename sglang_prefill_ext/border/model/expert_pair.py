@@ -1,7 +1,7 @@
-"""Two entries of the tuned tables launched for one call, of which the device computes one.
+"""Launch two entries of the tuned tables for one call, of which only one computes anything.
 
-A program of SGLang's fused kernel first reads how many rows there are, and returns if its own lie
-behind them. So an alignment without rows costs a launch, and nothing is computed.
+A program of SGLang's fused kernel first reads the number of rows, and returns if its own rows are
+beyond it. So if the number of rows of an entry is 0, its launch computes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from sglang_prefill_ext.forward.expert_choice import leave_one
 from sglang_prefill_ext.moe.policy import Pair
 
 _ALIGNMENT, _CONFIG = slice(9, 12), 14
-"""Where `invoke_fused_moe_kernel` gets rows, experts of blocks and padded rows; and the entry."""
+"""Positions of the arguments of `invoke_fused_moe_kernel`: rows, experts of blocks and the number
+of padded rows; and the configuration."""
 
 
 class Prepared(NamedTuple):
@@ -31,12 +32,14 @@ class Prepared(NamedTuple):
 
 
 class PairedConfig(dict[str, Any]):
-    """The first entry's configuration of a product, as SGLang passes it to the launch.
+    """The first entry's configuration of a product, which also carries the second entry's launch.
+
+    SGLang passes it on unchanged to `invoke_fused_moe_kernel`.
 
     Attributes:
-        other: that of the second entry.
-        other_tma: whether that one reads its weights by TMA.
-        alignment: rows, experts of blocks, and padded rows of the second entry.
+        other: the configuration of the second entry.
+        other_tma: whether the second entry reads its weights by TMA.
+        alignment: rows, experts of blocks, and number of padded rows of the second entry.
     """
 
     def __init__(self, own: dict[str, Any], other: dict[str, Any], second: Prepared, tma: bool):
@@ -46,15 +49,16 @@ class PairedConfig(dict[str, Any]):
 
 
 def prepared_pair(prepare: Callable[[int], Any], pair: Pair) -> Prepared:
-    """Align for both entries, choose on the device, and hand SGLang the first, which brings the
-    second along in its configurations.
+    """Align for both entries, choose on the device, and return the first entry's preparation.
+
+    Its configurations carry the second entry, see `PairedConfig`.
 
     Args:
-        prepare: SGLang's own preparation with the entry of so many tokens.
+        prepare: SGLang's own preparation, given the tokens of an entry.
     """
     first = Prepared(*prepare(pair.first.tokens))
     second = Prepared(*prepare(pair.second.tokens))
-    # Rows in the order of a block could not be read in that of the other one.
+    # With TMA, rows between the products are in the order of one entry's blocks.
     assert (first.down_tma, second.down_tma) == (False, False), pair
     leave_one(pair, (first.experts, first.padded), (second.experts, second.padded))
     up = PairedConfig(first.config, second.config, second, second.up_tma)
@@ -63,8 +67,10 @@ def prepared_pair(prepare: Callable[[int], Any], pair: Pair) -> Prepared:
 
 
 def with_both_entries(original: Callable[..., Any], *args: Any, **flags: Any) -> None:
-    """AROUND `invoke_fused_moe_kernel`, as the experts of a layer call it for each product: the
-    launch of a pair's first entry, and behind it that of the second."""
+    """AROUND `invoke_fused_moe_kernel`, which a layer's experts call for each product.
+
+    For a pair, launch the first entry and then the second.
+    """
     original(*args, **flags)
     config = args[_CONFIG]
     if isinstance(config, PairedConfig):

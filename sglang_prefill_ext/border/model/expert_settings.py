@@ -1,4 +1,4 @@
-"""What layers of experts look up while a packed forward runs."""
+"""Global settings of SGLang that MoE layers read, as packed forwards need them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from sglang.srt.state_capturer.routed_experts import (
 
 
 def expert_settings(model: Any) -> Callable[[], AbstractContextManager[object]]:
-    """What surrounds each packed forward of a model; of most models nothing has to be set.
+    """Return a context manager for the packed forwards of a model; for most models it does nothing.
 
-    Shared experts are those of this model. Where tokens are routed is not recorded: with
-    ``--enable-return-routed-experts`` SGLang does so for requests that ask for it, in a buffer that
-    is as long as a stock batch can be, and is read after the next forward has been launched.
+    Within it, two settings differ. SGLang's setting for shared experts is that of this model. And
+    the experts of tokens are not recorded: with ``--enable-return-routed-experts`` SGLang records
+    them for requests that ask for it, in a buffer that has the length of the longest stock batch,
+    and reads it only after the next forward was launched.
     """
     shared = model.shared_experts_config
     if shared == get_model().shared_experts and get_global_experts_capturer() is None:

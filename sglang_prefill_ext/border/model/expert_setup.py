@@ -1,4 +1,4 @@
-"""Find the experts of a loaded model, time the blocks of SGLang's tables, and have them chosen."""
+"""Set up the choice of blocks: find a model's experts, time the entries of SGLang's tables."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ logger = logging.getLogger(__name__)
 _RUNS, _TRIES = 5, 3
 
 _FORMS = (*range(LEAST_TOKENS, LEAST_TOKENS + 16), *range(513, 513 + 16))
-"""Tokens for which SGLang's kernel has every form that it may have for more: Triton compiles one
-more where a number of rows is a multiple of 16, and SGLang has another up to 512 rows."""
+"""Numbers of tokens that together launch SGLang's kernel in every form that it can have. Triton
+compiles another form if a number of rows is a multiple of 16, and SGLang has another up to 512
+rows."""
 
 
 def set_up_experts(model: Any, device: torch.device, config: PrefillOnlyConfig) -> ExpertUse:
-    """Have the blocks of a model's experts chosen, where SGLang computes them with Triton.
+    """Choose the blocks of a model's experts from now on, if SGLang computes them with Triton.
 
-    Every entry that can be chosen runs in all forms, so that none is compiled while serving.
+    Every entry that can be chosen is launched in all forms, so that none is compiled while serving.
     """
     layers = experts_of(model)
     if not layers:
@@ -53,7 +54,7 @@ def set_up_experts(model: Any, device: torch.device, config: PrefillOnlyConfig) 
     try:
         return _set_up(layers, device, config)
     except Exception as error:
-        # Nothing of this is needed to serve: SGLang's own choice is right, and at worst slow.
+        # Serving does not need this: SGLang's own choice is correct, and at worst slow.
         logger.warning("Experts: SGLang's choice of blocks stays", exc_info=True)
         return ExpertUse(f"{type(error).__name__}: {error}")
 
@@ -82,7 +83,7 @@ def _set_up(layers: Sequence[Any], device: torch.device, config: PrefillOnlyConf
         alone = rows_by_tma(call, table)
         if config.moe_source is MoeSource.DEVICE:
             usable = [entry for entry in times if entry not in alone]
-            if len(usable) > 1:  # any two will do
+            if len(usable) > 1:  # checking any two is enough
                 _check_pair((usable[0], usable[1]), layer, device)
         blocks = ExpertBlocks(
             *(len(group), experts, table, config.moe, times, counts),
@@ -107,7 +108,7 @@ def described(call: Call) -> str:
 def _times(
     entries: Sequence[Entry], shape: str, layer: Any, call: Call, device: torch.device
 ) -> Times:
-    """Times from the file of this device, shape and versions, else measured and kept there."""
+    """Read times from the file of this device, shape and versions, or measure and write them."""
 
     def seconds_of(entry: Entry, rows: int) -> float:
         with EXPERTS.forcing(entry):
@@ -133,20 +134,22 @@ def _times(
 
 
 def _compile(entry: Entry, layer: Any, device: torch.device) -> None:
-    """Compile all that an entry may launch, or find it in Triton's cache."""
+    """Compile all kernels that an entry may launch, or load them from Triton's cache."""
     with EXPERTS.forcing(entry):
         for tokens in _FORMS:
             expert_work(layer, tokens, device)()
 
 
 def _run_once(choice: Choice, layer: Any, device: torch.device, value: float = 1.0) -> Any:
-    """The output of a layer for equal hidden states."""
+    """The output of a layer if all hidden states are `value`."""
     with EXPERTS.forcing(choice):
         return expert_work(layer, LEAST_TOKENS, device, value)()
 
 
 def _check_pair(two: tuple[Entry, Entry], layer: Any, device: torch.device) -> None:
-    """Compile what chooses between two entries, and compare either with what it computes alone.
+    """Launch two entries together, which compiles the kernel that chooses between them.
+
+    The result of each entry must be that of the entry alone.
 
     Raises:
         RuntimeError: the numbers differ.
@@ -154,7 +157,7 @@ def _check_pair(two: tuple[Entry, Entry], layer: Any, device: torch.device) -> N
     never, always = BlockTime(1.0, 0.0), BlockTime(0.0, 0.0)
     for taken, times in zip(two, ((always, never), (never, always)), strict=True):
         expected = _run_once(taken, layer, device).hidden_states.clone()
-        _run_once(taken, layer, device, value=-2.0)  # memory holds other numbers now
+        _run_once(taken, layer, device, value=-2.0)  # overwrite memory that may be used again
         found = _run_once(Pair(*two, *times), layer, device).hidden_states
         limit = 0.01 * float(expected.abs().max())
         if not torch.allclose(found, expected, rtol=0.0, atol=limit):
@@ -162,7 +165,7 @@ def _check_pair(two: tuple[Entry, Entry], layer: Any, device: torch.device) -> N
 
 
 def _seconds(layer: Any, tokens: int, device: torch.device) -> float:
-    """Of one layer's experts: the fastest of several series, whose launches follow each other."""
+    """Seconds of one layer's experts: the mean of a series of launches, in the fastest series."""
     run, series = expert_work(layer, tokens, device), []
     for _ in range(_TRIES + 1):
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""SGLang's tuned tables of a shape of experts."""
+"""Read SGLang's tuned tables for a shape of experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from sglang_prefill_ext.moe.blocks import BlockTable, Entry
 def table_of(call: Call) -> BlockTable:
     """The table in which `_prepare_fused_moe_run` looks up a call.
 
-    Without a tuned file it has two entries, of which one is for more tokens than experts.
+    Without a tuned file, SGLang has two defaults: one up to as many tokens as there are experts,
+    one for more. The table then has an entry for each.
     """
     key = _key(call)
     tuned = _tuned(key, call, down=False) or {
@@ -34,7 +35,8 @@ def table_of(call: Call) -> BlockTable:
 def rows_by_tma(call: Call, table: BlockTable) -> frozenset[Entry]:
     """The entries whose down-projection reads its rows by TMA.
 
-    Between both products their rows lie in the order of their blocks, which is that of no other.
+    Between the two products, their rows are stored in the order of their blocks, which the kernels
+    of another entry could not read.
     """
     tuned = _tuned(_key(call), call, down=True) or {}
 
@@ -45,7 +47,7 @@ def rows_by_tma(call: Call, table: BlockTable) -> frozenset[Entry]:
 
 
 def tuned_text(call: Call) -> str:
-    """All that SGLang's tuning says of a call: what was timed with another tuning is of no use."""
+    """SGLang's tuned configurations for a call, as text; times of other ones must not be used."""
     return "; ".join(str(_tuned(_key(call), call, down=down)) for down in (False, True))
 
 

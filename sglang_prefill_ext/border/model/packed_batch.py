@@ -22,21 +22,21 @@ from sglang_prefill_ext.forward.upload import upload
 
 @dataclass
 class PackedForwardBatch(ForwardBatch):  # type: ignore[misc]
-    """A `ForwardBatch` whose attention is a function of its own layout."""
+    """A `ForwardBatch` with what `PackedAttentionBackend` reads: `attend`, `read_at`, `adapt`."""
 
     # Declared fields, because SGLang copies batches with `dataclasses.replace`.
     attend: Any = None
     read_at: Any = None
-    adapt: Any = None  # tells the layers' adapters how many tokens they see from here on
+    adapt: Any = None  # sets for how many tokens the following layers apply the LoRA adapter
 
 
 def packed_batch_of(
     token_ids: Tensor, positions: Tensor, row_lens: list[int], zeros: Tensor
 ) -> PackedForwardBatch:
-    """A batch of rows that have no slot, of which 0 is padding.
+    """A batch of rows without KV slots; every token gets slot 0, which SGLang uses for padding.
 
     Args:
-        zeros: int64, one a token.
+        zeros: int64 ``[tokens]``.
     """
     device, rows, total = token_ids.device, len(row_lens), len(token_ids)
     (lens,) = upload([np.array(row_lens, dtype=np.int32)], device)
@@ -57,22 +57,22 @@ def packed_batch_of(
         capture_hidden_mode=CaptureHiddenMode.NULL,
         global_num_token_non_padded_cpu=total,
         is_prefill_only=True,
-        # With a mask, models leave the storing of K and V to the attention, which stores none; else
-        # some write them all to slot 0 while they rotate.
+        # With a mask, models leave storing K/V to the attention backend, and ours stores none.
+        # Without it, some models would write all K/V to slot 0 together with the rotary embedding.
         dcp_kv_mask=zeros,
     )
 
 
 class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
-    """Attention over a packed layout; writes no KV slot, whatever `save_kv_cache` says.
+    """SGLang's attention backend for packed forwards; ignores `save_kv_cache` and writes no slot.
 
-    Where nothing reads the last layer's output but at some positions, only these leave its
-    attention; output projection, MLP and final norm then run on one token a row.
+    If `read_at` of the batch is set, attention of the last layer returns the read positions only.
+    Output projection, MLP and final norm then run on one token a row.
 
     Args:
-        stock: the server's own backend. Models look for the memory pools on the backend, so
-            the stock one's are passed on.
-        last_layer: id of the layer after whose attention only the read positions go on, if any.
+        stock: the server's own backend. Models look for the memory pools on the backend, so they
+            are taken from it.
+        last_layer: id of the layer that can be shortened to the read positions; None: no layer can.
     """
 
     def __init__(self, stock: Any, last_layer: int | None) -> None:
@@ -102,7 +102,7 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
             q = q[read_at]
             stream.write(stream.residual[read_at])
             forward_batch.adapt(len(read_at))
-        window: int | None = layer.sliding_window_size  # tokens before its own; below 0 for all
+        window: int | None = layer.sliding_window_size  # tokens before the query's; below 0: all
         window = None if window is None or window < 0 else window
         inputs = LayerInputs(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
@@ -116,11 +116,11 @@ class PackedAttentionBackend(AttentionBackend):  # type: ignore[misc]
 
 
 class Adapters:
-    """The adapters of a rank.
+    """The LoRA adapters of a rank.
 
-    A packed forward is to them one sequence with one adapter. What is said of it holds until the
-    next batch, of either path, says something else. Every launch of either path does, so none
-    sees another's.
+    For SGLang's LoRA layers a packed forward is one sequence with one adapter. The adapter that is
+    set stays in effect until the next batch sets another. Every batch of either path sets its own
+    before its launch, so none uses that of another batch.
 
     Args:
         manager: SGLang's `LoRAManager`; None on a server without adapters.
@@ -130,11 +130,13 @@ class Adapters:
         self._manager = manager
 
     def load(self, adapter: str) -> None:
-        """Bring an adapter into the pool, evicting those that the next batches reload if need be.
+        """Load an adapter into SGLang's memory pool of adapters, evicting others if need be.
+
+        Batches that need an evicted adapter load it again.
 
         Raises:
-            PackedForwardError: it is not loaded, or not any more, which happens only when nobody
-                waits for the answer.
+            PackedForwardError: the server does not have the adapter (any more). That happens only
+                if the client no longer waits for the answer.
         """
         if not adapter:
             return
@@ -143,10 +145,10 @@ class Adapters:
         self._manager.fetch_new_loras({adapter})
 
     def apply_to(self, tokens: int, adapter: str) -> None:
-        """Let the layers from here on apply a loaded adapter, or none, to so many tokens."""
+        """Make the following layers apply a loaded adapter, or none, to `tokens` tokens."""
         if adapter:
             lens = torch.full((1,), tokens, dtype=torch.int32, device=self._manager.device)
-            batch = ForwardBatch(  # what adapters look at of one
+            batch = ForwardBatch(  # only the fields that the adapters read
                 forward_mode=ForwardMode.EXTEND,
                 batch_size=1,
                 input_ids=None,

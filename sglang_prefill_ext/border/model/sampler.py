@@ -1,4 +1,4 @@
-"""SGLang's own sampler on the logits of packed reads."""
+"""Draw tokens of packed reads with SGLang's own sampler."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sglang_prefill_ext.wire.sampling import WHOLE_VOCABULARY, Sampling
 
 
 class SglangSampler:
-    """Draws tokens as SGLang does of the requests of a prefill batch.
+    """Draws tokens as SGLang does for the requests of a prefill batch.
 
     Every tensor-parallel rank draws, from the same logits and in the same order, so that their
-    random generators stay in step; SGLang's stock batches rely on that.
+    random generators stay in the same state; SGLang's stock batches rely on that.
 
     Args:
         runner: SGLang's `ModelRunner` of this rank.
@@ -44,7 +44,7 @@ class SglangSampler:
         info.apply_logits_bias(logits)
         reads = len(sampling)
         hidden = logits.isnan().any(dim=-1) if self._hides_nan else None
-        # Without None it copies and gathers for every read, also where nothing is asked for.
+        # None instead of an empty list spares a copy and a gather for the read in SGLang.
         asked = [tokens or None for tokens in listed]
         tokens = self._sampler(output, info, True, [num_top] * reads, asked, positions)
         top_log_probs = top_tokens = logits.new_empty((reads, 0))
@@ -55,19 +55,19 @@ class SglangSampler:
         if output.next_token_token_ids_logprobs_val:
             of_listed = torch.cat(output.next_token_token_ids_logprobs_val)
         log_probs = output.next_token_logprobs
-        if hidden is not None:  # it may come from another request's rows
+        if hidden is not None:  # show NaN again, which may come from another request's rows
             log_probs = log_probs.masked_fill(hidden, torch.nan)
         return Drawn(tokens, log_probs, top_log_probs, top_tokens, of_listed)
 
 
 def batch_info(sampling: Sampling, logits: Tensor) -> SamplingBatchInfo:
-    """What `SamplingBatchInfo.from_schedule_batch` makes of such requests.
+    """Make what `SamplingBatchInfo.from_schedule_batch` makes of requests with these parameters.
 
-    Penalties are left out. They look at generated tokens, of which there are none yet; the one
+    Penalties are left out: they depend on generated tokens, and there are none yet. The penalty
     that forbids stop tokens comes as a bias.
 
     Args:
-        logits: ``[reads, vocab_size]`` that it is made for.
+        logits: ``[reads, vocab_size]``, from which tokens will be drawn.
     """
     draws, device = sampling.draws, logits.device
     top_k, top_p, min_p = draws["top_k"], draws["top_p"], draws["min_p"]
@@ -93,7 +93,7 @@ def batch_info(sampling: Sampling, logits: Tensor) -> SamplingBatchInfo:
 
 
 def _bias_table(sampling: Sampling, logits: Tensor) -> Tensor:
-    """``[reads, vocab_size]``, as SGLang wants it."""
+    """The biases as SGLang needs them, ``[reads, vocab_size]``."""
     table = torch.zeros_like(logits)
     rows, tokens, values = upload(
         [sampling.rows_of_biases, sampling.biases["token"], sampling.biases["value"]],

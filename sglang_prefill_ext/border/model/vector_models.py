@@ -1,4 +1,4 @@
-"""Models that make vectors, decoders and encoders, behind the executor's `Model` interface."""
+"""Models that make vectors (decoders and encoders) as the executor's `Model`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from sglang_prefill_ext.forward.model import Overrides
 class SglangVectorModel(SglangModel):
     """A model that makes a vector of every row: an embedding, class logits, a reward.
 
-    SGLang's own pooling and heads run on the read positions. Each of them is the last token of a
-    row of one to them where only these are left; else they are positions that SGLang's setwise
-    scoring names, in the only prompt that there is to it.
+    SGLang's own pooling and heads run on the read positions, in one of two ways. If only these
+    positions are left after the last layer, the batch looks like prompts of one token each. Else
+    the batch looks like one prompt, of which SGLang's setwise scoring reads the given positions.
     """
 
     def __init__(self, runner: Any, forward_stream: AbstractContextManager[object] | None) -> None:
@@ -50,7 +50,10 @@ class SglangVectorModel(SglangModel):
         return vectors if states is None else torch.cat((vectors, states), dim=1)
 
     def _measured_widths(self) -> tuple[int, int]:
-        """Heads differ in where they say it, and in what they show, so one token is tried."""
+        """Run one token to find the widths of vectors and states.
+
+        Heads differ in which attribute has the width, and in whether they return states.
+        """
 
         def attend_to_itself(_layer: int, inputs: LayerInputs) -> Tensor:
             q, v = inputs.q, inputs.v
@@ -65,9 +68,9 @@ class SglangVectorModel(SglangModel):
 
 
 class SglangEncoder(SglangVectorModel):
-    """A model that sees every prompt as a whole: embeddings of the first token, cross encoders.
+    """A bidirectional model: embeddings of the first token, or a cross encoder.
 
-    Rows are whole prompts, so that SGLang's own pooling and heads take a packed forward as a batch.
+    Rows are whole prompts, so to SGLang's own pooling and heads a packed forward is a plain batch.
     """
 
     causal = False
@@ -82,13 +85,13 @@ class SglangEncoder(SglangVectorModel):
         # See `EncoderTraits.token_types`.
         batch.token_type_ids = batch.input_ids // self.vocab_size
         token_ids = batch.input_ids % self.vocab_size
-        # SGLang loops over these; on the device it would wait for every single one.
+        # SGLang loops over these; on the device, it would synchronise for each of them.
         batch.seq_lens = torch.tensor(batch.extend_seq_lens_cpu)
         if isinstance(self._model.pooler, CrossEncodingPooler):
             batch.extend_seq_lens = batch.seq_lens
         output = self._model.forward(token_ids, batch.positions, batch, get_embedding=True)
         vectors: Tensor = output.embeddings
-        return vectors.view(len(read_at), -1)  # a head of one class makes numbers, not vectors
+        return vectors.view(len(read_at), -1)  # a head of one class returns a scalar for each row
 
     @contextmanager
     def _overridden(self, overrides: Overrides | None) -> Iterator[None]:
@@ -100,7 +103,7 @@ class SglangEncoder(SglangVectorModel):
 
 
 def model_of(runner: Any, forward_stream: AbstractContextManager[object] | None) -> SglangModel:
-    """Return the model of a rank, by what is read of it."""
+    """Return the `Model` of a rank: for labels, for vectors of a decoder, or for an encoder."""
     kind = SglangModel if runner.is_generation else SglangVectorModel
     if is_encoder([type(runner.model).__name__]):
         kind = SglangEncoder

@@ -1,1 +1,1 @@
-"""Hooks in SGLang's scheduler process: packed work beside the stock batch flow."""
+"""SGLang's scheduler process: hooks that run packed forwards beside stock batches."""

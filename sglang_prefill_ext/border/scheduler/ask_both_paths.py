@@ -1,4 +1,4 @@
-"""Ask the loaded model the known prompts: in SGLang's own prefill, and in packed forwards."""
+"""Run the known prompts at start, by SGLang's own prefill and by packed forwards, and compare."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def compare_paths(
     slots: PrefixCache,
     agree: Agree,
 ) -> AnswerCheck:
-    """Compare both paths of a scheduler that has served nothing yet; leaves its pools as they were.
+    """Compare both paths of a scheduler that has served nothing yet; leaves its pools unchanged.
 
-    An exception in either path counts as a difference of everything.
+    If either path raises, all answers count as different.
 
     Args:
         budget: of a packed forward.
-        slots: room for a prefix between two of them.
+        slots: gives room for a prefix between two packed forwards.
         agree: makes all ranks come to the same result.
     """
     begin_s = time.perf_counter()
@@ -93,22 +93,25 @@ def compare_paths(
 
 
 def report(check: AnswerCheck) -> None:
-    """Write to the log whether packed forwards are used."""
+    """Log the result of the comparison, and so whether packed forwards are used."""
     if check.same:
         logger.info("Prefill-only serving: both paths answer alike: %s", check)
         return
     logger.error(
-        "Prefill-only serving is OFF: packed forwards answer known prompts otherwise than SGLang "
-        "does (%s), with --prefill-only-attention torch and without graphs, too. Every request "
-        "takes the stock path. Report it with the model, the device and this line; "
+        "Prefill-only serving is OFF: packed forwards and SGLang answer known prompts differently "
+        "(%s), even with --prefill-only-attention torch and without graphs. Every request takes "
+        "the stock path. Report it with the model, the device and this line; "
         "--prefill-only-known-answers off serves packed answers all the same.",
         check,
     )
 
 
 def _noise(scheduler: Any, model: SglangModel, requests: list[PackedRows], alone: Matrix) -> float:
-    """The largest gap between stock answers to the first prompts in one batch and `alone`; 0 where
-    no batch has room for two. The requests have the same labels."""
+    """Return the largest gap between stock answers in one batch and `alone`.
+
+    The batch has the first prompts, as many as fit; 0 if fewer than two do. All requests have the
+    same labels.
+    """
     prompts = _of_one_batch(scheduler, [each for rows in requests for each in prompts_of(rows)])
     if len(prompts) < 2:
         return 0.0
@@ -117,7 +120,7 @@ def _noise(scheduler: Any, model: SglangModel, requests: list[PackedRows], alone
 
 
 def _of_one_batch(scheduler: Any, prompts: list[Int32Array]) -> list[Int32Array]:
-    """The first prompts, as many as SGLang's pools have room for; each may leave part of a page."""
+    """The first prompts, as many as SGLang's pools have room for; each may waste part of a page."""
     slots = scheduler.token_to_kv_pool_allocator.available_size()
     page = scheduler.token_to_kv_pool_allocator.page_size
     needed = np.cumsum([len(prompt) + page for prompt in prompts])
@@ -125,13 +128,13 @@ def _of_one_batch(scheduler: Any, prompts: list[Int32Array]) -> list[Int32Array]
     return prompts[:room]
 
 
-@torch.no_grad()  # as SGLang's loop: what inference mode leaves in the pools could not be changed
+@torch.no_grad()  # as in SGLang's loop, which could not change pool tensors of inference mode
 def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array]) -> Tensor:
-    """Logits or vectors of a batch, ``[prompts, vocab_size]`` or ``[prompts, width]`` on the host,
-    float32.
+    """Run one stock prefill batch; return its logits or vectors on the host.
 
-    As `sglang.benchmark.one_batch` builds it. With one prompt it does not matter what limits
-    batches, such as the number of running requests.
+    They are float32, ``[prompts, vocab_size]`` or ``[prompts, width]``. The batch is built as in
+    `sglang.benchmark.one_batch`, so SGLang's limits of batches, such as the number of running
+    requests, do not apply.
     """
     runner = scheduler.tp_worker.model_runner
     requests = [_request(prompt) for prompt in prompts]
@@ -153,8 +156,8 @@ def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array])
             )
             output = runner.forward(forward_batch).logits_output
             read = output.embeddings if model.vector_width else output.next_token_logits
-            on_host: Tensor = read.float().cpu()  # waits, so the slots are free to go
-            # A head of one class makes a number of no dimension.
+            on_host: Tensor = read.float().cpu()  # waits for the batch; then slots may be freed
+            # A head of one class returns a scalar for each prompt.
             return on_host.view(len(prompts), -1)
     finally:
         for request in requests:
@@ -162,7 +165,7 @@ def _stock_output(scheduler: Any, model: SglangModel, prompts: list[Int32Array])
 
 
 def _request(prompt: Int32Array) -> Req:
-    """A request as the scheduler has it when it puts all its tokens into a batch."""
+    """A stock request in the state in which the scheduler puts its whole prompt into a batch."""
     ids = array("q", prompt.tolist())
     sampling = SamplingParams(max_new_tokens=0, temperature=0)
     request = Req("known-prompt", "", ids, sampling)
@@ -173,7 +176,10 @@ def _request(prompt: Int32Array) -> Req:
 
 
 def _read(output: Tensor, rows: PackedRows) -> Float32Array:
-    """What the packed path answers to a row, of the stock path's output for it; ``[1, values]``."""
+    """From the stock path's output for prompts, take the values that the packed path answers.
+
+    ``[prompts, values]``.
+    """
     if isinstance(rows.read, Labels):
         labels = torch.from_numpy(rows.read.ids.astype(np.int64))
         output = output.log_softmax(-1)[:, labels]

@@ -1,4 +1,4 @@
-"""The packed work of one scheduler and its place among the scheduler's iterations."""
+"""The packed work of one scheduler: its step in an iteration, its metrics, and its answers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sglang_prefill_ext.shared_device.board import Board
 
 GRAPH_SPEEDUP = 4
 """How many times faster a decode step is as a CUDA graph than launched kernel by kernel: an
-estimate for small models, whose steps are shorter than the host's work for them."""
+estimate for small models, where launches take the host longer than kernels take the device."""
 
 _TICK_MS = 20.0
-"""How often the deadlines of queued requests are looked at."""
+"""Interval in which the deadlines of queued requests are checked."""
 
 
 @dataclass(slots=True)
 class PackedWork:
-    """What one scheduler has beside its stock batches."""
+    """All parts of the packed path in one scheduler."""
 
     runtime: PackedRuntime
     policy: IterationPolicy
@@ -61,14 +61,14 @@ class PackedWork:
             self.show_queue()
 
     def record_iteration(self, computed_before: int, stock_batch: Any) -> None:
-        """Account for an iteration.
+        """Count an iteration in `accounts`.
 
         Args:
-            computed_before: packed tokens computed in all when it began.
-            stock_batch: SGLang's batch that runs in it, or None.
+            computed_before: total of packed tokens computed before the iteration.
+            stock_batch: SGLang's batch in the iteration, or None.
         """
         stock_tokens = 0
-        if stock_batch is not None:  # those of its prompts, else one a running request
+        if stock_batch is not None:  # a prefill batch has prompt tokens, others one per request
             prompts = stock_batch.forward_mode.is_extend()
             stock_tokens = stock_batch.extend_num_tokens if prompts else stock_batch.batch_size()
         packed_tokens = self.runtime.stats.tokens_computed - computed_before
@@ -83,14 +83,14 @@ class PackedWork:
         """
         if any(deadline < now_ms for deadline in arriving):
             return True
-        if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # clocks are set back at times
+        if 0 <= now_ms - self._last_look_ms < _TICK_MS:  # < 0: the clock was set back
             return False
         self._last_look_ms = now_ms
         return self.runtime.overdue(now_ms)
 
     @property
     def queue(self) -> dict[str, float]:
-        """What waits: requests, tokens, rows, bytes, and for how long the oldest has, in s."""
+        """The size of the queue: requests, tokens, rows, bytes, and the oldest one's wait in s."""
         return {
             "requests": self.runtime.waiting_jobs,
             **asdict(self.runtime.waiting_load),
@@ -135,9 +135,10 @@ def packed_work(
 
 
 def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:
-    """Estimate what a decode step costs from what launching a packed forward does.
+    """Estimate the cost of a decode step by that of launching a packed forward.
 
-    Both are mostly the host's time for a model's kernels, unless a CUDA graph replays them.
+    Both are mostly the time that the host needs to launch a model's kernels, unless a CUDA graph
+    replays them.
     """
     replayed = scheduler.tp_worker.model_runner.decode_cuda_graph_captured
     eager_tokens = policy.graphs.eager_tokens
@@ -147,10 +148,10 @@ def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:
 
 
 def answering(scheduler: Any, board: Board | None) -> Callable[[Sequence[Ended]], None]:
-    """What sends the results of requests that end together.
+    """Return a function that sends the results of requests that end together.
 
     Args:
-        board: of several schedulers on one device, where it notes what was done.
+        board: on which it counts the answered tokens; None for a single scheduler on the device.
     """
     sender, rank = scheduler.ipc_channels.send_to_tokenizer, get_parallel().dp_rank or 0
 
@@ -164,7 +165,7 @@ def answering(scheduler: Any, board: Board | None) -> Callable[[Sequence[Ended]]
 
 
 def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
-    """Put results into one message to each front end; tokenizer workers are several of them."""
+    """Put results into one message for each front end; each tokenizer worker is a front end."""
     messages: defaultdict[str | None, PackedRowsResults] = defaultdict(PackedRowsResults)
     for job, result in ended:
         messages[job.reply_to.http_worker_ipc].results[job.rid] = result
@@ -174,8 +175,8 @@ def result_messages(ended: Sequence[Ended]) -> list[PackedRowsResults]:
 
 
 def tokens_received(ended: Sequence[Ended]) -> int:
-    """Tokens of requests as they came, which is what the data-parallel controller has counted.
+    """Tokens of requests as they arrived, which is how the data-parallel controller counted them.
 
-    The rows of an encoder are whole prompts by now, and so may have many more.
+    An encoder's rows have become whole prompts since, which may have many more tokens.
     """
     return sum(len(job.reply_to.input_ids) for job, _ in ended)

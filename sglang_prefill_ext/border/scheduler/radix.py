@@ -1,4 +1,4 @@
-"""SGLang's KV pool and radix cache behind the packed path's `KVPool`, `Room` and `PrefixCache`."""
+"""SGLang's KV pool and radix cache as the packed path's `KVPool`, `Room` and `PrefixCache`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from sglang_prefill_ext.wire.arrays import Int32Array
 from sglang_prefill_ext.wire.prefix_policy import PrefixPolicy
 
 LEFT_TO_OTHERS = 16
-"""Of so many parts of the pool, what is held from one forward to the next leaves one."""
+"""One part in so many of the pool is never taken for prefixes held between forwards."""
 
 
 class SglangPool:
-    """The pool of a rank, whose slots stock requests have, too.
+    """SGLang's KV pool of a rank, shared with stock requests.
 
     Args:
-        pool: plain, see `plain_pool`.
+        pool: must be plain, see `plain_pool`.
     """
 
     def __init__(self, pool: MHATokenToKVPool) -> None:
@@ -49,13 +49,13 @@ class SglangPool:
 
 
 class SglangRoom:
-    """Slots that SGLang's allocator has, or its tree gives up for others.
+    """Allocates slots by SGLang's allocator, evicting from the radix cache if need be.
 
-    What is held from one forward to the next leaves a part of them to the generations that run
-    meanwhile: SGLang would have to take back those that find no slot for their next token.
+    `take`, for prefixes that are held between forwards, leaves a part of the pool to generations
+    that run meanwhile: SGLang retracts generations that find no slot for their next token.
 
     Args:
-        scheduler: whose pool is plain.
+        scheduler: its pool must be plain.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -71,7 +71,7 @@ class SglangRoom:
         return self.take_last(num_tokens)
 
     def take_last(self, num_tokens: int) -> Tensor | None:
-        """Likewise to the last slot, for what can be evicted as soon as its forward has ended."""
+        """Take slots, down to the last one, for tokens that can be evicted after their forward."""
         page = self._allocator.page_size
         whole_pages = -(-num_tokens // page) * page
         self._allocator.evict_to_free_tokens(self._tree, whole_pages)
@@ -83,7 +83,10 @@ class SglangRoom:
 
 
 def plain_pool(runner: Any) -> SglangPool | None:
-    """The pool of a `ModelRunner`, if it holds K/V in the model's precision, a token a row."""
+    """The pool of a `ModelRunner`, if it is plain, else None.
+
+    A plain pool holds K/V of all layers in the model's dtype, with one row a token.
+    """
     pool = runner.token_to_kv_pool
     is_plain = (
         type(pool) is MHATokenToKVPool
@@ -94,12 +97,12 @@ def plain_pool(runner: Any) -> SglangPool | None:
 
 
 def room_in(pool: KVPool, scheduler: Any) -> Room:
-    """Room in the pool of a scheduler's model."""
+    """Return what allocates slots of the pool of a scheduler's model."""
     return pool if isinstance(pool, OwnPool) else SglangRoom(scheduler)
 
 
 class RadixTransaction:
-    """Locks the matched path of the tree, and owns the slots that are reserved behind it."""
+    """A `PrefixTransaction`: locks the matched path of the tree, and owns the reserved slots."""
 
     def __init__(
         self, tree: UnifiedRadixCache, room: SglangRoom, key: RadixKey, commit_tokens: int
@@ -124,7 +127,7 @@ class RadixTransaction:
         if slots is None:
             return False
         try:
-            # Made here, so that `commit` cannot fail.
+            # Concatenated here, so that `commit` needs no memory.
             self.slots = torch.cat([self.slots, slots])
         except Exception:
             self._room.give_back(slots)
@@ -138,7 +141,7 @@ class RadixTransaction:
                 # A duplicate that another request inserted meanwhile is freed by the tree.
                 key, slots = self._key[:kept], self.slots[:kept]
                 self._tree.insert(InsertParams(key=key, value=slots, prev_prefix_len=self.cached))
-        finally:  # should it raise, the slots stay the tree's own, as it may have some
+        finally:  # if `insert` raises, the first `kept` slots are not freed: the tree may have them
             self._let_go(kept)
 
     def rollback(self) -> None:
@@ -151,10 +154,10 @@ class RadixTransaction:
 
 
 class RadixPrefixCache:
-    """Transactions on the tree that stock requests use too.
+    """The `PrefixCache` on the radix tree of stock requests.
 
-    Packed requests carry neither cache salt nor extra key, so their prefixes live where SGLang
-    has those of its own requests: under the adapter's id, or without one under no name.
+    Packed requests have neither cache salt nor extra key, so their prefixes have the same keys in
+    the tree as those of stock requests: the token ids, and the adapter's id if there is one.
     """
 
     shares = True
@@ -176,10 +179,10 @@ class RadixPrefixCache:
 
 
 def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> PrefixCache:
-    """The scheduler's cache; room alone where the packed path can neither read nor write it.
+    """The scheduler's radix cache; `PrivateSlots` if the packed path cannot use it.
 
     Args:
-        room: in the pool of the scheduler's model.
+        room: allocates slots of the model's pool.
     """
     if not shares_prefixes(scheduler, room):
         return PrivateSlots(room)
@@ -190,7 +193,7 @@ def prefix_cache_of(scheduler: Any, config: PrefillOnlyConfig, room: Room) -> Pr
 
 
 def shares_prefixes(scheduler: Any, room: Room) -> bool:
-    """Whether packed forwards read and write prefixes that are in SGLang's radix cache."""
+    """Whether packed forwards read and write prefixes in SGLang's radix cache."""
     return isinstance(room, SglangRoom) and _is_plain(scheduler)
 
 
@@ -199,9 +202,9 @@ def _key(prefix: Int32Array, adapter: str) -> RadixKey:
 
 
 def _is_plain(scheduler: Any) -> bool:
-    """Whether all K/V of what is in the tree are in the pool.
+    """Whether the pool has all K/V of the prefixes in the tree.
 
-    A model that drafts has K/V of its own in the same slots, which packed forwards do not compute.
+    A draft model has K/V of its own for the same slots, which packed forwards do not compute.
     """
     tree, speculation = scheduler.tree_cache, scheduler.spec_algorithm
     return (

@@ -1,4 +1,4 @@
-"""Set up the packed path of a scheduler whose model is loaded and has served nothing yet."""
+"""Set up the packed path of a scheduler after its model is loaded: measure, check, configure."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _Number = TypeVar("_Number", int, float)
 
 
 class RuntimeSetup(NamedTuple):
-    """What a scheduler starts with.
+    """The packed path as it is when the scheduler starts serving.
 
     Attributes:
-        graphs: those of small forwards.
-        experts: how those of a mixture are computed, in stock batches too.
-        widths: of the model's vectors, and of the states behind them (see `Model`).
-        check: on the known prompts; None where they were not asked.
-        tokens_per_s: see `Calibration`; 0 where nothing is packed.
+        graphs: use of graphs for small forwards.
+        experts: how blocks for MoE experts are chosen, in stock batches, too.
+        widths: `Model.vector_width` and `Model.state_width`.
+        check: result for the known prompts; None if they were not asked.
+        tokens_per_s: see `Calibration`; 0 if packed requests are declined.
         after_update: to be called when weights may have been updated.
     """
 
@@ -65,11 +65,12 @@ class RuntimeSetup(NamedTuple):
 
 
 def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
-    """Measure what forwards cost and ask the known prompts, or find out why packed requests are
-    declined.
+    """Set up the packed path: choose kernels, measure forwards, and check the known prompts.
+
+    If the model cannot be served, or its answers differ, the runtime declines every request.
 
     Raises:
-        ConfigError: a flag asks for what cannot be done here.
+        ConfigError: a flag asks for something that is impossible here.
     """
     board = Board.found(config.schedulers) if config.schedulers > 1 else None
     answer = answering(scheduler, board)
@@ -80,7 +81,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
 
     runner = scheduler.tp_worker.model_runner
     device = torch.device(runner.device)
-    # Before the first forward, which is to run as later ones will; stock batches gain as well.
+    # Before the first measured forward, which must run like later ones. Stock batches gain, too.
     experts = set_up_experts(runner.model, device, config)
     set_up_alignments(runner.model, device, config)
     STARTUP.mark("experts")
@@ -108,7 +109,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
 def _set_up_executor(
     scheduler: Any, config: PrefillOnlyConfig, most_bytes: int | None
 ) -> tuple[PackedExecutor, Calibration, Room, AnswerCheck | None]:
-    """Set up what was asked for, or what is left of it where that answers wrong."""
+    """Try what was asked for, then without graphs and kernels, until the answers are right."""
     stream = scheduler.forward_stream_ctx if scheduler.enable_overlap else None
     model = model_of(scheduler.tp_worker.model_runner, stream)
     asked, room = resolve_attention(config.attention, model), room_in(model.pool, scheduler)
@@ -117,13 +118,13 @@ def _set_up_executor(
         executor, measured, check = _tried(scheduler, config, model, room, attempt, most_bytes)
         if check is None or check.same:
             break
-        logger.error("Prefill-only serving: %s answers wrong: %s", attempt.described, check)
+        logger.error("Prefill-only serving: wrong answers with %s: %s", attempt.described, check)
         executor.forget_graphs()  # the next attempt needs the memory
     if check is not None:
         report(check)
         if check.same and attempt.suspect:
             logger.error("%s is left out: without it, both paths answer alike", attempt.suspect)
-    executor.graph_use.forwards.clear()  # nobody has asked for these
+    executor.graph_use.forwards.clear()  # forwards so far were not for requests
     return executor, measured, room, check
 
 
@@ -135,7 +136,7 @@ def _tried(
     attempt: Attempt,
     most_bytes: int | None,
 ) -> tuple[PackedExecutor, Calibration, AnswerCheck | None]:
-    """Measure what forwards cost in that way, and compare the paths if that is wanted."""
+    """Measure forwards of one attempt, compile kernels, and compare the paths if asked for."""
 
     def largest_of_all_ranks(numbers: list[_Number]) -> list[_Number]:
         tensor = torch.tensor(numbers)
@@ -177,9 +178,10 @@ def _tried(
 
 
 def look_at_weights(model: torch.nn.Module, executor: PackedExecutor) -> Callable[[], None]:
-    """What ends replays once a weight lies elsewhere than now: graphs go on reading where it lay.
+    """Return a function that ends replays if the address of any weight has changed since this call.
 
-    SGLang writes new weights over the old ones, but makes some anew, as those that it quantises.
+    Graphs read weights at the addresses of their capture. SGLang mostly overwrites weights in
+    place, but allocates some anew, such as those that it quantises.
     """
 
     def places() -> list[int]:
@@ -195,7 +197,7 @@ def look_at_weights(model: torch.nn.Module, executor: PackedExecutor) -> Callabl
 
 
 def _graph_tokens(scheduler: Any, config: PrefillOnlyConfig, model: SglangModel) -> int:
-    """Tokens of the largest forward that is to be a graph; 0 for none."""
+    """Tokens of the largest graph that is asked for; 0 for none."""
     return config.graph_tokens(
         on_cuda=model.device.type == "cuda" and not cuda_graph_fully_disabled(),
         ranks=torch.distributed.get_world_size(scheduler.tp_cpu_group),

@@ -1,4 +1,4 @@
-"""Hooks in SGLang's scheduler process: packed work beside the stock batch flow."""
+"""Hooks in SGLang's `Scheduler`: start the packed path, take its messages, step it, abort it."""
 
 from __future__ import annotations
 
@@ -42,15 +42,19 @@ _AFTER_FORWARDS = (
     io_struct.UpdateWeightsFromTensorReqInput,
     io_struct.ReleaseMemoryOccupationReqInput,
 )
-"""Messages on which SGLang acts once the forwards in flight were collected. In a pause nobody
-would; and before the others nobody waits for a forward whose requests were aborted."""
+"""Messages before which packed forwards in flight are collected. In a pause, SGLang's loop would
+not collect them. The other messages change weights or memory, and SGLang does not wait for forwards
+of aborted requests before it handles them."""
 
-# A process runs one scheduler; some of its parts have no other way to reach it.
+# A process runs one scheduler; hooks on some of its parts cannot reach it otherwise.
 _process_work: PackedWork | None = None
 
 
 def attach_runtime(_result: None, scheduler: Any) -> None:
-    """AFTER `Scheduler.init_request_dispatcher`: the model and the streams exist by then."""
+    """AFTER `Scheduler.init_request_dispatcher`: set up the packed path and its messages.
+
+    The model and the streams exist by then.
+    """
     global _process_work
     config = config_of(scheduler.server_args)
     if config is None:
@@ -68,7 +72,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     def on_request(message: PackedRowsReq) -> None:
         try:
             rows = message.rows(*setup.widths)
-        except Exception as error:  # nothing is around the dispatcher: the scheduler would end
+        except Exception as error:  # an error in the dispatcher would end the scheduler
             logger.error("Packed request %s cannot be read: %s", message.rid, error)
             runtime.refuse(message.rid, message, f"{type(error).__name__}: {error}")
             return
@@ -94,7 +98,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
         _gather_reports(message, scheduler.tp_cpu_group)
         channels = scheduler.ipc_channels
         channels.send_to_tokenizer.send_output(message, message)
-        if not get_serving().skip_tokenizer_init:  # else there is nobody behind that socket
+        if not get_serving().skip_tokenizer_init:  # else no detokenizer reads that socket
             channels.send_to_detokenizer.send_output(message, message)
 
     handlers = {
@@ -123,7 +127,7 @@ def _after_forwards(
 
 
 def _gather_reports(message: GcReq, group: Any) -> None:
-    """Replace the reports by those of all tensor-parallel ranks; only the first one can send."""
+    """Replace the reports by those of all tensor-parallel ranks; only the first rank can send."""
     reports: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(reports, message.reports, group=group)
     message.reports = [report for of_rank in reports for report in of_rank]
@@ -132,17 +136,17 @@ def _gather_reports(message: GcReq, group: Any) -> None:
 def step_then_next_batch(
     original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any
 ) -> Any:
-    """AROUND `Scheduler.get_next_batch_to_run`: at most one packed forward an iteration.
+    """AROUND `Scheduler.get_next_batch_to_run`: launch at most one packed forward per iteration.
 
-    Alternating with stock batches is what keeps either side from starving the other; while
-    generations run, `IterationPolicy` decides in which iterations.
+    Packed forwards and stock batches alternate, so that neither starves. While generations run,
+    `IterationPolicy` decides which iterations have a packed forward.
     """
     work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
     if work is None:
         return original(scheduler, running_batch, last_batch)
     computed_before = work.runtime.stats.tokens_computed
     if work.runtime.busy and work.step(decoding=bool(running_batch.reqs)):
-        scheduler.forward_ct += 1  # the watchdog's sign of life
+        scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
         scheduler.maybe_send_health_check_signal()
     plan = original(scheduler, running_batch, last_batch)
     work.record_iteration(computed_before, plan.batch_to_run)
@@ -156,16 +160,16 @@ def step_then_next_prefill(
     last_batch: Any,
     should_retry_storage_prefetch: bool = True,
 ) -> Any:
-    """AROUND `Scheduler.get_next_disagg_prefill_batch_to_run`: likewise on a prefill server."""
+    """AROUND `Scheduler.get_next_disagg_prefill_batch_to_run`: the same on a prefill server."""
     choose = partial(original, should_retry_storage_prefetch=should_retry_storage_prefetch)
     return step_then_next_batch(choose, scheduler, running_batch, last_batch)
 
 
 def add_deadline_check(requests: list[Any] | None, _receiver: Any) -> list[Any] | None:
-    """AFTER `SchedulerRequestReceiver._pull_raw_reqs`: have all ranks end what is late.
+    """AFTER `SchedulerRequestReceiver._pull_raw_reqs`: tell all ranks to end late requests.
 
-    Only the first rank pulls anything. What it returns reaches every rank, itself included, so
-    that all end the same requests before the same iteration, those just pulled among them.
+    Only the first rank pulls messages; SGLang sends what it returns to every rank. So all ranks end
+    the same requests before the same iteration, including those that were just pulled.
     """
     if _process_work is None or requests is None:
         return None
@@ -186,8 +190,8 @@ def is_fully_idle(
 ) -> bool:
     """AROUND `Scheduler.is_fully_idle`: flushes and weight updates wait for packed work.
 
-    While the engine is paused SGLang asks to ignore what only waits; weights may change then,
-    so requests that have begun start over.
+    While the engine is paused, SGLang asks with `ignore_waiting`. Weights may then change, so a
+    queued request that has begun starts over.
     """
     work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
     if work is not None:
@@ -199,7 +203,7 @@ def is_fully_idle(
 
 
 def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
-    """AFTER `Scheduler.abort_request`."""
+    """AFTER `Scheduler.abort_request`: abort packed requests, too."""
     work: PackedWork | None = getattr(scheduler, _ATTRIBUTE, None)
     if work is not None:
         work.runtime.abort(recv_req.rid, everything=recv_req.abort_all)
@@ -207,7 +211,7 @@ def abort_packed(_result: None, scheduler: Any, recv_req: Any) -> None:
 
 
 def add_packed_load(load: Any, _inquirer: Any) -> Any:
-    """AFTER `SchedulerLoadInquirer.get_loads`: packed work counts in load balancing."""
+    """AFTER `SchedulerLoadInquirer.get_loads`: add queued packed work to the published load."""
     if _process_work is not None and _process_work.runtime.busy:
         load.num_waiting_reqs += _process_work.runtime.waiting_jobs
         load.num_total_tokens += _process_work.runtime.waiting_load.tokens

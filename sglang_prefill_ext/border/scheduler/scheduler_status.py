@@ -1,4 +1,4 @@
-"""What a scheduler tells about its packed work."""
+"""The status of a scheduler's packed path, for the status page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hook in SGLang's scheduler process: ``--schedule-policy srpt`` for stock requests."""
+"""``--schedule-policy srpt`` for stock requests: the hook, and SGLang's policy class for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STOCK_POLICY = "fcfs"
 
 
 def choose_policy(original: Callable[[Any], None], scheduler: Any) -> None:
-    """AROUND `Scheduler.init_schedule_policy`, which knows its own policies only."""
+    """AROUND `Scheduler.init_schedule_policy`: set our policy, which SGLang does not know."""
     config = config_of(scheduler.server_args)
     if config is None or scheduler.schedule_policy != POLICY:
         original(scheduler)
@@ -29,7 +29,7 @@ def choose_policy(original: Callable[[Any], None], scheduler: Any) -> None:
 
 
 class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
-    """Sorts the queue by `scheduling.stock_order`; to SGLang's own code it is first come first."""
+    """Sorts the queue by `scheduling.stock_order`; SGLang's own code takes it for ``fcfs``."""
 
     def __init__(self, tree_cache: Any, enable_hierarchical_cache: bool, ageing: int) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class SrptPolicy(SchedulePolicy):  # type: ignore[misc]
         waiting_queue.sort(key=lambda req: _waiting(req).key(self._ageing))
 
     def waiting_queue_prefix_matched(self, waiting_queue: list[Any]) -> bool:
-        """Load reports may count cached tokens request by request."""
+        """Always True: requests have counts of cached tokens, which load reports may use."""
         return True
 
     def shortest_prefill_chunk_limit(

@@ -1,7 +1,8 @@
-"""Requests with embeddings that SGLang's own path would end its scheduler with, refused there.
+"""Refuse stock requests whose embeddings the model cannot take, which would end the scheduler.
 
-SGLang puts embeddings in the places of tokens by the model's `get_input_embeddings`, and those of
-a whole prompt by the `input_embeds` of its `forward`. Some of its models lack one or both.
+To replace single tokens by embeddings, SGLang calls the model's `get_input_embeddings`; for a
+prompt of embeddings it passes `input_embeds` to the model's `forward`. Some models lack one or
+both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SEVERAL = (io_struct.BatchTokenizedGenerateReqInput, io_struct.BatchTokenizedEm
 
 
 def refuse_embeddings(scheduler: Any) -> None:
-    """Have a scheduler answer what its model cannot take with HTTP 400, and go on."""
+    """Make a scheduler answer requests that its model cannot take with HTTP 400."""
     model = scheduler.tp_worker.model_runner.model
     takes_embeds = _accepts(model.forward, "input_embeds")
     has_table = hasattr(model, "get_input_embeddings")
@@ -58,7 +59,7 @@ def refuse_embeddings(scheduler: Any) -> None:
 
 
 def _accepts(function: Callable[..., Any], name: str) -> bool:
-    """Whether a call with that keyword reaches the body of a function."""
+    """Whether a function accepts that keyword argument."""
     parameters = signature(function).parameters
     return name in parameters or any(
         each.kind is Parameter.VAR_KEYWORD for each in parameters.values()
@@ -66,7 +67,10 @@ def _accepts(function: Callable[..., Any], name: str) -> bool:
 
 
 def _refusal(message: Any, model: str, *, takes_embeds: bool) -> RequestError | None:
-    """Why a tokenized request cannot be computed by a model that lacks something."""
+    """Return why the model cannot compute a tokenized request; None if it can.
+
+    Called only for models without `get_input_embeddings` or `input_embeds`.
+    """
     overrides = message.positional_embed_overrides
     if overrides is not None:
         return wrong(

@@ -1,1 +1,1 @@
-"""Hooks on SGLang's server arguments: the flags, and what they refuse."""
+"""SGLang's server arguments: our flags, and the combinations that are refused."""

@@ -1,6 +1,7 @@
-"""Read the flags of a server without starting it: ``python -m ...flag_check FLAGS...``.
+"""Check the flags of a server without starting it: ``python -m ...flag_check FLAGS...``.
 
-Prints what a fleet has to know of them, as JSON. What SGLang refuses, it says on standard error.
+Prints device and number of ranks, which a fleet needs, as JSON. If SGLang refuses the flags, its
+message is on standard error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hooks on `ServerArgs` and `Engine`: the flags, and what they refuse."""
+"""Hooks on `ServerArgs` and `Engine`: add our flags, and refuse combinations that cannot work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _METAVARS = {int: "N", str: "PATH"}
 
 
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
-    """AFTER `ServerArgs.add_cli_args`."""
+    """AFTER `ServerArgs.add_cli_args`: add our flags."""
     group = parser.add_argument_group("prefill-only serving (sglang-prefill-ext)")
     group.add_argument(
         "--enable-prefill-only",
@@ -52,7 +52,7 @@ def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
 
 
 def attach_config(server_args: Any, _cls: type, args: argparse.Namespace) -> None:
-    """AFTER `ServerArgs.from_cli_args`: keep our flags, which it drops as unknown.
+    """AFTER `ServerArgs.from_cli_args`: keep our flags, which SGLang drops as unknown.
 
     Raises:
         SystemExit: a knob is wrong, or the installed SGLang differs from the patch table.
@@ -61,7 +61,7 @@ def attach_config(server_args: Any, _cls: type, args: argparse.Namespace) -> Non
 
 
 def server_args_from_kwargs(**kwargs: Any) -> Any:
-    """In place of the class in `Engine.server_args_class`: accept our keyword arguments."""
+    """Replaces `Engine.server_args_class`: `ServerArgs` that accept our keyword arguments, too."""
     names = (ENABLE_FIELD, *(KNOB_PREFIX + knob.name for knob in fields(PrefillOnlyConfig)))
     ours = {name: kwargs.pop(name) for name in names if name in kwargs}
     server_args = ServerArgs(**kwargs)
@@ -70,12 +70,12 @@ def server_args_from_kwargs(**kwargs: Any) -> Any:
 
 
 def refuse_impossible(_result: None, server_args: Any) -> None:
-    """AFTER `ServerArgs.check_server_args`: stop where packed work could never run.
+    """AFTER `ServerArgs.check_server_args`: exit if packed forwards could never run.
 
     Raises:
-        SystemExit: a combination of flags that prefill-only serving cannot work with, or our
-            scheduling policy without it; a tokenizer library that is not installed; or a path at
-            which no front ends can be attached.
+        SystemExit: prefill-only serving cannot work with a combination of flags; our scheduling
+            policy is used without it; a tokenizer library is not installed; or front ends cannot be
+            attached at the given path.
     """
     config = activation.config_of(server_args)
     if config is None:
@@ -102,7 +102,7 @@ def refuse_impossible(_result: None, server_args: Any) -> None:
 
 
 def _offer_policy(parser: argparse.ArgumentParser) -> None:
-    """Add our policy to the choices of ``--schedule-policy``; the list itself is SGLang's."""
+    """Add our policy to the choices of ``--schedule-policy``, without changing SGLang's list."""
     for action in parser._actions:
         if action.dest == "schedule_policy":
             action.choices = [*(action.choices or ()), stock_order.POLICY]
@@ -124,7 +124,7 @@ def _attach(server_args: Any, values: dict[str, Any]) -> None:
 
 
 def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
-    """Yield each flag whose event loop or processes leave no place for packed work."""
+    """Yield each flag with which packed forwards cannot run, and why."""
     if args.pp_size > 1:
         yield f"--pp-size {args.pp_size} (stages exchange micro-batches of stock requests)"
     if attn_dp_enabled_of(args):
@@ -172,7 +172,7 @@ def _conflicts(args: Any, config: PrefillOnlyConfig) -> Any:
 
 
 def _divided_tokens(args: Any) -> Any:
-    """Yield each flag with which a rank has a part of the tokens of a forward, or of their K/V."""
+    """Yield each flag by which ranks divide the tokens of a forward, or their K/V."""
     if args.attn_cp_size > 1:
         yield f"--attn-cp-size {args.attn_cp_size} (ranks divide a prompt between them)"
     if args.dcp_size > 1:

@@ -135,7 +135,7 @@ class PackedGraphs:
                 for bucket in reversed(buckets):
                     self._graphs.insert(0, ForwardGraph(bucket, model, *kind, self._slots))
         except Exception as failure:
-            # Models, compilers and drivers raise all kinds of errors; any means: no graphs.
+            # Models, compilers and drivers raise all kinds of errors; all mean: no graphs.
             self._graphs.clear()
             self.give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
             logger.debug("The capture that failed", exc_info=failure)

@@ -1,4 +1,4 @@
-"""Choosing between two alignments of rows to blocks, on the device."""
+"""Choose, on the device, between two alignments of rows to blocks."""
 
 from prefill_kernels.block_choice.op import Aligned, choose_block
 

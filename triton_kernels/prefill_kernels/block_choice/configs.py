@@ -1,4 +1,4 @@
-"""How block_choice is launched, and the variant that it is compiled in."""
+"""Launch parameters of block_choice, and the variant to compile."""
 
 from collections.abc import Iterator
 
@@ -6,13 +6,13 @@ from prefill_kernels.block_choice.kernel import block_choice_kernel
 from prefill_kernels.variant import TypeSpec, Variant
 
 CHUNK = 1024
-"""Blocks that are read at once."""
+"""Blocks that the program reads in one step."""
 
 NUM_WARPS = 4
 
 
 def variants() -> Iterator[Variant]:
-    """There is one: sizes of blocks and times are numbers of the launch."""
+    """The only variant: block sizes and times are run-time arguments."""
     signature: dict[str, TypeSpec] = {}
     for side in ("first", "second"):
         signature |= {f"{side}_{name}": "*i32:16" for name in ("experts", "padded")}

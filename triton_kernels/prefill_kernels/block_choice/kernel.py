@@ -1,4 +1,4 @@
-"""One program compares both alignments."""
+"""The kernel of block_choice: one program compares the times of both alignments."""
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def _rows(experts, padded, block, CHUNK: tl.constexpr):
     return (total * block).to(tl.float32)
 
 
-# Another size of a block must not ask for a compilation in mid-service.
+# A new block size must not cause a compilation while serving.
 @triton.jit(do_not_specialize=["first_block", "second_block"])
 def block_choice_kernel(
     first_experts,  # int32, of each block the expert, -1 for one of another device

@@ -1,4 +1,4 @@
-"""Choose between two alignments in one launch; the host learns nothing of it."""
+"""Choose between two alignments in one launch, without telling the host."""
 
 from typing import NamedTuple
 
@@ -19,14 +19,15 @@ from prefill_kernels.prepared import PreparedLaunches, look, place
 
 
 class Aligned(NamedTuple):
-    """Rows by expert, each expert's filled up to whole blocks, and what computing them takes.
+    """Rows grouped by expert and padded to whole blocks, and the time to compute them.
 
     Attributes:
-        experts: int32 `[blocks]` or longer, of each block its expert; negative where another device
-            has it, which takes no time here.
+        experts: int32 `[blocks]` or longer, the expert of each block; negative if another device
+            has it, so that the block takes no time here.
         padded: int32 `[1]`, rows of all blocks.
         block: rows of a block.
-        fixed, row: time besides the rows, and of a row; any unit, the same on both sides.
+        fixed, row: time of a launch apart from its rows, and of a row; any unit, but the same for
+            both alignments.
     """
 
     experts: Tensor
@@ -37,14 +38,14 @@ class Aligned(NamedTuple):
 
 
 def choose_block(first: Aligned, second: Aligned) -> None:
-    """Take the side that takes less time, the first on a tie: `padded` of the other becomes 0.
+    """Choose the alignment that takes less time, the first on a tie; `padded` of the other gets 0.
 
     ::
 
         time = fixed + row * block * |{i < padded / block: experts[i] >= 0}|
 
-    SGLang's fused kernel reads `padded` first, and a program behind it returns at once. So both
-    sides can be launched, and one computes. Times are compared in float32.
+    SGLang's fused kernel reads `padded` first, and a program whose rows are beyond it returns at
+    once. So both alignments can be launched, and only one computes. Times are compared in float32.
 
     Raises:
         KernelArgumentError: a dtype, shape, stride, device or block that the kernel cannot take;

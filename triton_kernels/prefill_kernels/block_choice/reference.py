@@ -4,7 +4,7 @@ from prefill_kernels.block_choice.op import Aligned
 
 
 def is_first_reference(first: Aligned, second: Aligned) -> bool:
-    """Whether `choose_block` takes the first; reads the device."""
+    """Whether `choose_block` chooses the first; waits for the device."""
     return _time(first) <= _time(second)
 
 

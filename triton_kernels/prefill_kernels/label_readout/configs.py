@@ -1,4 +1,4 @@
-"""How label_readout is launched on Hopper, and the variants that it is compiled in."""
+"""Launch parameters of label_readout on Hopper, and the variants to compile."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from prefill_kernels.variant import Variant
 
 LABEL_BLOCK_DIM = 1024
 LABEL_NUM_WARPS = 4
-"""One label a program: 16-byte loads of half precision by every thread."""
+"""A program computes one label; with half precision, every thread loads 16 bytes at a time."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def config_for(num_rows: int, dtype: torch.dtype) -> Config:
 
 
 def variants() -> Iterator[Variant]:
-    """Both kernels; a soft cap only where it costs most."""
+    """Variants of both kernels; with a soft cap only the one in which it costs most."""
     for dtype in ("bf16", "fp32"):
         yield _labels_variant(dtype)
     for dtype in ("bf16", "fp16"):
@@ -88,7 +88,7 @@ def _lse_variant(name: str, dtype: str, config: Config, softcap: float = 0.0) ->
 
 
 def _operands(dtype: str) -> dict[str, str]:
-    """What both kernels take; Triton sees multiples of 16 in the sizes of real models."""
+    """Arguments of both kernels; the sizes of real models are multiples of 16."""
     return {
         "hidden": f"*{dtype}:16",
         "weight": f"*{dtype}:16",

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 
-# Triton is not to look at numbers along which no load is wide: how many rows there are would ask
-# for a compilation in mid-service.
+# Triton must not specialise on numbers that do not affect the width of loads: otherwise another
+# number of rows, for example, would cause a compilation while serving.
 @triton.jit(do_not_specialize=["vocab_start", "vocab_size"])
 def label_logits_kernel(
     hidden,  # [rows, dim]
@@ -22,7 +22,7 @@ def label_logits_kernel(
     SOFTCAP: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One program multiplies one label's weight with its row."""
+    """A program computes the logit of one label: the product of its weight and its row."""
     label = tl.program_id(0)
     token = tl.load(label_ids + label).to(tl.int64) - vocab_start
     row = tl.load(label_rows + label).to(tl.int64)
@@ -75,7 +75,7 @@ def block_lse_kernel(
         in_dim = column < dim - start
         x = tl.load(x_block + start, mask=row_in_range[:, None] & in_dim[None, :], other=0.0)
         w = tl.load(w_block + start, mask=in_dim[:, None] & token_in_range[None, :], other=0.0)
-        # Of float32 too: its parity with other float32 code is what float32 is used for.
+        # Exact for float32, too: float32 is used for parity with other float32 code.
         acc = tl.dot(x, w, acc, input_precision="ieee")
 
     logits = tl.where(token_in_range[None, :], _scaled(acc, scale, SOFTCAP), float("-inf"))

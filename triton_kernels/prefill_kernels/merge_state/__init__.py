@@ -1,4 +1,4 @@
-"""Joining partial attention results by their log-sum-exp."""
+"""Merge partial attention results by their log-sum-exp."""
 
 from prefill_kernels.merge_state.op import merge_parts, merge_state, merge_states
 

@@ -1,4 +1,4 @@
-"""How merge_state is launched on Hopper, and the variants that it is compiled in."""
+"""Launch parameters of merge_state on Hopper, and the variants to compile."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from prefill_kernels.merge_state.kernel import merge_parts_kernel, merge_states_
 from prefill_kernels.variant import TypeSpec, Variant
 
 TILE_BYTES = 8192
-"""What one program reads of each part: four 16-byte loads per thread in flight for each part."""
+"""Bytes that a program reads of each part: four 16-byte loads per thread are in flight."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def config_for(head_dim: int, dtype: torch.dtype) -> Config:
 
 
 def variants() -> Iterator[Variant]:
-    """Two, four and any parts; a head size that is a power of two and one that is not."""
+    """Two, four and any number of parts; a head size that is a power of two and one that is not."""
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
         for head_dim in (80, 128):
             for parts in (2, 4):
@@ -45,7 +45,7 @@ def variants() -> Iterator[Variant]:
 
 
 def _variant(name: str, dtype: torch.dtype, head_dim: int, parts: int | None) -> Variant:
-    """Of so many tensors; None: of any number of parts in one."""
+    """The variant for `parts` tensors; None: for any number of parts in one tensor."""
     config = config_for(head_dim, dtype)
     pointer, strides = f"*{name}:16", ("i32:16", "i32:16")
     signature: dict[str, TypeSpec] = {

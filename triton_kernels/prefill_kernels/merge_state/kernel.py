@@ -1,14 +1,14 @@
-"""One program joins all parts of a block of (token, head) pairs.
+"""Kernels that merge parts of attention; a program merges all parts of some (token, head) pairs.
 
-Two kernels: of a few tensors, of which one may be overwritten, and of any number of parts that one
-tensor holds.
+`merge_states_kernel` takes each of 2 to 4 parts as a tensor, and may overwrite one of them.
+`merge_parts_kernel` takes any number of parts in one tensor.
 """
 
 import triton
 import triton.language as tl
 
 
-# Whether a number of pairs is a multiple of 16 must not ask for a compilation in mid-service.
+# Whether the number of pairs is a multiple of 16 must not cause a compilation while serving.
 @triton.jit(do_not_specialize=["num_pairs"])
 def merge_states_kernel(
     outs,  # of each part: [tokens, heads, head_dim]
@@ -88,7 +88,7 @@ def merge_parts_kernel(
     lse_ptrs = lses + token * lse_strides[1] + head * lse_strides[2]
     out_ptrs = outs + (token * out_strides[1] + head * out_strides[2])[:, None] + dim
 
-    # The largest so far, and the sums of weights and of weighted values relative to it.
+    # The largest lse so far, and the sums of weights and of weighted values relative to it.
     largest = tl.full((BLOCK_PAIRS,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_PAIRS,), tl.float32)
     acc = tl.zeros((BLOCK_PAIRS, BLOCK_DIM), tl.float32)

@@ -1,4 +1,4 @@
-"""Join attention over disjoint key sets in one launch."""
+"""Merge attention over disjoint key sets in one launch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -95,7 +95,7 @@ def merge_states(
 
 
 def merge_parts(outs: Tensor, lses: Tensor, *, out: Tensor, lse: Tensor) -> None:
-    """`merge_states` of any number of parts that one tensor holds, into tensors of the caller.
+    """`merge_states` of any number of parts in one tensor; writes to tensors of the caller.
 
     Args:
         outs: `[parts, tokens, heads, head_dim]`, at least one part; see `merge_states`.
@@ -124,7 +124,7 @@ def merge_parts(outs: Tensor, lses: Tensor, *, out: Tensor, lse: Tensor) -> None
 
 
 class _Launch(NamedTuple):
-    """What every launch of the same shapes has in common."""
+    """What all launches with the same shapes have in common."""
 
     grid: tuple[int]
     shape: tuple[int, int, int]
@@ -140,7 +140,7 @@ _PARTS_LAUNCHES = PreparedLaunches[_Launch]()
 def _prepare(
     outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor | None, lse: Tensor | None
 ) -> _Launch:
-    """Check all tensors, and work out what does not depend on their numbers."""
+    """Check all tensors, and compute what does not depend on their contents."""
     check_launchable("outs[0]", outs[0])
     check_shape("outs[0]", outs[0], (None, None, None))
     check_dtype("outs[0]", outs[0], DTYPES)
@@ -171,10 +171,10 @@ def _prepare(
 
 
 def _dense(lse: Tensor) -> Tensor:
-    """The same numbers where the kernel wants them; a copy of what a library or a slice is.
+    """The tensor itself if it is contiguous and aligned, else a copy that is.
 
-    Triton would compile the kernel again for other strides, and for a slice that begins at an
-    address which is no multiple of 16.
+    Results of libraries and slices may be neither. Triton would compile the kernel again for other
+    strides, and for an address that is not a multiple of 16.
     """
     if lse.is_contiguous() and lse.data_ptr() % 16 == 0:
         return lse

@@ -1,4 +1,4 @@
-"""What the attention kernels take besides q, k and v, and the checks of all of it.
+"""Arguments of the attention kernel beside q, k and v, and the checks of all arguments.
 
 Legend: Q queries, T tokens of the forward, H query heads that share KH key heads, head sizes D
 (query, key) and Dv (value).
@@ -33,7 +33,7 @@ class KeyParts(Flag):
     FRESH = auto()
     """The fresh prefix of its group; a query of that prefix has none."""
     OWN = auto()
-    """Its own row, or the fresh prefix that it is in, up to itself."""
+    """Its own row, or the fresh prefix that it is in, up to its `TilePlan.query_token`."""
     PREFIX = CACHED | FRESH
     ALL = CACHED | FRESH | OWN
 
@@ -42,24 +42,25 @@ class KeyParts(Flag):
 class TilePlan:
     """Which queries are computed together, and which keys each of them sees.
 
-    Tensors on the device only, so that a captured CUDA graph can be replayed with a new plan
+    All arrays are on the device, so that a captured CUDA graph can be replayed with a new plan
     copied into the same tensors. Their contents are trusted: checking them would wait for the
     device. Build them with a planner that checks.
 
     Attributes:
-        query_token: int32 `[Q]`, ascending: the last token of the forward that each query sees:
-            itself, or the end of its row where attention is not causal (then without a window).
+        query_token: int32 `[Q]`, ascending: the last token of the forward that each query sees: the
+            query itself or, if attention is not causal (then without a window), the end of its row.
         segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
         tiles: int32 `[num_tiles, 10]`, the longest first: `query_start, query_stop, fresh_start,
             fresh_stop, own_start, own_stop, page_offset, cached_len, behind, part`. Queries
-            `query_start..query_stop-1` are of one group and share the fresh prefix (tokens), the
-            cached prefix (tokens, and where its entries of the page table begin) and the range of
-            tokens that holds all their own keys. `query_start == query_stop`: nothing to do.
-        block_tokens: no tile has more queries.
+            `query_start..query_stop-1` are of one group. They share the tokens of the fresh prefix,
+            the cached prefix (`cached_len` entries of the page table from `page_offset` on) and the
+            range of tokens that has all their own keys. A tile with `query_start == query_stop`
+            does nothing.
+        block_tokens: most queries of a tile.
         parts: >= 1; with more than one, the keys of every query are divided among so many tiles.
-            `part` is 0 in the one that has the end of its prefix and its own keys, and may have
-            sinks; in each of the others, another number below `parts`. `behind`: tokens of the
-            prefix that follow those of the tile.
+            The tile with `part` 0 has the end of the prefix, the queries' own keys, and the sinks,
+            if any; each of the others has another number below `parts`. `behind` is the number of
+            prefix tokens that follow those of the tile.
     """
 
     query_token: Tensor
@@ -68,7 +69,7 @@ class TilePlan:
     block_tokens: int
     parts: int = 1
     look: Hashable = field(init=False, repr=False, compare=False)
-    """What its checks read."""
+    """Everything that the checks read of the plan."""
 
     def __post_init__(self) -> None:
         tensors = look(self.query_token), look(self.segment_start), look(self.tiles)
@@ -81,7 +82,7 @@ class CachedKV:
 
     Attributes:
         k: `[slots, KH, D]` in the dtype of q.
-        v: `[slots, KH, Dv]`, likewise.
+        v: `[slots, KH, Dv]` in the dtype of q.
         page_table: int32 `[entries]`: the slots of each prefix, token by token.
     """
 
@@ -90,7 +91,7 @@ class CachedKV:
     page_table: Tensor
 
     def look(self) -> Hashable:
-        """What its checks read."""
+        """Everything that the checks read of the cache."""
         return look(self.k), look(self.v), look(self.page_table)
 
 

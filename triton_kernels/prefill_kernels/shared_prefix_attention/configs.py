@@ -1,4 +1,4 @@
-"""How the kernel is launched for a head size and dtype, and what is compiled to check it."""
+"""Launch parameters of the attention kernel by head size and dtype, and the variants to compile."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from prefill_kernels.variant import TypeSpec, Variant
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """A launch.
+    """Launch parameters.
 
     Attributes:
-        query_rows: query heads times tokens that one program can hold.
-        block_keys: keys that it meets at once.
+        query_rows: the most rows (query heads times tokens) of one program.
+        block_keys: keys that a program processes in one step.
         num_warps, num_stages: as Triton's.
     """
 
@@ -24,7 +24,7 @@ class TileConfig:
     num_stages: int
 
     def block_tokens(self, group_size: int) -> int:
-        """Queries of one tile where `group_size` query heads share a key head; 0: none fits."""
+        """Most queries of a tile if `group_size` query heads share a key head; 0: none fits."""
         return self.query_rows // next_power_of_2(group_size)
 
 
@@ -47,8 +47,8 @@ PROGRAMS_OF_A_PROCESSOR = 2
 HOPPER = 9
 """Major compute capability."""
 
-# Almost no block of a prefix needs a mask, and all queries of a group meet the same keys: large
-# tiles read them less often. One program fills a multiprocessor of Hopper with them.
+# Few blocks of a prefix need a mask, and all queries of a group see the same keys, so large tiles
+# read them less often. With these tiles, one program fills a multiprocessor of Hopper.
 _PREFIX_ON_HOPPER: ConfigTable = {
     (64, 2): TileConfig(128, 128, 8, 3),
     (128, 2): TileConfig(128, 128, 8, 2),
@@ -56,7 +56,7 @@ _PREFIX_ON_HOPPER: ConfigTable = {
 }
 
 GEMMA_2: dict[str, Any] = {"soft_cap": 50.0, "window": 4095, "name": "soft cap, window"}
-"""All that a layer without sinks can have, as Gemma 2 has it."""
+"""All options of a layer without sinks, with the values of Gemma 2."""
 
 GPT_OSS: dict[str, Any] = {"window": 127, "sinks": True, "group_size": 8, "name": "window, sinks"}
 
@@ -68,11 +68,13 @@ def next_power_of_2(n: int) -> int:
 def tile_config(
     head_dim: int, itemsize: int, architecture: int = 0, *, prefix_alone: bool = False
 ) -> TileConfig | None:
-    """The launch for the larger of the head sizes; None: too large for a dtype of `itemsize` bytes.
+    """Launch parameters for a head size; None if it is too large for a dtype of `itemsize` bytes.
 
     Args:
-        architecture: major compute capability of the device. All have the same launches, but for
-            those over nothing than prefixes on Hopper, in half precision.
+        head_dim: the larger of the two head sizes.
+        architecture: major compute capability of the device. It matters for one case only: on
+            Hopper, half precision with `prefix_alone` has larger tiles.
+        prefix_alone: the queries see only their prefixes.
     """
     if prefix_alone and architecture == HOPPER:
         large = _find(_PREFIX_ON_HOPPER, head_dim, itemsize)
@@ -104,7 +106,7 @@ def constexprs(
 
 
 def variants() -> Iterable[Variant]:
-    """Every entry and what differs most from it."""
+    """All entries of the tables, and the options that change the code most."""
     parts = {"CACHED": True, "FRESH": True, "OWN": True}
     for (head_dim, itemsize), config in _CONFIGS.items():
         yield variant(config, head_dim, "bf16" if itemsize == 2 else "fp32", parts)
@@ -136,7 +138,7 @@ def variant(
     sinks: bool = False,
     name: str = "",
 ) -> Variant:
-    """One compiled form, of tensors that are aligned as a server's are."""
+    """One variant, for tensors with the alignment that those of a server have."""
     pointer, strides = f"*{dtype}:16", ("i32:16", "i32:16")
     signature: dict[str, TypeSpec] = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), pointer),

@@ -1,10 +1,10 @@
-"""The kernel of both attention packages; `op.py` holds its contract.
+"""The attention kernel; `op.py` holds its contract.
 
-A program owns one tile and one key head. Its BLOCK_TOKENS * GROUP_PAD query rows, token by token
-and within a token head by head, are one dot operand: a key is loaded once for all query heads that
-share it, and short rows fill the tensor cores together. The online softmax (Milakov and Gimelshein
-2018; FlashAttention-2, Dao 2023) runs in base 2; what scores are multiplied with last, their scale
-or their soft cap, arrives multiplied by log2(e).
+A program computes one tile and one key head. Its BLOCK_TOKENS * GROUP_PAD query rows, token by
+token and within a token head by head, are one dot operand: a key is loaded once for all query heads
+that share it, and short rows fill the tensor cores together. The online softmax (Milakov and
+Gimelshein 2018; FlashAttention-2, Dao 2023) runs in base 2. For this, the last factor of the
+scores, which is their scale or their soft cap, is passed multiplied by log2(e).
 """
 
 import triton
@@ -36,7 +36,7 @@ def attention_kernel(
     lse_ptr,  # [parts, Q, H]
     lse_strides,
     sinks_ptr,  # [H] or None
-    scale,  # of scores; where they are capped, twice that over the cap
+    scale,  # of scores, times log2(e); with a soft cap, 2 * scale / cap instead
     num_key_heads,
     CACHED: tl.constexpr,
     FRESH: tl.constexpr,
@@ -90,8 +90,8 @@ def attention_kernel(
     cached_len = tl.load(tile_ptr + 7)
     segment = tl.load(segment_start_ptr + query, mask=used, other=0)[:, None]
     token = tl.load(query_token_ptr + query, mask=used, other=-1)[:, None]
-    # The first key that a query sees of each part. The parts follow each other in its prompt, so a
-    # window that begins before the query's own row begins as far before the end of its prefix.
+    # The first key that a query sees in each part. The parts are consecutive in its prompt: if the
+    # window begins n tokens before the query's own row, it begins n before the end of the prefix.
     cached_first = 0
     fresh_first = fresh_start
     own_first = segment
@@ -172,8 +172,11 @@ def _attend_prefix(
     WIDTHS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Add the keys start..stop-1. Without a window every query sees them: whole blocks without a
-    mask, then the rest. With one, all blocks from the first that any query sees."""
+    """Add the attention to prefix keys start..stop-1 to `state`.
+
+    Without a window every query sees all of them: whole blocks need no mask, the rest does. With a
+    window, all blocks from the first one that any query sees are masked.
+    """
     if WINDOW >= 0:
         full_stop = _first_block(start, first, BLOCK_N)
     else:
@@ -218,7 +221,7 @@ def _attend(
         slot = _slots(page_table_ptr, key, stop, MASKED, PAGED)[:, None]
         exists = (key < stop)[:, None]
         k = _load(k_ptrs + slot * k_stride, exists, MASKED, WIDTHS[0])
-        # The precision matters to float32 only: three products, as exact as float32 needs.
+        # `input_precision` affects float32 only: three TF32 products are exact enough for it.
         scores = tl.dot(q, k.T, input_precision="tf32x3")
         factor = scale
         if SOFT_CAP > 0:
@@ -242,10 +245,10 @@ def _attend(
 
 @triton.jit
 def _slots(page_table_ptr, key, stop, MASKED: tl.constexpr, PAGED: tl.constexpr):
-    """Where the keys lie; int64, because a cache has more than 2**31 elements."""
+    """The rows of k and v that hold the keys; int64, as a cache has more than 2**31 elements."""
     if not PAGED:
         return key.to(tl.int64)
-    # Keys beyond the last have its slot, and are not loaded: a mask here makes the kernel spill.
+    # Keys beyond the last get its slot, and are not loaded: a mask here makes the kernel spill.
     entry = tl.minimum(key, stop - 1) if MASKED else key
     return tl.load(page_table_ptr + entry).to(tl.int64)
 

@@ -29,7 +29,7 @@ from prefill_kernels.shared_prefix_attention.kernel import attention_kernel
 
 
 class _Launch(NamedTuple):
-    """What every launch of the same shapes has in common; strides in elements."""
+    """What all launches with the same shapes have in common; strides in elements."""
 
     grid: tuple[int]
     tensor_strides: tuple[tuple[int, ...], ...]
@@ -38,7 +38,7 @@ class _Launch(NamedTuple):
     lse_strides: tuple[int, ...]
     """From part to part, from token to token and from head to head."""
     scale: float
-    """The kernel's."""
+    """The `scale` argument of the kernel."""
     key_heads: int
     out_shape: tuple[int, int, int]
     constants: dict[str, Any]
@@ -60,7 +60,7 @@ def block_tokens(
         group_size: query heads that share a key head.
         head_dim: the larger of the two head sizes.
         dtype, device: of q.
-        parts: that the queries see.
+        parts: the parts of their keys that the queries see.
 
     Raises:
         KernelArgumentError: the kernel does not support the sizes.
@@ -87,8 +87,8 @@ def shared_prefix_attention(
 
     The tokens of a forward are `[fresh prefix of group 1][row][row]...[fresh prefix of group 2]
     [row]...`. Query i sees the cached prefix of its group, the fresh prefix of its group if it is
-    in a row, and its own row or fresh prefix up to token `plan.query_token[i]`, which is itself
-    unless attention is not causal.
+    in a row, and its own row or fresh prefix up to token `plan.query_token[i]`. With causal
+    attention this token is the query itself.
 
     Legend: Q queries, T tokens of the forward, H query heads that share KH key heads, head sizes D
     and Dv: up to 256, in float32 up to 128. Any strides but for the last dimension, whose stride
@@ -97,7 +97,7 @@ def shared_prefix_attention(
     Args:
         q: `[Q, H, D]`, bfloat16, float16 or float32, positions already encoded.
         k: `[T, KH, D]` in the dtype of q; H is a multiple of KH.
-        v: `[T, KH, Dv]`, likewise.
+        v: `[T, KH, Dv]` in the dtype of q.
         plan: the queries and their keys. Its contents, and those of the page table, are trusted.
         scale: factor of the scores before the softmax, > 0.
         cached: the cached prefixes; None: no tile may have one.
@@ -108,8 +108,9 @@ def shared_prefix_attention(
             0 for none.
         window: how many tokens before its own a query sees, counted by position in its prompt,
             where every row follows its prefix; None for all.
-        sinks: `[H]`, any floating dtype: per head the score of a further key that every query
-            sees, and whose value is 0 (Xiao et al. 2024). Pass them with one of several parts only.
+        sinks: `[H]`, any floating dtype: per head the score of one more key that every query sees,
+            and whose value is 0 (Xiao et al. 2024). If results over several parts are joined, pass
+            them in one of the calls only.
         out: `[Q, H, Dv]` in the dtype of q to write to; may be q if D == Dv, and must not share
             memory with other arguments.
         lse: float32 `[Q, H]` to write to, any strides.
@@ -117,9 +118,9 @@ def shared_prefix_attention(
     Returns:
         `out` and `lse`, the natural-log sum of exponentials of the scores, sinks included. A query
         without any key has `out` 0 and as `lse` its sink or -inf. Queries of no tile are not
-        written; if `plan.parts` > 1 they get what was in memory.
+        written; if `plan.parts` > 1, their values are undefined.
 
-        K and V are read within the ranges of the plan's tiles only. All they hold there must be
+        K and V are read within the ranges of the plan's tiles only. All their numbers there must be
         finite: a weight of 0 does not hide a NaN of another row in the same tile.
 
     Raises:
@@ -164,8 +165,11 @@ def shared_prefix_attention(
 
 
 def _empty_parts(q: Tensor, parts: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """Where to write `parts` results of that shape. They lie a multiple of 16 elements apart,
-    whatever the number of queries: Triton would compile the kernel again for another distance."""
+    """Allocate `out` and `lse` of `parts` results of that shape.
+
+    The distance between parts is a multiple of 16 elements for any number of queries: for other
+    distances Triton would compile the kernel again.
+    """
     queries, heads, width = shape
     padded = -(-queries // 16) * 16
     out = q.new_empty(parts, padded, heads, width)[:, :queries]
@@ -175,7 +179,7 @@ def _empty_parts(q: Tensor, parts: int, shape: tuple[int, int, int]) -> tuple[Te
 def _output_strides(
     q: Tensor, out: Tensor | None, lse: Tensor | None, parts: int, shape: tuple[int, int, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of where the kernel writes to: what it is given, or what will be allocated for it."""
+    """Strides of the tensors that the kernel writes: those given, or those to be allocated."""
     like = q.new_empty(0, device="meta")
     if parts > 1:
         out, lse = _empty_parts(like, parts, shape)
@@ -199,7 +203,7 @@ def _prepare(
     out: Tensor | None,
     lse: Tensor | None,
 ) -> _Launch:
-    """Check everything, and work out what does not depend on the tensors' numbers."""
+    """Check everything, and compute what does not depend on the tensors' contents."""
     head_dim = max(q.shape[-1], v.shape[-1])
     config = _tile_config(head_dim, q.dtype, q.device, parts)
     check_inputs(q, k, v, plan, scale)
@@ -216,7 +220,7 @@ def _prepare(
     else:
         check_cached(cached, q, k, v)
         tensors = (q, k, v, cached.k, cached.v)
-    # tanh takes twice its argument; the last factor of a score takes it to base 2.
+    # The kernel computes tanh(x) from 2 * x; without a cap, the scale also converts to base 2.
     scale *= 2 / soft_cap if soft_cap else math.log2(math.e)
     out_shape = (q.shape[0], q.shape[1], value_dim)
     out_strides, lse_strides = _output_strides(q, out, lse, plan.parts, out_shape)
@@ -257,7 +261,7 @@ def _architecture(device: torch.device) -> int:
 def _tile_tokens(
     config: TileConfig | None, group_size: int, head_dim: int, dtype: torch.dtype
 ) -> int:
-    """`block_tokens` of a launch."""
+    """Most queries of a tile, see `block_tokens`; raises if the sizes are not supported."""
     if config is None:
         largest = 128 if dtype == torch.float32 else 256
         remedy = f"head sizes go up to {largest} in {dtype}; use another attention for this model"
