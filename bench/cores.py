@@ -1,4 +1,5 @@
-"""Cores for what is measured: which processes have them, and that they stay awake (Linux)."""
+"""Cores for what is measured: which processes have them, for how long, and that they stay awake
+(Linux)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
+import psutil
 import typer
 
 from sglang_prefill_ext.errors import ConfigError
@@ -55,6 +57,12 @@ def kept_awake(asked: bool) -> Iterator[None]:
 def is_scheduler(pid: int) -> bool:
     """Whether a process is a scheduler of SGLang."""
     return Path(f"/proc/{pid}/cmdline").read_text().startswith(_SCHEDULER)
+
+
+def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
+    """Seconds of CPU that each process has spent so far."""
+    times = {pid: psutil.Process(pid).cpu_times() for pid in pids}
+    return {pid: spent.user + spent.system for pid, spent in times.items()}
 
 
 @contextmanager

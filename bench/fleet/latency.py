@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from bench.command import Bench
-from bench.cores import Awake, kept_awake, scheduler_apart
+from bench.cores import Awake, cpu_seconds, kept_awake, scheduler_apart
 from bench.fleet.engines import engine, router
 from bench.fleet.latency_report import ALONE, LatencyResult, added, save_plot
 from bench.fleet.routers import RouterProcesses
@@ -22,7 +22,6 @@ from bench.fleet.turns import cases_of
 from bench.load import Measurement, Window, closed_loop, open_loop, poisson_arrivals, run_loop
 from bench.options import Name, Preset, Seconds, ShapeText, TurnCount
 from bench.plan import Case, alternating
-from bench.schedulers.session import cpu_seconds
 from bench.score_gate import ScoreGate
 
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
-from bench.cores import is_scheduler
+from bench.cores import cpu_seconds, is_scheduler
 from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import Measurement, Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, QUIET_ARGS, make_cases
@@ -176,12 +174,6 @@ def costs_of(
         front_s=max(others, default=0.0) / seen.sent,
         cpu_s=total / seen.sent,
     )
-
-
-def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
-    """Seconds of CPU that each process has spent so far."""
-    times = {pid: psutil.Process(pid).cpu_times() for pid in pids}
-    return {pid: spent.user + spent.system for pid, spent in times.items()}
 
 
 def _counters(schedulers: int, port: int) -> PackedCounters:

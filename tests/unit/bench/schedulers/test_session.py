@@ -4,9 +4,10 @@ import os
 
 import pytest
 
+from bench.cores import cpu_seconds
 from bench.load import Measurement
 from bench.schedulers import session
-from bench.schedulers.session import costs_of, cpu_seconds, flags_of, name_of
+from bench.schedulers.session import costs_of, flags_of, name_of
 
 
 def test_costs_are_divided_by_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
