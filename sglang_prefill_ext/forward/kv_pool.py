@@ -66,6 +66,9 @@ class OwnPool:
         self.capacity = own_bytes // self.bytes_per_token
         return replace(budget, max_bytes=budget.max_bytes - own_bytes)
 
+    def is_short(self) -> bool:
+        return False
+
     def take(self, num_tokens: int) -> Tensor | None:
         if self._taken or num_tokens > self.capacity:
             return None
@@ -95,6 +98,9 @@ class Room(Protocol):
 
     capacity: int
     """Most tokens that can be taken at a time."""
+
+    def is_short(self) -> bool:
+        """Whether others may lack slots that forwards in flight have, or keep from eviction."""
 
     def take(self, num_tokens: int) -> Tensor | None:
         """Slots for so many tokens, at least 1, int64 on the device; None if there are not as many

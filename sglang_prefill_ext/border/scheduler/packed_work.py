@@ -39,12 +39,16 @@ class PackedWork:
     collector: Collector
     graphs: GraphUse
     experts: ExpertUse
+    is_short: Callable[[], bool]
     stock_counters: TokenCounters | None = None
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
 
     def step(self, *, decoding: bool) -> bool:
         """Take one step of the runtime; the policy says whether it may launch a forward.
+
+        Where slots are short none is in flight afterwards: SGLang would take back generations, and
+        end the last one, that find no slot for their next token.
 
         Args:
             decoding: whether generations are running.
@@ -53,6 +57,8 @@ class PackedWork:
         moved = self.runtime.step(launch=join_tokens is not None, join_tokens=join_tokens or 0)
         if moved:
             self.show_queue()
+        if self.runtime.in_flight and self.is_short():
+            self.collect()
         return moved
 
     def collect(self) -> None:
@@ -118,8 +124,13 @@ def packed_work(
     collector: Collector,
     graphs: GraphUse,
     experts: ExpertUse,
+    is_short: Callable[[], bool],
 ) -> PackedWork:
-    """Set up the packed work of a scheduler as the flags ask for it."""
+    """Set up the packed work of a scheduler as the flags ask for it.
+
+    Args:
+        is_short: see `Room`.
+    """
     launch_tokens = runtime.policy.launch_tokens
     iterations = IterationPolicy(
         step_tokens=config.decode_step_tokens or _step_tokens(scheduler, runtime.policy),
@@ -131,7 +142,7 @@ def packed_work(
     stock = scheduler.metrics_collector if shown else None
     metrics = SchedulerMetrics(stock and stock.labels)
     counters = stock and TokenCounters(stock)
-    return PackedWork(runtime, iterations, metrics, collector, graphs, experts, counters)
+    return PackedWork(runtime, iterations, metrics, collector, graphs, experts, is_short, counters)
 
 
 def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:

@@ -60,7 +60,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     setup = set_up_runtime(scheduler, config)
     runtime = setup.runtime
     setup.experts.learn()
-    parts = (setup.graphs, setup.experts)
+    parts = (setup.graphs, setup.experts, setup.is_short)
     work = _process_work = packed_work(scheduler, runtime, config, collector, *parts)
     setattr(scheduler, _ATTRIBUTE, work)
     STARTUP.log("scheduler")
