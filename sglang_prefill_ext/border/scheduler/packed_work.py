@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.process.collector import Collector
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import IterationPolicy, SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.scheduling.stats import Accounts
@@ -43,6 +44,7 @@ class PackedWork:
     stock_counters: TokenCounters | None = None
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
+    _holders: Set[Job] = frozenset()
 
     def step(self, *, decoding: bool) -> bool:
         """Take one step of the runtime; the policy says whether it may launch a forward.
@@ -65,6 +67,11 @@ class PackedWork:
         """Wait for the forwards in flight and answer their requests."""
         if self.runtime.step(launch=False):
             self.show_queue()
+
+    def has_given_room(self) -> bool:
+        """Whether a request no longer holds the K/V that it held when this was asked last."""
+        before, self._holders = self._holders, self.runtime.holders
+        return not before <= self._holders
 
     def record_iteration(self, computed_before: int, stock_batch: Any) -> None:
         """Account for an iteration.

@@ -144,6 +144,9 @@ def step_then_next_batch(
     if work.runtime.busy and work.step(decoding=bool(running_batch.reqs)):
         scheduler.forward_ct += 1  # the watchdog's sign of life
         scheduler.maybe_send_health_check_signal()
+    if work.has_given_room():
+        # Set where a prompt found no slots, and else kept until one of these requests leaves.
+        running_batch.batch_is_full = False
     plan = original(scheduler, running_batch, last_batch)
     work.record_iteration(computed_before, plan.batch_to_run)
     return plan
