@@ -69,6 +69,9 @@ class OwnPool:
         self.capacity = own_bytes // self.bytes_per_token
         return replace(budget, max_bytes=budget.max_bytes - own_bytes)
 
+    def is_short(self) -> bool:
+        return False
+
     def take(self, num_tokens: int) -> Tensor | None:
         if self._taken or num_tokens > self.capacity:
             return None
@@ -98,6 +101,9 @@ class Room(Protocol):
 
     capacity: int
     """Most tokens that can be taken at a time."""
+
+    def is_short(self) -> bool:
+        """Whether others may lack slots that forwards in flight have, or keep from eviction."""
 
     def take(self, num_tokens: int) -> Tensor | None:
         """Take slots for at least 1 token, int64 on the device; None if too few are left."""

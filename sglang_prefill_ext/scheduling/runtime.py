@@ -85,6 +85,13 @@ class PackedRuntime:
         return len(self._forwards.in_flight)
 
     @property
+    def holders(self) -> frozenset[Job]:
+        """Jobs that hold K/V of a prefix from one of their forwards to the next."""
+        begun = self._queue.begun
+        jobs = self._forwards.flying if begun is None else [*self._forwards.flying, begun]
+        return frozenset(job for job in jobs if job.held is not None)
+
+    @property
     def waiting_jobs(self) -> int:
         return len(self._queue)
 

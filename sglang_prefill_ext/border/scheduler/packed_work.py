@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from sglang_prefill_ext.forward.expert_blocks import ExpertUse
 from sglang_prefill_ext.forward.graphs.plan import GraphUse
 from sglang_prefill_ext.metrics import SchedulerMetrics
 from sglang_prefill_ext.process.collector import Collector
+from sglang_prefill_ext.scheduling.job import Job
 from sglang_prefill_ext.scheduling.policy import IterationPolicy, SchedulingPolicy
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from sglang_prefill_ext.scheduling.stats import Accounts
@@ -39,12 +40,17 @@ class PackedWork:
     collector: Collector
     graphs: GraphUse
     experts: ExpertUse
+    is_short: Callable[[], bool]
     stock_counters: TokenCounters | None = None
     accounts: Accounts = field(default_factory=Accounts)
     _last_look_ms: float = 0.0
+    _holders: Set[Job] = frozenset()
 
     def step(self, *, decoding: bool) -> bool:
         """Take one step of the runtime; the policy says whether it may launch a forward.
+
+        Where slots are short none is in flight afterwards: SGLang would take back generations, and
+        end the last one, that find no slot for their next token.
 
         Args:
             decoding: whether generations are running.
@@ -53,12 +59,19 @@ class PackedWork:
         moved = self.runtime.step(launch=join_tokens is not None, join_tokens=join_tokens or 0)
         if moved:
             self.show_queue()
+        if self.runtime.in_flight and self.is_short():
+            self.collect()
         return moved
 
     def collect(self) -> None:
         """Wait for the forwards in flight and answer their requests."""
         if self.runtime.step(launch=False):
             self.show_queue()
+
+    def has_given_room(self) -> bool:
+        """Whether a request no longer holds the K/V that it held when this was asked last."""
+        before, self._holders = self._holders, self.runtime.holders
+        return not before <= self._holders
 
     def record_iteration(self, computed_before: int, stock_batch: Any) -> None:
         """Count an iteration in `accounts`.
@@ -118,8 +131,13 @@ def packed_work(
     collector: Collector,
     graphs: GraphUse,
     experts: ExpertUse,
+    is_short: Callable[[], bool],
 ) -> PackedWork:
-    """Set up the packed work of a scheduler as the flags ask for it."""
+    """Set up the packed work of a scheduler as the flags ask for it.
+
+    Args:
+        is_short: see `Room`.
+    """
     launch_tokens = runtime.policy.launch_tokens
     iterations = IterationPolicy(
         step_tokens=config.decode_step_tokens or _step_tokens(scheduler, runtime.policy),
@@ -131,7 +149,7 @@ def packed_work(
     stock = scheduler.metrics_collector if shown else None
     metrics = SchedulerMetrics(stock and stock.labels)
     counters = stock and TokenCounters(stock)
-    return PackedWork(runtime, iterations, metrics, collector, graphs, experts, counters)
+    return PackedWork(runtime, iterations, metrics, collector, graphs, experts, is_short, counters)
 
 
 def _step_tokens(scheduler: Any, policy: SchedulingPolicy) -> int:

@@ -61,14 +61,20 @@ class SglangRoom:
     def __init__(self, scheduler: Any) -> None:
         self._tree = scheduler.tree_cache
         self._allocator = scheduler.token_to_kv_pool_allocator
-        self._left = self._allocator.size // LEFT_TO_OTHERS
+        self._left: int = self._allocator.size // LEFT_TO_OTHERS
         self.capacity = self._allocator.size - self._left
 
+    @property
+    def _spare(self) -> int:
+        """Slots that are not left to generations; below 0 if these have fewer."""
+        spare: int = self._allocator.available_size() + self._tree.evictable_size()
+        return spare - self._left
+
+    def is_short(self) -> bool:
+        return self._spare < 0
+
     def take(self, num_tokens: int) -> Tensor | None:
-        spare = self._allocator.available_size() + self._tree.evictable_size()
-        if num_tokens > spare - self._left:
-            return None
-        return self.take_last(num_tokens)
+        return self.take_last(num_tokens) if num_tokens <= self._spare else None
 
     def take_last(self, num_tokens: int) -> Tensor | None:
         """Take slots, down to the last one, for tokens that can be evicted after their forward."""

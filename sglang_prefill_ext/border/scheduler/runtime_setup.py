@@ -53,6 +53,7 @@ class RuntimeSetup(NamedTuple):
         check: result for the known prompts; None if they were not asked.
         tokens_per_s: see `Calibration`; 0 if packed requests are declined.
         after_update: to be called when weights may have been updated.
+        is_short: see `Room`.
     """
 
     runtime: PackedRuntime
@@ -62,6 +63,7 @@ class RuntimeSetup(NamedTuple):
     check: AnswerCheck | None = None
     tokens_per_s: float = 0.0
     after_update: Callable[[], None] = lambda: None
+    is_short: Callable[[], bool] = lambda: False
 
 
 def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
@@ -103,6 +105,7 @@ def set_up_runtime(scheduler: Any, config: PrefillOnlyConfig) -> RuntimeSetup:
     return RuntimeSetup(
         *(runtime, executor.graph_use, experts, executor.widths, check, measured.tokens_per_s),
         after_update=look_at_weights(runner.model, executor),
+        is_short=room.is_short,
     )
 
 

@@ -64,7 +64,7 @@ def attach_runtime(_result: None, scheduler: Any) -> None:
     setup = set_up_runtime(scheduler, config)
     runtime = setup.runtime
     setup.experts.learn()
-    parts = (setup.graphs, setup.experts)
+    parts = (setup.graphs, setup.experts, setup.is_short)
     work = _process_work = packed_work(scheduler, runtime, config, collector, *parts)
     setattr(scheduler, _ATTRIBUTE, work)
     STARTUP.log("scheduler")
@@ -148,6 +148,9 @@ def step_then_next_batch(
     if work.runtime.busy and work.step(decoding=bool(running_batch.reqs)):
         scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
         scheduler.maybe_send_health_check_signal()
+    if work.has_given_room():
+        # Set where a prompt found no slots, and else kept until one of these requests leaves.
+        running_batch.batch_is_full = False
     plan = original(scheduler, running_batch, last_batch)
     work.record_iteration(computed_before, plan.batch_to_run)
     return plan

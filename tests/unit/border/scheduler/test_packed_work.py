@@ -33,6 +33,11 @@ def scheduler(*, replays_graphs: bool = False) -> Any:
     )
 
 
+def work_of(stock: Any, runtime: PackedRuntime, config: PrefillOnlyConfig) -> PackedWork:
+    uses = StubCollector(), GraphUse(), ExpertUse()
+    return packed_work(stock, runtime, config, *uses, is_short=lambda: False)
+
+
 NOW_MS = 1e12
 
 
@@ -51,7 +56,7 @@ def answers() -> Answers:
 @pytest.fixture
 def work(answers: Answers) -> PackedWork:
     runtime = PackedRuntime(IdleExecutor(), answers, policy_of(CONFIG, BUDGET, launch_tokens=1))
-    return packed_work(scheduler(), runtime, CONFIG, StubCollector(), GraphUse(), ExpertUse())
+    return work_of(scheduler(), runtime, CONFIG)
 
 
 def submit(work: PackedWork, rid: str, tokens: int, deadline_ms: float | None = None) -> None:
@@ -83,10 +88,25 @@ def test_with_generations_a_forward_waits_until_it_is_paid_for(
     assert answers == ["a"]
 
 
+@pytest.mark.parametrize("is_short", [False, True])
+def test_where_slots_are_short_no_forward_is_in_flight_beside_generations(
+    work: PackedWork, answers: Answers, is_short: bool
+) -> None:
+    executor = IdleExecutor()
+    executor.asynchronous = True
+    policy = policy_of(CONFIG, BUDGET, launch_tokens=1)
+    work.runtime = PackedRuntime(executor, answers, policy)
+    work.is_short = lambda: is_short
+    submit(work, "a", 6)
+    assert work.step(decoding=False)
+    assert work.runtime.in_flight == (not is_short)
+    assert answers == (["a"] if is_short else [])
+
+
 def test_the_longest_wait_is_a_flag() -> None:
     config = PrefillOnlyConfig(decode_slowdown=1, max_wait_steps=2)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy_of(config, BUDGET, launch_tokens=1))
-    work = packed_work(scheduler(), runtime, config, StubCollector(), GraphUse(), ExpertUse())
+    work = work_of(scheduler(), runtime, config)
     submit(work, "a", 3)
     assert [work.step(decoding=True) for _ in range(3)] == [False, False, True]
 
@@ -108,7 +128,7 @@ def test_a_decode_step_costs_what_a_launch_does_and_less_as_a_graph(
     policy = policy_of(config, BUDGET, launch_tokens=100, graphs=packed_graphs)
     runtime = PackedRuntime(IdleExecutor(), Answers(), policy)
     stock = scheduler(replays_graphs=replays_graphs)
-    work = packed_work(stock, runtime, config, StubCollector(), GraphUse(), ExpertUse())
+    work = work_of(stock, runtime, config)
     assert work.policy.step_tokens == step_tokens
 
 

@@ -19,6 +19,7 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.scheduling.policy import policy_of
 from sglang_prefill_ext.scheduling.runtime import Ended, PackedRuntime
 from tests.unit.attach.engines import StubCollector
+from tests.unit.scheduling.caches import MemoryCache
 from tests.unit.scheduling.jobs import IdleExecutor, request
 
 CONFIG = PrefillOnlyConfig()
@@ -59,6 +60,7 @@ class Scheduler:
         kinds = {type(message): act for message in COLLECTED} | {io_struct.SlowDownReqInput: act}
         self._request_dispatcher = TypeBasedDispatcher(list(kinds.items()))
         self.server_args = self.tp_cpu_group = None
+        self.forward_ct = 0
         self.metrics_collector_context = SimpleNamespace(current_scheduler_metrics_enabled=False)
         model = SimpleNamespace(forward=lambda input_embeds: None, get_input_embeddings=None)
         runner = SimpleNamespace(decode_cuda_graph_captured=False, model=model)
@@ -74,6 +76,9 @@ class Scheduler:
         setup = RuntimeSetup(runtime, GraphUse(), ExpertUse(), (0, 0), after_update=look)
         collect.setattr(scheduler_hooks, "set_up_runtime", lambda *_args: setup)
         scheduler_hooks.attach_runtime(None, self)
+
+    def maybe_send_health_check_signal(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -127,3 +132,28 @@ def test_so_a_paused_scheduler_is_idle(scheduler: Scheduler) -> None:
     assert not scheduler_hooks.is_fully_idle(idle, scheduler)
     scheduler._request_dispatcher(PAUSE)
     assert scheduler_hooks.is_fully_idle(idle, scheduler)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_what_a_divided_request_held_is_offered_to_prompts_again(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, aborted: bool
+) -> None:
+    policy = policy_of(CONFIG, ForwardBudget(10), launch_tokens=1)
+    runtime = PackedRuntime(IdleExecutor(), answers, policy, cache=MemoryCache())
+    scheduler = Scheduler(runtime, answers, monkeypatch)
+
+    def admitted() -> bool:
+        """Whether SGLang looks at its waiting prompts again."""
+        batch = SimpleNamespace(reqs=[], batch_is_full=True)
+        nothing = SimpleNamespace(batch_to_run=None)
+        scheduler_hooks.step_then_next_batch(lambda *_args: nothing, scheduler, batch, None)
+        return not batch.batch_is_full
+
+    runtime.submit("short", request([1, 2], [3]).pack(), None)
+    runtime.submit("divided", request([*range(25)], [9]).pack(), None)
+    assert [admitted() for _ in range(3)] == [False] * 3
+    assert runtime.holders
+    if aborted:
+        runtime.abort("divided")
+    assert [admitted() for _ in range(2)] == [True, False]
+    assert not runtime.holders
