@@ -96,8 +96,11 @@ def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
 
 
 def headers_from(options: RequestOptions) -> dict[str, str]:
-    """The headers by which another process reads these options; a deadline as the time left."""
-    headers = {PRIORITY_HEADER: str(options.priority)}
+    """The headers by which another process reads these options; a deadline as the time left.
+
+    The least priority of gRPC, which headers may not have, becomes their least.
+    """
+    headers = {PRIORITY_HEADER: str(max(options.priority, -_LARGEST))}
     if options.keep_prefix:
         headers[KEEP_PREFIX_HEADER] = "on"
     if options.deadline_ms is not None:
