@@ -96,8 +96,11 @@ def options_of(headers: Mapping[str, str], now_ms: float) -> RequestOptions:
 
 
 def headers_from(options: RequestOptions) -> dict[str, str]:
-    """Headers that carry these options to another process; a deadline becomes the time left."""
-    headers = {PRIORITY_HEADER: str(options.priority)}
+    """Headers that carry these options to another process; a deadline becomes the time left.
+
+    gRPC allows one priority less than headers do; it becomes their least.
+    """
+    headers = {PRIORITY_HEADER: str(max(options.priority, -_LARGEST))}
     if options.keep_prefix:
         headers[KEEP_PREFIX_HEADER] = "on"
     if options.deadline_ms is not None:

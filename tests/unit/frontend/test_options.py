@@ -100,3 +100,8 @@ def test_options_travel_in_headers(options: RequestOptions) -> None:
 def test_a_deadline_that_has_passed_travels_as_the_shortest_one() -> None:
     headers = headers_from(RequestOptions(deadline_ms=5.0))
     assert options_of(headers, now_ms=10.0).deadline_ms == 11.0
+
+
+def test_the_least_priority_of_grpc_travels_as_the_least_of_headers() -> None:
+    headers = headers_from(RequestOptions(priority=-LARGEST - 1))
+    assert options_of(headers, now_ms=0.0).priority == -LARGEST
