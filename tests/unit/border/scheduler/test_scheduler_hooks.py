@@ -118,12 +118,3 @@ def test_other_messages_do_not_wait_for_it(scheduler: Scheduler, runtime: Packed
     scheduler._request_dispatcher(io_struct.SlowDownReqInput(forward_sleep_time=None))
     assert scheduler.answered_before == [0]
     assert runtime.in_flight == 1
-
-
-def test_so_a_paused_scheduler_is_idle(scheduler: Scheduler) -> None:
-    def idle(*_args: Any) -> bool:
-        return True
-
-    assert not scheduler_hooks.is_fully_idle(idle, scheduler)
-    scheduler._request_dispatcher(PAUSE)
-    assert scheduler_hooks.is_fully_idle(idle, scheduler)

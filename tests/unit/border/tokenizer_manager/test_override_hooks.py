@@ -13,7 +13,6 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_overrides,
     vector_arrays,
     with_arrays,
-    with_tensors,
 )
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
@@ -50,12 +49,6 @@ def test_a_prompt_of_embeddings_is_taken_in_bfloat16_alone(embeds: Any) -> None:
         check_input_embeds(embeds, EmbeddingKind(2, "float16"))
 
 
-def test_only_programs_can_place_embeddings() -> None:
-    placed = SimpleNamespace(positional_embed_overrides={"embeds": [ROW], "positions": [0]})
-    with pytest.raises(RequestError, match="no PositionalEmbeds"):
-        check_overrides(placed, KIND)
-
-
 @pytest.mark.parametrize(
     ("dtype", "arrives"),
     [
@@ -86,18 +79,6 @@ def test_tensors_become_arrays(dtype: torch.dtype, arrives: type) -> None:
     assert (of_placeholder.tolist(), of_placeholder.dtype) == ([1, 2], arrives)
 
 
-def test_arrays_become_the_tensors_that_stock_joins() -> None:
-    halves = np.array([ROW, ROW], np.float16)
-    call = ScoreCall(query_embed_overrides=halves, item_embed_overrides=[halves[:1], None])
-    tensors = with_tensors(call)
-    assert [each.tolist() for each in tensors.query_embed_overrides] == [ROW, ROW]
-    assert {each.dtype for each in tensors.query_embed_overrides} == {torch.float32}
-    assert [each.tolist() for each in tensors.item_embed_overrides[0]] == [ROW]
-    assert tensors.item_embed_overrides[1] is None
-    plain = ScoreCall(query="q")
-    assert with_tensors(plain) is with_arrays(plain) is plain
-
-
 @pytest.mark.parametrize(
     ("obj", "wrong"),
     [
@@ -117,9 +98,3 @@ def test_the_stock_path_is_kept_from_other_embeddings(obj: Any, wrong: bool) -> 
         return
     with pytest.raises(RequestError, match="embed_overrides"):
         check_overrides(obj, KIND)
-
-
-def test_an_encoder_is_kept_from_any_embeddings() -> None:
-    check_overrides(SimpleNamespace(), KIND, encoder=True)
-    with pytest.raises(RequestError, match="embed_overrides: an encoder takes none"):
-        check_overrides(SimpleNamespace(embed_overrides=[torch.ones(2)]), KIND, encoder=True)
