@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,14 @@ POLICY = SchedulingPolicy(
     launch_tokens=100,
     limits=QueueLoad(tokens=1 << 20, rows=1 << 20, bytes=1 << 30),
 )
+
+
+@pytest.fixture(autouse=True)
+def others_frozen() -> Iterator[None]:
+    """What other tests hold takes longer to look through than all else here."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Completion:

@@ -109,7 +109,3 @@ def test_red_gate_prints_no_figure_and_keeps_none(
     output = _invoke(command, status=1)
     assert "No figures: stock and extension disagree" in output
     assert list(results.iterdir()) == []
-
-
-def test_a_wrong_shape_is_explained() -> None:
-    assert "write <query>+<item>x<items>" in _invoke(decode, "--shape", "60", status=1)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from bench import __main__ as command
 from bench.gate import Agreement, GateError
 from bench.session import ModelRun
-from bench.workloads import ClosedLoop, OpenLoop, Shape
+from bench.workloads import Shape
 from tests.unit.bench.results import result
 
 SHAPE = Shape(60, 2, 50)
@@ -62,23 +62,27 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
 
 def measured(run: ModelRun) -> None:
     for repeat in range(run.plan.alternations):
-        run.results.append(result("stock", preset=run.preset, repeat=repeat))
-        faster = result("extension", preset=run.preset, repeat=repeat, items_per_s=300.0)
-        run.results.append(faster)
+        of_both = {"preset": run.preset, "repeat": repeat}
+        run.results += [result("stock", **of_both), result("stock", closed=False, **of_both)]
+        faster = result("extension", items_per_s=300.0, **of_both)
+        run.results += [faster, result("extension", closed=False, p50_ms=2.5, **of_both)]
     run.gate.agreement[f"{run.preset} {SHAPE}"] = Agreement(100, 1e-7, 2e-7, 0, 1e-5)
 
 
 def test_green_run_prints_the_ratio_and_keeps_the_record(
     app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ModelRun, "run", measured)
     ran = CliRunner().invoke(app, ["--preset", "micro", "--preset", "tiny", "--name", "here"])
     assert ran.exit_code == 0, ran.output
-    assert "3.00×  micro  60+2x50" in ran.output
-    assert "3.00×  tiny   60+2x50" in ran.output
+    assert signal.getsignal(signal.SIGTERM) is before
+    for ratio in ("3.00×", "4.00×"):
+        assert f"{ratio}  micro  60+2x50" in ran.output
+        assert f"{ratio}  tiny   60+2x50" in ran.output
     assert "gate green: micro 60+2x50: 100 rows" in ran.output
     lines = [json.loads(line) for line in (tmp_path / "here.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * 2 * 2
+    assert len(lines) == 2 * 2 * 2 * 2
     assert {line["preset"] for line in lines} == {"micro", "tiny"}
     assert lines[0]["gate"]["micro 60+2x50"]["rank_changes"] == 0
     assert (lines[0]["dtype"], lines[0]["text"]) == ("float32", False)
@@ -102,52 +106,6 @@ def test_red_gate_prints_no_figure_and_keeps_none(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_make_the_plan(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = []
-
-    def keep(run: ModelRun) -> None:
-        plans.append((run.preset, run.plan))
-        measured(run)
-
-    monkeypatch.setattr(ModelRun, "run", keep)
-    options = ["--quick", "--shape", "60+2x50", "--load", "3", "--load", "2/s", "--seconds", "1.5"]
-    ran = CliRunner().invoke(app, [*options, "--alternations", "1", "--text", "--self-check"])
-    assert ran.exit_code == 0, ran.output
-    ((preset, plan),) = plans
-    assert preset == "micro"
-    assert plan.shapes == (SHAPE,)
-    assert plan.loads == (ClosedLoop(3), OpenLoop(2.0, relative=False))
-    assert (plan.seconds, plan.alternations, plan.text) == (1.5, 1, True)
-    assert plan.server_args("extension") == plan.server_args("stock")
-
-
-def test_a_model_that_is_there_is_not_made(
-    app: typer.Typer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = []
-
-    def keep(run: ModelRun) -> None:
-        runs.append(run)
-        measured(run)
-
-    monkeypatch.setattr(ModelRun, "run", keep)
-    monkeypatch.setattr(command, "make_model", None)
-    model, out = tmp_path / "mine", tmp_path / "out"
-    options = ["--model", str(model), "--results", str(out), "--logs", str(out), "--name", "v1.0"]
-    ran = CliRunner().invoke(app, [*options, "--server-flags", "--load-format dummy"])
-    assert ran.exit_code == 0, ran.output
-    (run,) = runs
-    assert (run.preset, run.model, run.logs) == ("mine", model, out)
-    assert run.plan.args_of_both == ("--load-format", "dummy")
-    assert sorted(path.name for path in out.iterdir()) == ["v1.0.jsonl", "v1.0.png"]
-
-
-def test_a_wrong_option_is_explained(app: typer.Typer) -> None:
-    ran = CliRunner().invoke(app, ["--shape", "60"])
-    assert ran.exit_code == 1
-    assert "write <query>+<item>x<items>" in ran.output
-
-
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, 130)]
 )
@@ -165,15 +123,6 @@ def test_a_signal_ends_the_server_too(tmp_path: Path, number: int, status: int) 
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
     assert list(temporary.iterdir()) == []
-
-
-def test_the_signal_is_as_before_afterwards(
-    app: typer.Typer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ModelRun, "run", measured)
-    assert CliRunner().invoke(app, ["--preset", "micro"]).exit_code == 0
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -52,8 +52,3 @@ def test_there_may_be_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert record.commit(tmp_path) == {"commit": None, "dirty": False}
     monkeypatch.setenv(record.COMMIT_ENV, "abc")
     assert record.commit(tmp_path) == {"commit": "abc", "dirty": False}
-
-
-def test_the_command_names_the_module() -> None:
-    assert record.run_context()["command"][:3] == ["python", "-m", "bench"]
-    assert record.run_context("bench.mixed")["command"][:3] == ["python", "-m", "bench.mixed"]

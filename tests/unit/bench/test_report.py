@@ -1,19 +1,7 @@
 from __future__ import annotations
 
-import io
-
-from rich.console import Console
-from rich.table import Table
-
-from bench.report import closed_table, compare_paths, open_table
+from bench.report import compare_paths
 from tests.unit.bench.results import result
-
-
-def shown(table: Table) -> list[str]:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
 
 
 def test_ratio_is_the_median_and_its_range_of_neighbours() -> None:
@@ -60,24 +48,3 @@ def test_cells_are_kept_apart_and_need_both_paths() -> None:
         ("micro", "60+2x50", False, 1.0),
         ("micro", "50+150x50", True, 1.0),
     ]
-
-
-def test_tables_show_the_ratio_first() -> None:
-    comparisons = compare_paths(
-        [
-            result("stock", items_per_s=1000.0),
-            result("extension", items_per_s=4500.0, p50_ms=2.0),
-            result("stock", closed=False, p50_ms=30.0),
-            result("extension", closed=False, p50_ms=10.0),
-        ]
-    )
-    closed = shown(closed_table(comparisons))
-    assert closed[2].split()[0] == "ratio"
-    (row,) = [line for line in closed if "8 clients" in line]
-    assert row.split() == [
-        *("4.50×", "micro", "60+2x50", "8", "clients", "once", "100%", "19.4×"),
-        *("1,000", "4,500", "10.0", "→", "2.0"),
-    ]
-    (row,) = [line for line in shown(open_table(comparisons)) if "70% of stock" in line]
-    assert row.split()[0] == "3.00×"
-    assert row.rstrip().endswith(" 30.0 / 60.0 / 90.0  10.0 / 20.0 / 30.0")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from bench.http_client import LoadError
@@ -37,24 +39,17 @@ def test_asks_the_server(stand_in: StandIn) -> None:
     assert seen.busy_s > 0.0
 
 
+@pytest.mark.parametrize("count", [packed_requests, scheduled_requests])
+def test_a_server_without_the_page_has_packed_nothing(
+    stand_in: StandIn, count: Callable[[int], int]
+) -> None:
+    stand_in.packed = 7
+    assert count(stand_in.port) == 7
+    stand_in.status = 404
+    assert count(stand_in.port) == 0
+
+
 def test_a_server_without_the_page_is_an_error(stand_in: StandIn) -> None:
     stand_in.status = 404
     with pytest.raises(LoadError, match="404"):
         run_loop(packed_counters(stand_in.port))
-
-
-def test_requests_that_schedulers_answered(stand_in: StandIn) -> None:
-    stand_in.packed = 7
-    assert scheduled_requests(stand_in.port) == 7
-
-
-def test_a_server_without_a_status_page_packed_nothing(stand_in: StandIn) -> None:
-    stand_in.status = 404
-    assert scheduled_requests(stand_in.port) == 0
-
-
-def test_a_server_without_the_status_page_packs_nothing(stand_in: StandIn) -> None:
-    stand_in.counts_packed, stand_in.packed = True, 7
-    assert packed_requests(stand_in.port) == 7
-    stand_in.status = 404
-    assert packed_requests(stand_in.port) == 0

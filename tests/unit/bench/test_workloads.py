@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.workloads import (
-    LABEL_IDS,
     ClosedLoop,
     OpenLoop,
-    ScoreRequest,
     Shape,
     draw_requests,
-    generate_body,
     parse_load,
-    score_body,
 )
 from sglang_prefill_ext.errors import ConfigError
 
@@ -67,26 +61,3 @@ def test_tokens_vary_within_and_between_requests() -> None:
     assert len(set(first.query)) > 50
     assert len({tuple(item) for item in first.items}) == 50
     assert len({item[0] for item in first.items}) > 40  # no common prefix beyond the query
-
-
-def test_body_is_what_the_score_endpoint_reads() -> None:
-    request = ScoreRequest([20, 21], [[30], [31, 32]])
-    assert json.loads(score_body(request)) == {
-        "query": [20, 21],
-        "items": [[30], [31, 32]],
-        "label_token_ids": list(LABEL_IDS),
-        "apply_softmax": True,
-        "return_token_logprobs": False,
-    }
-    text = json.loads(score_body(request, decode=str, token_logprobs=True))
-    assert text["query"] == "[20, 21]"
-    assert text["items"] == ["[30]", "[31, 32]"]
-    assert text["return_token_logprobs"] is True
-
-
-def test_generations_are_greedy_streamed_and_of_fixed_length() -> None:
-    assert json.loads(generate_body([20, 21], 7)) == {
-        "input_ids": [20, 21],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 7, "ignore_eos": True},
-        "stream": True,
-    }

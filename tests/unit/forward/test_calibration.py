@@ -53,6 +53,13 @@ def memory(executor: PackedExecutor) -> MemoryModel:
     return measured_memory(executor, CPU, MAX_TOKENS)
 
 
+@pytest.fixture
+def measured_before(memory: MemoryModel, monkeypatch: pytest.MonkeyPatch) -> MemoryModel:
+    """Takes the place of another measurement of the same executor."""
+    monkeypatch.setattr(calibration, "measured_memory", lambda *_: memory)
+    return memory
+
+
 @pytest.mark.parametrize(
     ("prefix", "lens"),
     [
@@ -98,7 +105,7 @@ def test_whole_chunks_are_read_when_memory_is_measured() -> None:
             return super().launch(plan, *args)
 
     executor = Noting(TinyModel(), readout_bytes=READOUT_BYTES)
-    large = measured_memory(executor, CPU, MAX_TOKENS)
+    large = measured_memory(executor, CPU, 1024)
     best, drawn = plans[-2:]
     assert best.num_rows == drawn.num_rows == 2 * executor.chunk_reads
     assert [kind.num_best for plan in (best, drawn) for kind, _ in plan.reads.by_kind()] == [1, 1]
@@ -155,8 +162,9 @@ def test_a_decoder_is_measured_with_prompts_that_it_has_positions_for(longest_pr
 
 
 def test_some_free_memory_is_left_alone(
-    executor: PackedExecutor, memory: MemoryModel, monkeypatch: pytest.MonkeyPatch
+    executor: PackedExecutor, measured_before: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    memory = measured_before
     free = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
     monkeypatch.setattr(calibration, "free_bytes", lambda device: free)
     budget = calibrate(executor, CPU, MAX_TOKENS, alone).budget
@@ -165,8 +173,9 @@ def test_some_free_memory_is_left_alone(
 
 
 def test_a_share_of_the_free_memory_is_all_that_is_taken(
-    executor: PackedExecutor, memory: MemoryModel, monkeypatch: pytest.MonkeyPatch
+    executor: PackedExecutor, measured_before: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    memory = measured_before
     share = int(memory.num_bytes(MAX_TOKENS // 2, 1) / 0.8)
     monkeypatch.setattr(calibration, "free_bytes", lambda device: 100 * share)
     budget = calibrate(executor, CPU, MAX_TOKENS, alone, share).budget

@@ -25,10 +25,13 @@ class Ring:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """One whose process is then as it was before."""
+    """One whose process is then as it was before.
+
+    What the other tests hold is frozen: to look through it takes longer than all else here.
+    """
     thresholds = gc.get_threshold()
-    gc.collect()
     gc.disable()
+    gc.freeze()
     collector = Collector("tester")
     yield collector
     collector.pauses.uninstall()

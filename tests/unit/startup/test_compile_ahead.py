@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.attention.way import kernel_way
@@ -56,6 +56,7 @@ def compiled(
     return [plan.layout for plan in stage.plans]
 
 
+@settings(max_examples=50)
 @given(
     max_tokens=st.integers(1, 20_000),
     longest_prompt=st.none() | st.integers(1250, 4000),

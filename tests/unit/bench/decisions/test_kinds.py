@@ -19,14 +19,6 @@ def test_lengths_are_spread_from_end_to_end() -> None:
     assert requests == Prompts(2, 5, 3, 6).draw(vocabulary=100, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "text"),
-    [(Prompts(1, 0, 8, 128), "0+8-128x1"), (Prompts(50, 60, 20, 20), "60+20x50")],
-)
-def test_a_shape_is_written_as_elsewhere(prompts: Prompts, text: str) -> None:
-    assert str(prompts) == text
-
-
 def test_bodies_ask_for_what_the_kind_is_about() -> None:
     one, two = [[7, 8, 9]], [[7, 8, 9], [7, 8, 6]]
     assert KINDS["embedding"].body(one, 0)["input"] == one[0]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,10 +10,8 @@ from bench.decode.plan import ALONE, OPEN, SATURATED
 from bench.decode.report import (
     Finding,
     findings,
-    findings_table,
     pace_by_share,
     phase_table,
-    save_decode_plot,
 )
 from bench.plan import EXTENSION, STOCK
 from tests.unit.bench.results import decode_result
@@ -78,14 +75,6 @@ def test_an_aim_has_two_directions_or_none() -> None:
     assert Finding("x", [1.0]).aim == "-"
 
 
-def test_findings_show_range_and_aim() -> None:
-    lines = _text(findings_table(findings(RESULTS, 4))).splitlines()
-    (alone,) = (line.split() for line in lines if "alone: tokens/s" in line)
-    assert alone == ["0.950", *"alone: tokens/s, of stock".split(), "0.900–1.000", "≥", "0.97"]
-    once = _text(findings_table(findings(RESULTS[:5], 4)))
-    assert once.count("once") == 8
-
-
 def test_phases_show_medians_and_only_what_was_measured() -> None:
     lines = _text(phase_table(RESULTS)).splitlines()
     (saturated,) = (line.split() for line in lines if "saturated" in line)
@@ -94,10 +83,3 @@ def test_phases_show_medians_and_only_what_was_measured() -> None:
     assert saturated[4:] == ["35.00", "70.00", "0", "60%"]
     (stock,) = (line.split() for line in lines if "open loop" in line and "stock" in line)
     assert stock[3:] == ["50", "80.00", "10.00", "20.00", "300", "-"]
-
-
-def test_writes_a_picture(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "picture.png"
-    save_decode_plot(path, RESULTS, "both servers")
-    assert path.read_bytes().startswith(b"\x89PNG\r\n")
-    assert path.stat().st_size > 10_000

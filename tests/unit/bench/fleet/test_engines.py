@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.fleet import engines
-from bench.fleet.engines import engine, engines_on, parts_and_requests, router
+from bench.fleet.engines import engine, engines_on, router
 from sglang_prefill_ext.errors import ServerStartError
-from tests.unit.bench.stand_in import StandIn
 
 
 @dataclass
@@ -41,16 +40,6 @@ def test_engines_have_the_plugin_and_a_core_each(
         assert each.command[:3] == ["taskset", "--cpu-list", core]
         assert "--enable-prefill-only" in each.command
         assert each.command[-2:] == ["--max-total-tokens", "9"]
-
-
-def test_flags_are_added_and_the_log_lies_beside_the_model(tmp_path: Path) -> None:
-    ranks = engine(tmp_path / "model", "ranks", "--tp-size", "2")
-    assert ranks.command[-2:] == ["--tp-size", "2"]
-    assert ranks.log_path == tmp_path / "ranks.log"
-
-
-def test_an_engine_counts_no_parts(stand_in: StandIn) -> None:
-    assert parts_and_requests(stand_in.port) == (0, 0)
 
 
 def test_a_router_without_its_engines_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

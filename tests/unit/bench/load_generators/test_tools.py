@@ -6,21 +6,11 @@ import pytest
 
 from bench.http_client import LoadError
 from bench.load import Measurement
-from bench.load_generators.tools import counting_cpu, outputs, require
-from sglang_prefill_ext.errors import ConfigError
+from bench.load_generators.tools import counting_cpu, outputs
 
 
 def program(code: str) -> list[str]:
     return [sys.executable, "-c", code]
-
-
-@pytest.mark.parametrize(("tool", "package"), [("wrk", "wrk"), ("h2load", "nghttp2-client")])
-def test_a_missing_tool_is_named_with_its_package(
-    monkeypatch: pytest.MonkeyPatch, tool: str, package: str
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigError, match=f"{tool} is not installed.*apt-get install {package}"):
-        require(tool)
 
 
 def test_programs_run_side_by_side_and_their_time_is_counted() -> None:

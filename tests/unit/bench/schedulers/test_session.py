@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from bench.cores import cpu_seconds
 from bench.load import Measurement
 from bench.schedulers import session
-from bench.schedulers.session import costs_of, flags_of, name_of
+from bench.schedulers.session import costs_of
 
 
 def test_costs_are_divided_by_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,13 +20,3 @@ def test_costs_are_divided_by_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> 
     assert (disturbed.device_s, disturbed.python_s) == (pytest.approx(0.2), 0.0)
     monkeypatch.setattr(session, "has_accelerator", lambda: True)
     assert costs_of(seen, cpu, {3, 4}, busy_s=1.5).python_s == pytest.approx(0.2)
-
-
-def test_processes_are_told_apart() -> None:
-    own = os.getpid()
-    assert cpu_seconds([own])[own] > 0
-
-
-def test_names_and_flags() -> None:
-    assert [name_of(number) for number in (0, 1, 2)] == ["stock", "1 scheduler", "2 schedulers"]
-    assert flags_of(0) == []

@@ -93,29 +93,6 @@ def test_a_path_without_a_route_is_an_error() -> None:
         shorten(FastAPI(), "/missing", Setup().serve)
 
 
-async def test_a_client_that_leaves_within_its_body_is_no_error() -> None:
-    setup = Setup()
-    sent: list[Any] = []
-    messages = iter(
-        [
-            {"type": "http.request", "body": b"[1,", "more_body": True},
-            {"type": "http.disconnect"},
-        ]
-    )
-
-    async def receive() -> Any:
-        return next(messages)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"9")]
-    scope = {"type": "http", "method": "POST", "path": "/echo", "headers": headers}
-    (route,) = (each for each in setup.app.router.routes if getattr(each, "path", "") == "/echo")
-    await route.app(scope, receive, send)  # type: ignore[attr-defined]
-    assert setup.seen == sent == []
-
-
 async def test_what_the_route_answers_gets_further_headers() -> None:
     setup = Setup()
     restore(setup.app)

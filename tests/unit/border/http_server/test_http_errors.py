@@ -25,13 +25,6 @@ def http_request() -> Any:
     return SimpleNamespace(scope={})
 
 
-async def test_what_sglang_answers_is_left_alone() -> None:
-    serving = StubServing(answer="answer")
-    for raw_request in (None, object(), http_request()):
-        answer = await answer_errors(serving.handle, serving, None, raw_request)
-        assert answer == "answer"
-
-
 async def test_an_error_is_answered_with_its_status_and_headers() -> None:
     serving, raw_request = StubServing(answer="400, and no headers"), http_request()
     with_status(ServerBusyError("busy"), call_with(raw_request))

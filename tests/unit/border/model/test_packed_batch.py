@@ -51,32 +51,9 @@ def test_only_read_positions_leave_the_last_layer_and_its_adapters_know(
     assert [each.tolist() for each in written] == [out.tolist() for _ in told]
 
 
-@pytest.mark.parametrize(
-    ("options", "sinks", "expected"),
-    [
-        ({}, None, (0.0, None)),
-        ({"sliding_window_size": None}, None, (0.0, None)),
-        ({"logit_cap": 50.0, "sliding_window_size": 31}, None, (50.0, 31)),
-        ({"sliding_window_size": 127}, torch.ones(1), (0.0, 127)),
-    ],
-)
-def test_what_a_layer_has_beside_plain_attention_reaches_it(
-    options: dict[str, Any], sinks: Any, expected: tuple[float, int | None]
-) -> None:
-    seen: list[Any] = []
-
-    def attend(_layer: int, inputs: Any) -> Any:
-        seen.append(inputs.variant)
-        return inputs.q
-
-    layer: Any = SimpleNamespace(layer_id=0, **(LAYER | options))
-    batch: Any = SimpleNamespace(read_at=None, attend=attend)
-    backend = PackedAttentionBackend(STOCK, last_layer=3)
-    known = {} if sinks is None else {"sinks": sinks}
-    backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch, **known)
-    (variant,) = seen
-    assert (variant.soft_cap, variant.window) == expected
-    assert variant.sinks is sinks
+def test_what_packed_attention_does_not_know_is_an_error() -> None:
+    layer: Any = SimpleNamespace(layer_id=0, **LAYER)
+    backend, batch = PackedAttentionBackend(STOCK, last_layer=3), SimpleNamespace(read_at=None)
     with pytest.raises(PackedForwardError, match="knows no k_rope, which layer 0"):
         backend.forward_extend(TOKENS, TOKENS, TOKENS, layer, batch, k_rope=TOKENS)
 
@@ -86,15 +63,6 @@ def batch_of(row_lens: list[int]) -> PackedForwardBatch:
     tokens = torch.arange(total)
     zeros = torch.zeros(total, dtype=torch.int64)
     return packed_batch_of(tokens, tokens, row_lens, zeros)
-
-
-def test_rows_have_no_slot_and_no_prefix() -> None:
-    batch = batch_of([3, 1])
-    assert (batch.batch_size, batch.extend_num_tokens, batch.seq_lens_sum) == (2, 4, 4)
-    assert batch.seq_lens.tolist() == batch.extend_seq_lens.tolist() == [3, 1]
-    assert batch.out_cache_loc.tolist() == [0] * 4
-    assert batch.req_pool_indices.tolist() == batch.extend_prefix_lens.tolist() == [0, 0]
-    assert batch.extend_prefix_lens.dtype == torch.int32
 
 
 def test_no_model_stores_keys_while_it_rotates(monkeypatch: pytest.MonkeyPatch) -> None:

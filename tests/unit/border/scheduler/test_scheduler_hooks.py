@@ -125,15 +125,6 @@ def test_other_messages_do_not_wait_for_it(scheduler: Scheduler, runtime: Packed
     assert runtime.in_flight == 1
 
 
-def test_so_a_paused_scheduler_is_idle(scheduler: Scheduler) -> None:
-    def idle(*_args: Any) -> bool:
-        return True
-
-    assert not scheduler_hooks.is_fully_idle(idle, scheduler)
-    scheduler._request_dispatcher(PAUSE)
-    assert scheduler_hooks.is_fully_idle(idle, scheduler)
-
-
 @pytest.mark.parametrize("aborted", [False, True])
 def test_what_a_divided_request_held_is_offered_to_prompts_again(
     answers: Answers, monkeypatch: pytest.MonkeyPatch, aborted: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +14,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from sglang_prefill_ext.border.tokenizer_manager import server_setup, text_hooks
-from sglang_prefill_ext.border.tokenizer_manager.call_context import (
-    CallContext,
-    current_call,
-    working_for,
-)
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -113,18 +107,6 @@ def test_a_chat_has_stocks_ids_or_its_error(
     assert ours == stock
 
 
-@pytest.mark.parametrize("special", [True, False])
-def test_a_chat_is_encoded_by_the_library(special: bool) -> None:
-    serving = Serving("llama3")
-    for number in range(1, 4):
-        stock, ours = serving.both(
-            CHAT, **PLAIN | {"encode_kwargs": {"add_special_tokens": special}}
-        )
-        assert ours == stock
-        assert len(stock[0]) > 4, "nothing was truncated"
-        assert serving.encoded == number
-
-
 def test_a_library_that_differs_is_given_up() -> None:
     serving = Serving("llama3")
     serving.texts._encoder = FastokensEncoder(json_of("qwen"))
@@ -141,19 +123,17 @@ def test_without_a_faster_library_chats_are_left_to_sglang() -> None:
     assert serving.encoded == 0
 
 
-@pytest.mark.parametrize("unusual", ["lossy", "python template", "multimodal", "opted out"])
+@pytest.mark.parametrize("unusual", ["lossy", "python template", "multimodal"])
 def test_what_is_unusual_is_left_to_sglang(unusual: str) -> None:
     serving = Serving("llama3")
     serving._prompt_text_round_trip_is_lossy = unusual == "lossy"
     serving.template_manager.python_chat_template = "glm" if unusual == "python template" else None
     how = PLAIN | {"use_cache": unusual == "multimodal"}
-    headers = {"x-prefill-only": "off"} if unusual == "opted out" else {}
 
     def original(_: Any, messages: Any, **given: Any) -> Any:
         return messages, given
 
-    with working_for(CallContext(SimpleNamespace(headers=headers))):
-        found = text_hooks.encode_chat(original, serving, CHAT, **how)
+    found = text_hooks.encode_chat(original, serving, CHAT, **how)
     assert found == (CHAT, how | {"add_generation_prompt": True})
     assert serving.encoded == 0
 
@@ -170,22 +150,6 @@ def test_a_tokenizer_that_encodes_in_its_own_way_is_left_alone(where: str) -> No
         tokenizer.encode = lambda *args, **kwargs: [1]
     for each in (tokenizer, None):
         assert not server_setup._encodes_chats_as_texts(each)
-
-
-def test_the_thread_that_converts_a_chat_knows_its_client_and_forgets_it() -> None:
-    def original(_: Any, request: Any, raw_request: Any) -> Any:
-        return request, raw_request.headers, current_call().is_opted_out
-
-    with ThreadPoolExecutor(1) as pool:  # one thread for all
-
-        def converted(headers: dict[str, str]) -> Any:
-            client = SimpleNamespace(headers=headers)
-            return pool.submit(text_hooks.convert_chat, original, None, "chat", client).result()
-
-        off = {"x-prefill-only": "off"}
-        assert converted(off) == ("chat", off, True)
-        assert not pool.submit(current_call).result().is_opted_out
-        assert converted({}) == ("chat", {}, False)
 
 
 def _outcome(ask: Any) -> Any:

@@ -13,7 +13,6 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_overrides,
     vector_arrays,
     with_arrays,
-    with_tensors,
 )
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
@@ -48,12 +47,6 @@ def test_a_prompt_of_embeddings_is_taken_in_bfloat16_alone(embeds: Any) -> None:
     check_input_embeds(embeds, KIND)
     with pytest.raises(RequestError, match="computes in float16"):
         check_input_embeds(embeds, EmbeddingKind(2, "float16"))
-
-
-def test_only_programs_can_place_embeddings() -> None:
-    placed = SimpleNamespace(positional_embed_overrides={"embeds": [ROW], "positions": [0]})
-    with pytest.raises(RequestError, match="no PositionalEmbeds"):
-        check_overrides(placed, KIND)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +112,3 @@ def test_the_stock_path_is_kept_from_other_embeddings(obj: Any, wrong: bool) -> 
         return
     with pytest.raises(RequestError, match="embed_overrides"):
         check_overrides(obj, KIND)
-
-
-def test_an_encoder_is_kept_from_any_embeddings() -> None:
-    check_overrides(SimpleNamespace(), KIND, encoder=True)
-    with pytest.raises(RequestError, match="embed_overrides: an encoder takes none"):
-        check_overrides(SimpleNamespace(embed_overrides=[torch.ones(2)]), KIND, encoder=True)

@@ -21,19 +21,16 @@ class StubServing:
     _yes_token_id = 7
     _no_token_id = 8
 
-    def __init__(self, *, server: Any = ON, is_generation: bool = True) -> None:
-        self.asked: list[tuple[list[str], dict[str, Any]]] = []
-        self.failure: Exception | None = None
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
         self.tokenizer_manager = SimpleNamespace(
-            _prefill_only=server,
-            model_config=SimpleNamespace(is_generation=is_generation),
+            _prefill_only=ON,
+            model_config=SimpleNamespace(is_generation=True),
             score_prompts=self.score_prompts,
         )
 
-    async def score_prompts(self, prompts: list[str], **options: Any) -> Any:
-        self.asked.append((prompts, options))
-        if self.failure is not None:
-            raise self.failure
+    async def score_prompts(self, prompts: list[str], **_options: Any) -> Any:
+        self.asked.append(prompts)
         return SimpleNamespace(scores=[[0.3, 0.1], [0.0, 0.0]])
 
     def create_error_response(self, message: str) -> str:
@@ -43,13 +40,12 @@ class StubServing:
         return scores, request
 
 
-async def stock(serving: StubServing, *, request: Any, raw_request: Any, chat_template: str) -> Any:
-    return "stock", request, raw_request, chat_template
+async def answer(serving: StubServing, template: str) -> Any:
+    async def stock(*_: Any, **__: Any) -> Any:
+        raise AssertionError("SGLang compiles the template for every document")
 
-
-async def answer(serving: StubServing, raw_request: Any = PLAIN, template: str = TEMPLATE) -> Any:
     return await rerank_texts(
-        stock, serving, request=REQUEST, raw_request=raw_request, chat_template=template
+        stock, serving, request=REQUEST, raw_request=PLAIN, chat_template=template
     )
 
 

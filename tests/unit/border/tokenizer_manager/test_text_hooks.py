@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from sglang_prefill_ext.border.tokenizer_manager import server_setup, text_hooks
-from sglang_prefill_ext.border.tokenizer_manager.call_context import call_with
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import TokenizerManagerLink
 from sglang_prefill_ext.config import PrefillOnlyConfig, TokenizerChoice
 from sglang_prefill_ext.metrics import FrontendMetrics
@@ -92,19 +91,6 @@ def test_a_list_has_stocks_ids_or_its_error(kind: str, asked: list[str]) -> None
     assert ours == stock if asked else str(ours) == str(stock)
 
 
-def test_concurrent_texts_are_encoded_together_with_stocks_ids() -> None:
-    manager = Manager("llama3")
-
-    async def ask() -> Any:
-        ours = await asyncio.gather(*map(manager.ours, AWKWARD[:60]))
-        return ours, [await manager.stock(text) for text in AWKWARD[:60]]
-
-    ours, stock = asyncio.run(ask())
-    assert ours == stock
-    assert manager.batches == 1
-    assert max(len(ids) for ids, _ in ours) > 4, "nothing was truncated"
-
-
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -134,17 +120,6 @@ def test_pairs_are_left_to_sglang() -> None:
     assert manager.batches == 0
 
 
-def test_a_client_that_wants_the_stock_path_has_its_texts_encoded_there() -> None:
-    manager = Manager("llama3")
-
-    async def ask() -> Any:
-        call_with(SimpleNamespace(headers={"x-prefill-only": "off"}))
-        return await manager.ours("the word")
-
-    assert asyncio.run(ask()) == asyncio.run(manager.stock("the word"))
-    assert manager.batches == 0
-
-
 def handled(manager: Manager, obj: Any) -> Any:
     """The ids that SGLang finds beside the texts of a list."""
 
@@ -155,19 +130,6 @@ def handled(manager: Manager, obj: Any) -> Any:
         return await anext(aiter(text_hooks.handle_batch(original, manager, obj)))
 
     return asyncio.run(first())
-
-
-def test_the_texts_of_a_list_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = SimpleNamespace(enable_tokenizer_batch_encode=False)
-    monkeypatch.setattr(text_hooks, "get_serving", lambda: serving)
-    manager, asked = Manager("llama3"), AWKWARD[:20]
-    obj = GenerateReqInput(text=asked)
-    obj.normalize_batch_and_arguments()
-    assert obj[0].text == asked[0]  # SGLang makes the requests of a list before this
-    stock, _ = asyncio.run(manager.stock(asked))
-    assert handled(manager, obj) == stock
-    assert [obj[number].text for number in range(20)] == asked
-    assert manager.batches == 1
 
 
 @pytest.mark.parametrize(
