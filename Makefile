@@ -81,12 +81,12 @@ doctor: setup
 
 # The Python code of the gRPC definition.
 proto: setup
-	$(BIN)/python -m sglang_prefill_ext.grpc_frontend.generate
+	$(BIN)/python -m tools.proto
 
 # What is used of SGLang, as our source and the installed release say, and the table in the docs.
 lock: setup
-	$(BIN)/python -m sglang_prefill_ext.patching.lock
-	$(BIN)/python -m sglang_prefill_ext.patching.docs
+	$(BIN)/python -m tools.lock
+	$(BIN)/python -m tools.patch_docs
 
 clean:
 	rm -rf $(VENV) $(JUDGES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

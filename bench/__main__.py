@@ -5,22 +5,20 @@ from __future__ import annotations
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from bench.command import begin, no_figures_on_error, show_gate, title_of
+from bench.command import Bench
+from bench.options import Alternations, Dtype, Flags, Loads, Name, Shapes
 from bench.plan import Plan
 from bench.plot import save_plot
-from bench.record import append
-from bench.report import closed_table, compare_paths, open_table
+from bench.report import Comparison, closed_table, compare_paths, open_table
 from bench.server import env_of_wheel
 from bench.session import ModelRun
 from bench.workloads import Shape, parse_load
 from sglang_prefill_ext.modelmaker import make_model
 
-RESULTS = Path(__file__).parent / "results"
 PRESETS = ["micro", "tiny"]
 SHAPES = ["62+0x1", "60+2x50", "50+150x50", "120+180x10"]
 EXTENSION_ARGS = ("--enable-prefill-only",)
@@ -40,18 +38,11 @@ def main(
         list[Path] | None,
         typer.Option(help="Directory of a model, in the place of presets; repeatable."),
     ] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(help="<query>+<item>x<items>; repeatable.")
-    ] = None,
-    load: Annotated[
-        list[str] | None,
-        typer.Option(help="Clients (8), rate (12.5/s) or share of stock (70%); repeatable."),
-    ] = None,
+    shapes: Shapes = None,
+    loads: Loads = None,
     seconds: Annotated[float | None, typer.Option(help="Least seconds per measurement.")] = None,
-    alternations: Annotated[
-        int, typer.Option(min=1, help="Measurements of each server, in turn: A B A B.")
-    ] = 2,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    alternations: Alternations = 2,
+    dtype: Dtype = "float32",
     text: Annotated[bool, typer.Option("--text", help="Send text instead of token ids.")] = False,
     self_check: Annotated[
         bool, typer.Option("--self-check", help="Stock against stock: the ratio must be about 1.")
@@ -68,7 +59,7 @@ def main(
         ),
     ] = False,
     server_flags: Annotated[str, typer.Option(help="Further flags of both servers.")] = "",
-    flags: Annotated[str, typer.Option(help="Further flags of the extension's server.")] = "",
+    flags: Flags = "",
     against: Annotated[
         str | None,
         typer.Option(help="Flags of a second extension server that takes the place of stock."),
@@ -77,7 +68,7 @@ def main(
         Path | None,
         typer.Option(help="Wheel of another release, whose server takes the place of stock."),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of the files that are written.")] = "local",
+    name: Name = "local",
     results: Annotated[
         Path | None, typer.Option(help="Folder for the record and the plot; else bench/results.")
     ] = None,
@@ -86,13 +77,13 @@ def main(
     ] = None,
 ) -> None:
     """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
-    console, context = begin("bench")
+    bench = Bench("bench", name, results)
     if against_wheel is not None and against is None:
         against = flags
-    with no_figures_on_error(console), tempfile.TemporaryDirectory(prefix="bench-") as other:
+    with bench.no_figures_on_error(), tempfile.TemporaryDirectory(prefix="bench-") as other:
         plan = Plan(
-            shapes=tuple(Shape.parse(each) for each in shape or SHAPES),
-            loads=tuple(parse_load(each) for each in load or (QUICK_LOADS if quick else LOADS)),
+            shapes=tuple(Shape.parse(each) for each in shapes or SHAPES),
+            loads=tuple(parse_load(each) for each in loads or (QUICK_LOADS if quick else LOADS)),
             seconds=seconds or (QUICK_SECONDS if quick else SECONDS),
             alternations=alternations,
             dtype=dtype,
@@ -105,13 +96,17 @@ def main(
             side_by_side=side_by_side,
         )
         presets = preset or (PRESETS[:1] if quick else PRESETS)
-        runs = measure([] if model else presets, model or [], plan, logs, console)
-    show(runs, console)
-    save(runs, plan, (results or RESULTS) / name, context, console)
+        runs = measure([] if model else presets, model or [], plan, logs, bench)
+    show(runs, bench)
+    for run in runs:
+        facts = {"dtype": plan.dtype, "text": plan.text, "gate": run.gate.as_dict()}
+        bench.record(run.results, **facts)
+    save_plot(bench.picture, _compared(runs), bench.title)
+    bench.say_written()
 
 
 def measure(
-    presets: list[str], models: list[Path], plan: Plan, logs: Path | None, console: Console
+    presets: list[str], models: list[Path], plan: Plan, logs: Path | None, bench: Bench
 ) -> list[ModelRun]:
     """Run the plan on models that are made in a temporary directory, and on those that are there.
 
@@ -119,7 +114,10 @@ def measure(
         logs: folder for the servers' logs; None: the temporary directory.
     """
     runs = []
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory, console.status("") as status:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as directory,
+        bench.console.status("") as status,
+    ):
         made = [Path(directory) / preset for preset in presets]
         for model in (*made, *models):
             if model in made:
@@ -131,30 +129,18 @@ def measure(
     return runs
 
 
-def show(runs: list[ModelRun], console: Console) -> None:
+def show(runs: list[ModelRun], bench: Bench) -> None:
     """Print the tables, ratio first, and what the gate saw."""
-    comparisons = compare_paths([result for run in runs for result in run.results])
-    console.print(closed_table(comparisons), open_table(comparisons))
+    comparisons = _compared(runs)
+    bench.console.print(closed_table(comparisons), open_table(comparisons))
     for run in runs:
-        show_gate(console, run.gate)
+        bench.show_gate(run.gate)
     if comparisons and comparisons[0].repeats == 1:
-        console.print("One start of each server, so no range: the order may favour either.")
+        bench.console.print("One start of each server, so no range: the order may favour either.")
 
 
-def save(
-    runs: list[ModelRun], plan: Plan, path: Path, context: dict[str, Any], console: Console
-) -> None:
-    """Append the records to a file of that name, and draw the plot."""
-    for run in runs:
-        append(
-            Path(f"{path}.jsonl"),
-            run.results,
-            {"dtype": plan.dtype, "text": plan.text, "gate": run.gate.as_dict(), **context},
-        )
-    title = title_of(context)
-    comparisons = compare_paths([result for run in runs for result in run.results])
-    save_plot(Path(f"{path}.png"), comparisons, title)
-    console.print(f"written: {path}.jsonl, .png")
+def _compared(runs: list[ModelRun]) -> list[Comparison]:
+    return compare_paths([result for run in runs for result in run.results])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What the commands for live servers share: how they begin, and how they end early."""
+"""The frame of every command: how it begins, where its record goes, and how it ends early."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,61 +14,87 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from bench.record import run_context
+from bench.record import append, run_context
 from bench.score_gate import ScoreGate
 from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.modelmaker import make_model
 
+RESULTS = Path(__file__).parent / "results"
 FILE_WIDTH = 120  # columns where the output is no terminal
+SIMULATION_WIDTH = 190  # columns of tables that compare many ways
 BUSY_LOAD = 0.5  # runnable processes before the run starts
 
 
-def begin(module: str) -> tuple[Console, dict[str, Any]]:
-    """Return where to print and the record's context; say so where the machine is busy."""
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-    context = run_context(module)
-    if context["machine"]["load_average"] > BUSY_LOAD:
-        console.print("[yellow]The machine is busy; figures mislead there.[/]")
-    return console, context
+class Bench:
+    """One run of a command.
 
+    Args:
+        module: that was run, as in ``python -m bench``.
+        name: of the files that are written, if any.
+        folder: for them; None: `RESULTS`.
+        simulated: nothing is timed, so that a busy machine does not matter.
 
-def show_gate(console: Console, gate: ScoreGate) -> None:
-    """Print what the gate has seen."""
-    for what, agreement in gate.agreement.items():
-        console.print(f"gate green: {what}: {agreement}", highlight=False)
-
-
-def title_of(context: dict[str, Any]) -> str:
-    """Return the title of a run's plot."""
-    return f"{context['machine']['cpu']}, commit {context['commit']}"
-
-
-@contextmanager
-def no_figures_on_error(console: Console) -> Iterator[None]:
-    """End the command with a message and status 1 where the body fails or the gate is red."""
-    try:
-        with terminable():
-            yield
-    except PrefillExtError as error:
-        console.print(f"[red]No figures:[/] {error}", highlight=False)
-        raise typer.Exit(1) from error
-
-
-@contextmanager
-def measured_model(console: Console, preset: str) -> Iterator[tuple[Path, Status]]:
-    """Make a model for as long as the body measures it; ends as `no_figures_on_error` does.
-
-    Yields:
-        Its directory, named after the preset, and a line that says what happens.
+    Attributes:
+        console: where to print.
+        context: of the record: date, command, commit and machine.
+        title: of the picture.
+        picture: its file.
     """
-    with (
-        no_figures_on_error(console),
-        tempfile.TemporaryDirectory(prefix="bench-") as directory,
-        console.status("") as status,
-    ):
-        model = Path(directory) / preset
-        make_model(preset, model)
-        yield model, status
+
+    def __init__(
+        self, module: str, name: str = "", folder: Path | None = None, *, simulated: bool = False
+    ) -> None:
+        width = SIMULATION_WIDTH if simulated else None if sys.stdout.isatty() else FILE_WIDTH
+        self.console = Console(width=width, highlight=False)
+        self.context = run_context(module)
+        self.title = f"{self.context['machine']['cpu']}, commit {self.context['commit']}"
+        self._files = str((folder or RESULTS) / name)  # a name may have a dot
+        self.picture = Path(f"{self._files}.png")
+        if self.context["machine"]["load_average"] > BUSY_LOAD and not simulated:
+            self.console.print("[yellow]The machine is busy; figures mislead there.[/]")
+
+    def record(self, results: Iterable[Any], *, part: str = "", **facts: object) -> None:
+        """Append a line a result, each with the facts and the context.
+
+        Args:
+            part: end of the file's name, where a command has several records.
+        """
+        append(Path(f"{self._files}{part}.jsonl"), results, facts | self.context)
+
+    def say_written(self) -> None:
+        """Print which files there are now."""
+        self.console.print(f"written: {self._files}.jsonl, .png")
+
+    def show_gate(self, gate: ScoreGate) -> None:
+        """Print what the gate has seen."""
+        for what, agreement in gate.agreement.items():
+            self.console.print(f"gate green: {what}: {agreement}")
+
+    @contextmanager
+    def no_figures_on_error(self) -> Iterator[None]:
+        """End the command with a message and status 1 where the body fails or the gate is red."""
+        try:
+            with terminable():
+                yield
+        except PrefillExtError as error:
+            self.console.print(f"[red]No figures:[/] {error}")
+            raise typer.Exit(1) from error
+
+    @contextmanager
+    def measured_model(self, preset: str) -> Iterator[tuple[Path, Status]]:
+        """Make a model for as long as the body measures it; ends as `no_figures_on_error` does.
+
+        Yields:
+            Its directory, named after the preset, and a line that says what happens.
+        """
+        with (
+            self.no_figures_on_error(),
+            tempfile.TemporaryDirectory(prefix="bench-") as directory,
+            self.console.status("") as status,
+        ):
+            model = Path(directory) / preset
+            make_model(preset, model)
+            yield model, status
 
 
 @contextmanager

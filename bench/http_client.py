@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 from sglang_prefill_ext.errors import PrefillExtError
 
@@ -50,20 +50,6 @@ def post_bytes(path: str, body: bytes, *headers: str) -> bytes:
 def get_bytes(path: str) -> bytes:
     """A whole ``GET`` request."""
     return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
-
-
-async def connect(port: int) -> Connection:
-    """Open a connection to a server on this machine."""
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
-    return connection
-
-
-async def connect_streaming(port: int) -> StreamConnection:
-    """Open a connection for answers that are streamed."""
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(StreamConnection, "127.0.0.1", port)
-    return connection
 
 
 class Connection(asyncio.Protocol):
@@ -162,3 +148,12 @@ class StreamConnection(Connection):
         elif self._received.endswith(_LAST_CHUNK) and self._answer is not None:
             self._answer.set_result(bytes(self._received))
             self._received.clear()
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+async def connect(port: int, kind: type[ConnectionT] = Connection) -> ConnectionT:
+    """Open a connection to a server on this machine."""
+    _, connection = await asyncio.get_running_loop().create_connection(kind, "127.0.0.1", port)
+    return connection

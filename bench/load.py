@@ -134,6 +134,15 @@ async def closed_loop(
     return counting.measurement
 
 
+def ask_each(port: int, pool: Sequence[bytes]) -> dict[int, bytes]:
+    """Send every request, one after the other; return the answers by number.
+
+    Raises:
+        LoadError: one of them was not 200.
+    """
+    return run_loop(closed_loop(port, pool, 1, Window(0.0, len(pool)))).answers
+
+
 class _Counting:
     """Counts the answers of a closed loop between its warm-up and the end of its window."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -116,11 +116,17 @@ class Case:
     gate: list[bytes]
 
 
-def make_cases(model: Path, plan: Plan) -> list[Case]:
-    """Prepare the requests of every shape for the model in a directory."""
+def make_cases(
+    model: Path, shapes: Iterable[Shape], *, text: bool = False, seed: int = 0
+) -> list[Case]:
+    """Prepare the requests of every shape for the model in a directory.
+
+    Args:
+        text: send text instead of token ids.
+    """
     sizes = ModelShape.from_directory(model)
-    decode = _decoder(model) if plan.text else None
-    return [_make_case(shape, sizes, plan.seed, decode) for shape in plan.shapes]
+    decode = _decoder(model) if text else None
+    return [_make_case(shape, sizes, seed, decode) for shape in shapes]
 
 
 def _make_case(

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
+from bench.drawing import picture
 from bench.report import Comparison
-
-mpl.use("Agg")
 
 _ROW_INCHES = 0.32
 _PANELS = (
@@ -22,19 +18,12 @@ _PANELS = (
 
 def save_plot(path: Path, comparisons: Sequence[Comparison], title: str) -> None:
     """Write a PNG, overwriting the file: closed loops above, open loops below."""
-    counts = [max(1, sum(each.closed == closed for each in comparisons)) for closed, _ in _PANELS]
-    figure, panels = plt.subplots(
-        len(_PANELS),
-        figsize=(9, 2 + _ROW_INCHES * sum(counts)),
-        height_ratios=counts,
-        layout="constrained",
-    )
-    for panel, (closed, label) in zip(panels, _PANELS, strict=True):
-        _ratios(panel, [each for each in comparisons if each.closed == closed], label)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    loops = [each.stock.closed for each in comparisons]
+    counts = [max(1, loops.count(closed)) for closed, _ in _PANELS]
+    size = (9, 2 + _ROW_INCHES * sum(counts))
+    with picture(path, len(_PANELS), title=title, figsize=size, height_ratios=counts) as panels:
+        for panel, (closed, label) in zip(panels, _PANELS, strict=True):
+            _ratios(panel, [each for each in comparisons if each.stock.closed == closed], label)
 
 
 def _ratios(panel: Any, comparisons: Sequence[Comparison], label: str) -> None:
@@ -52,7 +41,7 @@ def _ratios(panel: Any, comparisons: Sequence[Comparison], label: str) -> None:
         color="#1f6feb",
     )
     panel.plot([each.ratio for each in comparisons], rows, "o", color="#1f6feb", label="measured")
-    allowed = [each.operation_ratio for each in comparisons]
+    allowed = [each.stock.operation_ratio for each in comparisons]
     panel.plot(allowed, rows, "D", mfc="none", mec="#9aa5b1", label="operation count")
     for row, each in zip(rows, comparisons, strict=True):
         panel.annotate(
@@ -67,4 +56,4 @@ def _ratios(panel: Any, comparisons: Sequence[Comparison], label: str) -> None:
 
 
 def _name(each: Comparison) -> str:
-    return f"{each.preset}  {each.shape}  {each.load}"
+    return f"{each.stock.preset}  {each.stock.shape}  {each.stock.load}"

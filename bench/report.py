@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table
 from bench.record import Result
 
 _SOLID_RATIO = 1.0
 _WHOLE_MS = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One path's medians over its repeats; latencies in ms."""
-
-    requests_per_s: float
-    items_per_s: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    packed_share: float
+_FIGURES = ("requests_per_s", "items_per_s", "p50_ms", "p90_ms", "p99_ms", "packed_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +21,16 @@ class Comparison:
     """Stock and extension under the same load.
 
     Attributes:
-        repeats: measurements per path that the medians are over.
+        stock, extension: the first result of each, with the medians over all repeats.
+        repeats: measurements per path.
         ratio: how many times better, the median of the repeats, each paired with its neighbour:
             items per second in a closed loop, P50 latency in an open one.
         lowest_ratio, highest_ratio: of the repeats.
     """
 
-    preset: str
-    shape: str
-    load: str
-    closed: bool
-    operation_ratio: float
+    stock: Result
+    extension: Result
     repeats: int
-    stock: Side
-    extension: Side
     ratio: float
     lowest_ratio: float
     highest_ratio: float
@@ -68,7 +53,7 @@ def closed_table(comparisons: Iterable[Comparison]) -> Table:
     """Throughput under a fixed number of clients."""
     table = _table("Closed loop: items per second", "ratio", "stock", "extension", "P50 ms")
     for each in comparisons:
-        if each.closed:
+        if each.stock.closed:
             table.add_row(
                 *_common_cells(each),
                 f"{each.stock.items_per_s:,.0f}",
@@ -85,7 +70,7 @@ def open_table(comparisons: Iterable[Comparison]) -> Table:
         *("P50 ratio", "req/s", "stock", "extension"),
     )
     for each in comparisons:
-        if not each.closed:
+        if not each.stock.closed:
             table.add_row(
                 *_common_cells(each),
                 f"{each.extension.requests_per_s:.1f}",
@@ -96,29 +81,24 @@ def open_table(comparisons: Iterable[Comparison]) -> Table:
 
 
 def _table(title: str, ratio: str, *numbers: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(ratio, justify="right", style="bold", no_wrap=True)
-    for text in ("model", "shape", "load"):
-        table.add_column(text, no_wrap=True)
-    for number in ("range", "packed", "ops", *numbers):
-        table.add_column(number, justify="right", no_wrap=True)
-    return table
+    words = ("model", "shape", "load")
+    return new_table(title, ratio, *words, "range", "packed", "ops", *numbers, left=words)
 
 
 def _common_cells(each: Comparison) -> tuple[str, ...]:
     style = "green" if each.lowest_ratio > _SOLID_RATIO else "yellow"
     return (
         f"[{style}]{each.ratio:.2f}×[/]",
-        each.preset,
-        each.shape,
-        each.load,
+        each.stock.preset,
+        each.stock.shape,
+        each.stock.load,
         f"{each.lowest_ratio:.2f}–{each.highest_ratio:.2f}" if each.repeats > 1 else "once",
         f"{each.extension.packed_share:.0%}",
-        f"{each.operation_ratio:.1f}×",
+        f"{each.stock.operation_ratio:.1f}×",
     )
 
 
-def _latencies(side: Side) -> str:
+def _latencies(side: Result) -> str:
     return " / ".join(_milliseconds(value) for value in (side.p50_ms, side.p90_ms, side.p99_ms))
 
 
@@ -127,40 +107,24 @@ def _milliseconds(value: float) -> str:
 
 
 def _comparison(stock: list[Result], extension: list[Result]) -> Comparison:
-    first = stock[0]
-    ratios = [
-        _ratio(first.closed, _side([a]), _side([b])) for a, b in zip(stock, extension, strict=False)
-    ]
+    ratios = [_ratio(*pair) for pair in zip(stock, extension, strict=False)]
     return Comparison(
-        preset=first.preset,
-        shape=first.shape,
-        load=first.load,
-        closed=first.closed,
-        operation_ratio=first.operation_ratio,
+        stock=_median(stock),
+        extension=_median(extension),
         repeats=len(ratios),
-        stock=_side(stock),
-        extension=_side(extension),
         ratio=statistics.median(ratios),
         lowest_ratio=min(ratios),
         highest_ratio=max(ratios),
     )
 
 
-def _ratio(closed: bool, stock: Side, extension: Side) -> float:
-    if closed:
+def _ratio(stock: Result, extension: Result) -> float:
+    if stock.closed:
         return extension.items_per_s / stock.items_per_s
     return stock.p50_ms / extension.p50_ms
 
 
-def _side(results: list[Result]) -> Side:
-    def median(name: str) -> float:
-        return statistics.median(float(getattr(result, name)) for result in results)
-
-    return Side(
-        requests_per_s=median("requests_per_s"),
-        items_per_s=median("items_per_s"),
-        p50_ms=median("p50_ms"),
-        p90_ms=median("p90_ms"),
-        p99_ms=median("p99_ms"),
-        packed_share=median("packed_share"),
-    )
+def _median(results: list[Result]) -> Result:
+    figures = {name: [getattr(each, name) for each in results] for name in _FIGURES}
+    medians = {name: statistics.median(values) for name, values in figures.items()}
+    return replace(results[0], **medians)

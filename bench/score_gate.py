@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.gate import TOLERANCE, Agreement, compare
+from bench.plan import STOCK
 
 
 @dataclass(slots=True)
@@ -36,6 +37,13 @@ class ScoreGate:
         seen.require(f"{what}, {requests} requests")
         before = self.agreement.get(what)
         self.agreement[what] = seen if before is None else before.merged_with(seen)
+
+    def hold(self, path: str, what: str, requests: str, answers: Mapping[int, bytes]) -> None:
+        """Keep what stock answered, and `check` what any other path did."""
+        if path == STOCK:
+            self.keep(requests, answers)
+        else:
+            self.check(what, requests, answers)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return the agreement, ready for JSON."""

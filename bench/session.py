@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -11,6 +11,7 @@ from bench.http_client import KEEP_ALIVE_ENV
 from bench.load import (
     Measurement,
     Window,
+    ask_each,
     closed_loop,
     open_loop,
     poisson_arrivals,
@@ -18,7 +19,7 @@ from bench.load import (
 )
 from bench.plan import EXTENSION, PATHS, STOCK, Case, Plan, alternating, make_cases
 from bench.record import Result
-from bench.score_gate import ScoreGate
+from bench.run import Run
 from bench.server import MeasuredServer
 from bench.status import packed_requests
 from bench.workloads import ClosedLoop, Load, Shape
@@ -27,30 +28,15 @@ _MIN_REQUESTS = 20
 
 
 @dataclass(slots=True)
-class ModelRun:
-    """All measurements of one model.
+class ModelRun(Run[Plan, Result]):
+    """Every load on every shape.
 
     Attributes:
-        preset: the model's name in results.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
         logs: directory of the servers' logs.
-        results: what was measured so far.
-        gate: of all answers so far, by shape.
     """
 
-    preset: str
-    model: Path
-    plan: Plan
-    tell: Callable[[str], None]
     logs: Path
-    results: list[Result] = field(default_factory=list)
-    gate: ScoreGate = field(init=False)
-    _stock_rates: dict[Shape, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    _stock_rates: dict[Shape, float] = field(init=False, default_factory=dict)
 
     def run(self) -> None:
         """Measure stock and extension in turn.
@@ -60,7 +46,7 @@ class ModelRun:
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
-        cases = make_cases(self.model, self.plan)
+        cases = make_cases(self.model, self.plan.shapes, text=self.plan.text, seed=self.plan.seed)
         if self.plan.side_by_side:
             self._side_by_side(cases)
         else:
@@ -96,9 +82,8 @@ class ModelRun:
 
     def _check_before_timing(self, path: str, port: int, cases: list[Case]) -> None:
         for case in cases:
-            window = Window(seconds=0.0, min_requests=len(case.gate))
-            answers = run_loop(closed_loop(port, case.gate, 1, window)).answers
-            self._compare(path, case.shape, "gate", answers)
+            answers, shape = ask_each(port, case.gate), case.shape
+            self.gate.hold(path, f"{self.preset} {shape}", f"{shape} gate", answers)
 
     def _measure(self, path: str, repeat: int, port: int, case: Case, load: Load) -> None:
         packed_before = packed_requests(port)
@@ -114,39 +99,21 @@ class ModelRun:
             arrivals = poisson_arrivals(rate, window, self.plan.seed)
             seen = run_loop(open_loop(port, case.pool, arrivals))
         packed = packed_requests(port) - packed_before
-        self._compare(path, case.shape, "timed", seen.answers)
-        share = packed / seen.sent
-        self.results.append(self._result(path, repeat, case, load, rate, share, seen))
-
-    def _compare(self, path: str, shape: Shape, kind: str, answers: Mapping[int, bytes]) -> None:
-        """Keep what stock answered, and hold what the extension answers against it."""
-        requests = f"{shape} {kind}"
-        if path == STOCK:
-            self.gate.keep(requests, answers)
-        else:
-            self.gate.check(f"{self.preset} {shape}", requests, answers)
-
-    def _result(
-        self,
-        path: str,
-        repeat: int,
-        case: Case,
-        load: Load,
-        rate: float | None,
-        packed_share: float,
-        seen: Measurement,
-    ) -> Result:
-        return result_of(
-            seen,
-            preset=self.preset,
-            shape=str(case.shape),
-            load=load,
-            path=path,
-            repeat=repeat,
-            items=case.shape.items,
-            packed_share=packed_share,
-            rate_per_s=rate,
-            operation_ratio=case.operation_ratio,
+        shape = str(case.shape)
+        self.gate.hold(path, f"{self.preset} {shape}", f"{shape} timed", seen.answers)
+        self.results.append(
+            result_of(
+                seen,
+                preset=self.preset,
+                shape=shape,
+                load=load,
+                path=path,
+                repeat=repeat,
+                items=case.shape.items,
+                packed_share=packed / seen.sent,
+                rate_per_s=rate,
+                operation_ratio=case.operation_ratio,
+            )
         )
 
 

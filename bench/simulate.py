@@ -7,26 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib as mpl
 import typer
-from matplotlib import pyplot as plt
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from bench.record import append, run_context
+from bench.command import Bench
+from bench.drawing import new_table, picture
+from bench.options import Name, Seed
 from bench.simulation.cache import CACHE_TOKENS
 from bench.simulation.run import Outcome, simulate
 from bench.simulation.traffic import LENGTHS, CostModel, draw_traffic
 from bench.simulation.variants import ALONE, SHARED, VARIANTS
 
-mpl.use("Agg")
-
-RESULTS = Path(__file__).parent / "results"
 LOADS = [0.7, 0.95, 1.3]
 SHARES = [0.0, 0.5]
 COST = CostModel()
-TABLE_WIDTH = 160  # columns
 
 
 def table_of(outcomes: Sequence[Outcome], shared: float) -> Table:
@@ -36,12 +30,9 @@ def table_of(outcomes: Sequence[Outcome], shared: float) -> Table:
         shared: see `Traffic`; outcomes of other traffic are left out.
     """
     title = f"Mean slowdown, {_described(shared)}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     lengths = [f"{length} tokens" for length in LENGTHS]
-    for name in ("load", "variant", "all", *lengths, "per forward", "cached"):
-        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
-    table.add_column("bound violated", justify="right")
-    table.add_column("P99 of the longest, ms (of fcfs)", justify="right")
+    columns = ("load", "variant", "all", *lengths, "per forward", "cached", "bound violated")
+    table = new_table(title, *columns, "P99 of the longest, ms (of fcfs)", left=["variant"])
     own = [each for each in outcomes if each.shared == shared]
     fcfs = {each.load: each.longest_p99_ms for each in own if each.variant == SHARED.name}
     for each in own:
@@ -67,22 +58,15 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
     shares, loads = (
         list(dict.fromkeys(getattr(each, name) for each in outcomes)) for name in ("shared", "load")
     )
-    figure, rows = plt.subplots(
-        len(shares),
-        len(loads),
-        figsize=(4 * len(loads), 4 * len(shares)),
-        layout="constrained",
-        squeeze=False,
-    )
-    for panels, shared in zip(rows, shares, strict=True):
-        for panel, load in zip(panels, loads, strict=True):
-            own = [each for each in outcomes if (each.shared, each.load) == (shared, load)]
-            _trade_off(panel, [each for each in own if each.variant != ALONE.name])
-            panel.set_title(f"load {load:g}, {_described(shared)}", fontsize=8)
-    rows[0, 0].legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    layout = (len(shares), len(loads))
+    size = (4 * len(loads), 4 * len(shares))
+    with picture(path, *layout, figsize=size, squeeze=False) as rows:
+        for panels, shared in zip(rows, shares, strict=True):
+            for panel, load in zip(panels, loads, strict=True):
+                own = [each for each in outcomes if (each.shared, each.load) == (shared, load)]
+                _trade_off(panel, [each for each in own if each.variant != ALONE.name])
+                panel.set_title(f"load {load:g}, {_described(shared)}", fontsize=8)
+        rows[0, 0].legend(fontsize=7)
 
 
 def _trade_off(panel: Any, outcomes: Sequence[Outcome]) -> None:
@@ -115,24 +99,23 @@ def main(
     launch_ms: Annotated[float, typer.Option(help="Of any forward.")] = COST.launch_ms,
     ms_per_token: Annotated[float, typer.Option()] = COST.ms_per_token,
     ms_per_row: Annotated[float, typer.Option()] = COST.ms_per_row,
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "scheduling",
+    seed: Seed = 0,
+    name: Name = "scheduling",
 ) -> None:
     """Compare orders of service on prompts of mixed lengths; nothing but arithmetic runs."""
     cost = CostModel(launch_ms, ms_per_token, ms_per_row)
-    console = Console(width=TABLE_WIDTH)
+    bench = Bench("bench.simulate", name, simulated=True)
     settings = {"cost": asdict(cost), "requests": requests, "seed": seed, "cache": CACHE_TOKENS}
-    context = run_context("bench.simulate") | settings
     shares = list(dict.fromkeys(shared or SHARES))
     outcomes = []
     for share in shares:
         for each in load or LOADS:
             traffic = draw_traffic(each, requests, cost, seed, share)
             outcomes += [simulate(variant, traffic, cost) for variant in VARIANTS]
-        console.print(table_of(outcomes, share))
-    append(RESULTS / f"{name}.jsonl", outcomes, context)
-    save_plot(RESULTS / f"{name}.png", outcomes)
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+        bench.console.print(table_of(outcomes, share))
+    bench.record(outcomes, **settings)
+    save_plot(bench.picture, outcomes)
+    bench.say_written()
 
 
 if __name__ == "__main__":

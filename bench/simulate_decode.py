@@ -7,14 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import typer
-from matplotlib import pyplot as plt
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from bench.record import append, run_context
+from bench.command import Bench
+from bench.drawing import new_table, picture
+from bench.options import Name, Seed
 from bench.simulation.decode_run import (
     REGIMES,
     STOCK,
@@ -24,11 +22,7 @@ from bench.simulation.decode_run import (
 )
 from bench.simulation.decode_traffic import DecodeCost, draw_decode_traffic
 
-mpl.use("Agg")
-
-RESULTS = Path(__file__).parent / "results"
 LOADS = [0.7, 0.95, 1.3]
-TABLE_WIDTH = 150  # columns
 _PANELS = {
     "normalised_ms": "normalised latency",
     "normalised_p99_ms": "P99 of it",
@@ -41,11 +35,8 @@ _PANELS = {
 
 def table_of(outcomes: Sequence[DecodeOutcome]) -> Table:
     """One line per regime, load and variant; times in ms."""
-    table = Table(title="Generations", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("scarce", "variant"):
-        table.add_column(name, no_wrap=True)
-    for name in ("load", "batch", "recomputed", *_PANELS.values(), "tokens/s"):
-        table.add_column(name, justify="right")
+    words, numbers = ("scarce", "variant"), ("load", "batch", "recomputed", *_PANELS.values())
+    table = new_table("Generations", *words, *numbers, "tokens/s", left=words)
     for each in outcomes:
         table.add_row(
             each.regime,
@@ -62,27 +53,23 @@ def table_of(outcomes: Sequence[DecodeOutcome]) -> Table:
 
 def save_plot(path: Path, outcomes: Sequence[DecodeOutcome]) -> None:
     """Write a PNG: every figure over stock's, below 1 is better."""
-    figure, panels = plt.subplots(
-        2, len(_PANELS) // 2, figsize=(11, 7), layout="constrained", sharey=True
-    )
     stock = {(each.regime, each.load): each for each in outcomes if each.variant == STOCK.name}
     places = {key: number for number, key in enumerate(reversed(stock))}
-    for panel, (name, title) in zip(panels.flat, _PANELS.items(), strict=True):
-        for variant, marker in zip(VARIANTS[1:], "os", strict=True):
-            own = [each for each in outcomes if each.variant == variant.name]
-            ratios = [
-                getattr(each, name) / getattr(stock[each.regime, each.load], name) for each in own
-            ]
-            rows = [places[each.regime, each.load] for each in own]
-            panel.plot(ratios, rows, marker, label=variant.name, alpha=0.8)
-        panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
-        panel.set(xscale="log", xlabel=f"{title}, over stock's")
-    labels = [f"{regime} scarce, load {load:g}" for regime, load in places]
-    panels[0, 0].set_yticks(list(places.values()), labels)
-    panels[0, 0].legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, 2, len(_PANELS) // 2, figsize=(11, 7), sharey=True) as panels:
+        for panel, (name, title) in zip(panels.flat, _PANELS.items(), strict=True):
+            for variant, marker in zip(VARIANTS[1:], "os", strict=True):
+                own = [each for each in outcomes if each.variant == variant.name]
+                ratios = [
+                    getattr(each, name) / getattr(stock[each.regime, each.load], name)
+                    for each in own
+                ]
+                rows = [places[each.regime, each.load] for each in own]
+                panel.plot(ratios, rows, marker, label=variant.name, alpha=0.8)
+            panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
+            panel.set(xscale="log", xlabel=f"{title}, over stock's")
+        labels = [f"{regime} scarce, load {load:g}" for regime, load in places]
+        panels[0, 0].set_yticks(list(places.values()), labels)
+        panels[0, 0].legend(fontsize=7)
 
 
 def main(
@@ -90,23 +77,21 @@ def main(
         list[float] | None, typer.Option(min=0.01, help="1 is what full batches just serve.")
     ] = None,
     requests: Annotated[int, typer.Option(min=100, help="Per load.")] = 4_000,
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "decode_policies",
+    seed: Seed = 0,
+    name: Name = "decode_policies",
 ) -> None:
     """Compare orders of generations where slots or memory are scarce; nothing is computed."""
-    console = Console(width=TABLE_WIDTH)
-    cost = DecodeCost()
+    bench, cost = Bench("bench.simulate_decode", name, simulated=True), DecodeCost()
     settings = {"cost": asdict(cost), "requests": requests, "seed": seed}
-    context = run_context("bench.simulate_decode") | settings
     outcomes = []
     for regime in REGIMES:
         for each in load or LOADS:
             traffic = draw_decode_traffic(each, requests, regime.sized_for, cost, seed)
             outcomes += [simulate_decode(variant, regime, traffic, cost) for variant in VARIANTS]
-    console.print(table_of(outcomes))
-    append(RESULTS / f"{name}.jsonl", outcomes, context)
-    save_plot(RESULTS / f"{name}.png", outcomes)
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+    bench.console.print(table_of(outcomes))
+    bench.record(outcomes, **settings)
+    save_plot(bench.picture, outcomes)
+    bench.say_written()
 
 
 if __name__ == "__main__":

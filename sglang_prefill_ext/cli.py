@@ -52,9 +52,9 @@ def doctor(
     everything: Annotated[
         bool, typer.Option("--all", help="List every change, not only those that do not fit.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Check every change to SGLang against the installed release; exit 1 on a mismatch."""
+    """Check that the installed SGLang fits; starts nothing, and exits with 1 if it does not."""
     from sglang_prefill_ext.patching import doctor as patch_doctor
 
     raise typer.Exit(patch_doctor.main(json_output=json_output, everything=everything))
@@ -63,11 +63,13 @@ def doctor(
 @app.command("make-model")
 def make_model_command(
     preset: Annotated[str, typer.Argument(help=f"One of {', '.join(PRESETS)}.")],
-    directory: Annotated[Path, typer.Argument(help="Directory to write; made if missing.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Directory to write. It is created if missing.")
+    ],
     seed: Annotated[int, typer.Option(help="Seed of weights and tokenizer.")] = 0,
-    force: Annotated[bool, typer.Option(help="Rebuild a model that is there already.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace a model that is already there.")] = False,
 ) -> None:
-    """Make a small model offline, in Hugging Face format."""
+    """Write a small model in Hugging Face format, without a network."""
     from sglang_prefill_ext.modelmaker import make_model
 
     console = Console()
@@ -78,11 +80,13 @@ def make_model_command(
 
 @app.command()
 def explain(
-    request: Annotated[typer.FileBinaryRead, typer.Argument(help="A /v1/score body; - for stdin.")],
+    request: Annotated[
+        typer.FileBinaryRead, typer.Argument(help="File with a /v1/score body; - is stdin.")
+    ],
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Have a server run a scoring request, and show how it was served."""
+    """Run a scoring request on a server, and show how it was served."""
     table = Table(show_header=False, box=box.SIMPLE)
     for name, value in explanation.explain(url, request.read(), api_key=api_key).items():
         for shown in _lines(value):
@@ -106,11 +110,11 @@ def _lines(value: Any) -> list[str]:
 @app.command()
 def demo(
     directory: Annotated[
-        Path, typer.Option(help="Where the model, the server's log and the plot go.")
+        Path, typer.Option(help="Directory for the model, the server's log and the plot.")
     ] = Path(".cache/demo"),
-    items: Annotated[int, typer.Option(min=2, help="Catalogue items to rank.")] = 50,
+    items: Annotated[int, typer.Option(min=2, help="Number of catalogue items to rank.")] = 50,
 ) -> None:
-    """Rank real text on a real server: the packed path beside the stock path."""
+    """Rank text on a real server, and compare the packed path with the stock path."""
     from sglang_prefill_ext.demo.run import run_demo
 
     run_demo(directory, items, Console())

@@ -98,51 +98,51 @@ class PrefillOnlyConfig:
 
     max_forward_tokens: int = _knob(
         16384,
-        "Most tokens of one packed forward; a larger request takes several forwards that share "
+        "Most tokens of one packed forward. A larger request takes several forwards that share "
         "the K/V of its prefix.",
     )
     max_items: int = _knob(
         10000,
-        "Most items of one scoring request, or prompts of one call for vectors; a larger one gets "
+        "Most items of one scoring request, or prompts of one call for vectors. A larger one gets "
         "HTTP 400.",
     )
     readout_chunk_mib: int = _knob(
         0,
-        "Memory (MiB) for full-vocabulary logits during the read-out; rows are read in chunks "
-        "that fit. 0 takes what the device can spare, up to 512 on CUDA, else 64.",
+        "Memory (MiB) for full-vocabulary logits. Rows are read in chunks that fit. 0 takes what "
+        "the device can spare: up to 512 on CUDA, else 64.",
         least=0,
     )
     order: Order = _knob(
         Order.SRPT,
-        "In which order requests are served: srpt (fewest tokens left first, with ageing), fcfs "
-        "(first come first), priority, or deadline.",
+        "Order of service: srpt (fewest tokens left first, with ageing), fcfs (first come first "
+        "served), priority (highest first), or deadline (earliest first).",
     )
     ageing: int = _knob(
         2,
         "How far small requests may overtake, in tokens processed per token of the larger "
-        "request. More favours small ones, less bounds the wait of large ones.",
+        "request. A higher value favours small requests, a lower one large requests.",
     )
     launch_tokens: int = _knob(
         0,
-        "What launching a forward costs, in tokens computed in the same time; 0 measures it at "
-        "start. With more, waiting requests share larger forwards.",
+        "Cost of launching a forward, in tokens computed in the same time. 0 measures it at "
+        "start. With a higher value, waiting requests share larger forwards.",
         least=0,
     )
     gather_rows: int = _knob(
         64,
-        "Prompts of small concurrent requests that travel to the scheduler together, at most; 1 "
-        "sends every request on its own.",
+        "Most prompts of small concurrent requests that travel to the scheduler together. 1 sends "
+        "every request on its own.",
     )
     gather_ms: int = _knob(
         10,
-        "For how long (ms) a small request waits for others at most, while those before it are "
-        "being served. Where none is, it never waits.",
+        "Most time (ms) that a small request waits for others while earlier ones are being "
+        "served. If none is, it does not wait.",
         least=0,
     )
     prefix_caching: PrefixCaching = _knob(
         PrefixCaching.REPEATED,
-        "Which prefixes are left in the prefix cache: repeated (those seen before), always, or "
-        "never. What the cache holds is used in any case.",
+        "Which prefixes are added to the prefix cache: repeated (those seen before), always, or "
+        "never. Prefixes in the cache are used in any case.",
     )
     attention: AttentionWay = _knob(
         AttentionWay.AUTO,
@@ -152,80 +152,80 @@ class PrefillOnlyConfig:
     )
     cuda_graphs: int | None = _knob(
         None,
-        "Packed forwards of up to so many tokens are replayed as CUDA graphs that are captured at "
-        f"start; 0 captures none. auto is {GRAPH_TOKENS} on CUDA with --tp-size 1 and without "
+        "Replay packed forwards of up to so many tokens as CUDA graphs, which are captured at "
+        f"start. 0 captures none. auto is {GRAPH_TOKENS} on CUDA with --tp-size 1 and without "
         "--disable-cuda-graph, else 0.",
         least=0,
     )
     moe: MoePolicy = _knob(
         MoePolicy.AUTO,
-        "How the block of rows is chosen in which SGLang's Triton kernel computes the experts of "
+        "How to choose the block of rows in which SGLang's Triton kernel computes the experts of "
         "a mixture: auto (least-time where times were measured at start, else padding-ratio), "
         "least-time, padding-ratio, or stock (by tokens alone).",
     )
     moe_source: MoeSource = _knob(
         MoeSource.HISTORY,
-        "From which routing that block is chosen: history (of earlier forwards), or device (of "
-        "the forward itself; two blocks are launched, and one computes).",
+        "The routing by which that block is chosen: history (of earlier forwards), or device (of "
+        "the forward itself: two blocks are launched, and one of them computes).",
     )
     known_answers: KnownAnswers = _knob(
         KnownAnswers.ON,
-        "Whether packed forwards are compared with SGLang's own on a few known prompts at start, "
-        "and not used if they differ: on or off.",
+        "on: compare packed forwards with SGLang's own on a few known prompts at start, and do "
+        "not use them if they differ. off: do not compare.",
     )
     tokenizer: TokenizerChoice = _knob(
         TokenizerChoice.AUTO,
-        "Which library encodes texts, once its ids have equalled Hugging Face's on 100,000 texts: "
+        "Library that encodes texts, once its ids have equalled Hugging Face's on 100,000 texts: "
         "auto (fastokens if installed and faster), huggingface, fastokens, or gigatoken (its "
         "memory grows with every new word).",
     )
     prefix_splice: PrefixSplice = _knob(
         PrefixSplice.ON,
-        "Whether the text that the prompts of a request share is encoded once, where the ids are "
-        "proven to be the same: on or off.",
+        "on: encode the text that the prompts of a request share only once, where the ids are "
+        "proven to be the same. off: encode every prompt as a whole.",
     )
     max_queued_tokens: int = _knob(
-        1 << 22, "Most tokens that may wait to be computed; beyond, requests are rejected."
+        1 << 22, "Most tokens that may wait to be computed. Requests beyond get HTTP 429."
     )
-    max_queued_rows: int = _knob(1 << 20, "Most rows that may wait; beyond, requests are rejected.")
+    max_queued_rows: int = _knob(1 << 20, "Most rows that may wait. Requests beyond get HTTP 429.")
     max_queued_mib: int = _knob(
         1024,
-        "Most memory (MiB) of waiting requests; beyond, requests are rejected. One that alone "
+        "Most memory (MiB) of waiting requests. Requests beyond get HTTP 429; one that alone "
         "takes more gets HTTP 400.",
     )
     decode_step_tokens: int = _knob(
         0,
-        "What a decode step costs, in tokens that a packed forward computes in the same time; 0 "
-        "estimates it from what launching a forward costs.",
+        "Cost of a decode step, in tokens that a packed forward computes in the same time. 0 "
+        "estimates it from the cost of launching a forward.",
         least=0,
     )
     decode_slowdown: int = _knob(
         4,
-        "While packed requests wait, running generations take at most so many times as long per "
-        "token, up to one packed forward. With 1, packed requests only get what the longest wait "
-        "grants them.",
+        "While packed requests wait, a generated token takes at most so many times as long, plus "
+        "one packed forward. With 1, packed requests run only after "
+        "--prefill-only-max-wait-steps decode steps.",
     )
     max_wait_steps: int = _knob(
         8, "Decode steps after which waiting packed requests run in any case."
     )
     schedulers: int = _knob(
         1,
-        "Scheduler processes on one device, behind one front end: more than one where the device "
-        "waits for the scheduler's Python. They divide the device's memory.",
+        "Scheduler processes on one device, behind one front end. More than one helps where the "
+        "device waits for the scheduler's Python. They divide the device's memory.",
     )
     scheduler_cores: int = _knob(
-        0, "Cores that each of several schedulers has for itself; 0 binds none.", least=0
+        0, "CPU cores to bind each of several schedulers to. 0 binds none.", least=0
     )
     gc_idle_s: int = _knob(
         10,
-        "For how long (s) the server must have been idle before its processes freeze what has "
-        "been added to garbage collection since; 0 never does.",
+        "Idle seconds after which processes exclude objects made since the last time from garbage "
+        "collection. 0 never does.",
         least=0,
     )
     attach: str = _knob(
         "",
-        "Socket file at which front ends in other processes, as those of sglang-prefill "
-        "serve-grpc, are attached; none without it.",
+        "Socket file at which front ends in other processes, such as those of sglang-prefill "
+        "serve-grpc, attach.",
     )
 
     def __post_init__(self) -> None:

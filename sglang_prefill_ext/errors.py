@@ -20,7 +20,7 @@ class PackingError(PrefillExtError):
 class RequestError(PrefillExtError, ValueError):
     """The request is wrong (HTTP 400); the message names the `field`, the value and the remedy.
 
-    It is a `ValueError`, as SGLang's HTTP and gRPC handlers make a client's error of that.
+    It is a `ValueError`, because SGLang's HTTP and gRPC handlers report that as a client's error.
     """
 
     field: str = ""
@@ -39,25 +39,25 @@ class PackedForwardError(PrefillExtError):
 
 
 class ServerBusyError(PrefillExtError):
-    """Too much waits already (HTTP 429); come again in `retry_after_s` seconds, 0: unknown."""
+    """Too much waits already (HTTP 429); retry after `retry_after_s` seconds, 0: unknown."""
 
     retry_after_s: float = 0.0
 
 
 class DeadlineExceededError(PrefillExtError):
-    """The request could not be served in the time that the client gave it (HTTP 504)."""
+    """The request could not be served within the client's timeout (HTTP 504)."""
 
 
 class EngineUnavailableError(PrefillExtError):
-    """A front end in a process of its own reaches no engine (gRPC UNAVAILABLE)."""
+    """A front end in another process reaches no engine (gRPC UNAVAILABLE)."""
 
 
 class ClientError(PrefillExtError):
-    """A client got no answer that it can use; the message names what was asked, and the remedy."""
+    """A client got no usable answer; the message names the request and the remedy."""
 
 
 class ServerRefusedError(ClientError):
-    """The server refused a request or failed at it: HTTP `status`, and the server's `message`."""
+    """The server refused a request, or failed: HTTP `status`, and the server's `message`."""
 
     status: int = 0
     message: str = ""
@@ -78,8 +78,8 @@ class ServerStartError(PrefillExtError):
 
 
 class ClusterError(PrefillExtError):
-    """A cluster of Ray cannot be reached, or has too little room for the engines."""
+    """A Ray cluster cannot be reached, or has too little room for the engines."""
 
 
 class ModelSpecError(PrefillExtError):
-    """`make-model` was asked for an unknown preset or an unusable directory."""
+    """`make-model` got an unknown preset or an unusable directory."""

@@ -76,7 +76,6 @@ class LocalServer:
         *,
         env: Mapping[str, str] | None = None,
         log_path: str | Path | None = None,
-        ready_timeout_s: float = 600.0,
         host: str = LOOPBACK,
     ) -> None:
         """Prepare the command; nothing runs yet.
@@ -87,7 +86,6 @@ class LocalServer:
             env: further environment variables, which win over this process's.
             log_path: file for the server's output, overwritten; None makes a temporary file
                 that is kept, so that a failure can be read afterwards.
-            ready_timeout_s: what entering the context waits at most, in seconds.
             host: address of this machine that it listens at.
         """
         self.host = host
@@ -98,13 +96,12 @@ class LocalServer:
         self.command = module_command("sglang.launch_server", *own, *device, *args)
         self.log_path = Path(log_path) if log_path is not None else _temporary_log()
         self._env = server_env(env)
-        self._ready_timeout_s = ready_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.start()
         try:
-            self.wait_ready(self._ready_timeout_s)
+            self.wait_ready()
         except BaseException:
             self.stop()
             raise

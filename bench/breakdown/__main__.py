@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 
 from bench.breakdown.live import Cost, measure
 from bench.breakdown.stages import Stage, packed_stages, stock_stages
-from bench.command import begin, measured_model
+from bench.command import Bench
+from bench.drawing import new_table
 from bench.floor import ModelShape
 from bench.load_generators.wires import Wire, http_bodies
+from bench.options import Preset, Seconds, Shapes
 from bench.plan import PATHS
 from bench.workloads import Shape, draw_requests
 
@@ -22,17 +23,15 @@ _POOL = 64
 
 
 def main(
-    shape: Annotated[
-        list[str] | None, typer.Option(help="<query>+<item>x<items>; repeatable.")
-    ] = None,
-    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
-    seconds: Annotated[float, typer.Option(help="Of each loop against a server.")] = 5.0,
+    shape: Shapes = None,
+    preset: Preset = "micro",
+    seconds: Seconds = 5.0,
     live: Annotated[bool, typer.Option(help="Start servers, too.")] = True,
 ) -> None:
     """Print the stages of a request on the host, and what a request costs running servers."""
-    console, _ = begin("bench.breakdown")
+    bench = Bench("bench.breakdown")
     shapes = [Shape.parse(each) for each in shape or ["60+2x50", "62+0x1"]]
-    with measured_model(console, preset) as (model, status):
+    with bench.measured_model(preset) as (model, status):
         vocabulary = ModelShape.from_directory(model).vocabulary
         pools: list[list[bytes]] = []
         for each in shapes:
@@ -42,20 +41,21 @@ def main(
             status.update(f"{each}: stages")
             stock = list(stock_stages(lists[0], each.items))
             packed = [list(packed_stages(pool[0], vocabulary)) for pool in (lists, arrays)]
-            console.print(_stage_table(str(each), stock, *packed))
+            bench.console.print(_stage_table(str(each), stock, *packed))
         if live:
             costs: list[list[Cost]] = []
             for path in PATHS:
                 status.update(f"{path}: one client")
                 costs.append(measure(model, path, pools, seconds))
             for each, stock_cost, packed_cost in zip(shapes, *costs, strict=True):
-                console.print(_cost_table(str(each), stock_cost, packed_cost))
+                bench.console.print(_cost_table(str(each), stock_cost, packed_cost))
 
 
 def _stage_table(
     shape: str, stock: Iterable[Stage], lists: Iterable[Stage], arrays: Iterable[Stage]
 ) -> Table:
-    table = _table(f"{shape}: µs of one request", "stock", "extension", "with arrays")
+    columns = ("stage", "stock", "extension", "with arrays")
+    table = new_table(f"{shape}: µs of one request", *columns, left=columns[:1])
     of_stock = {stage.name: f"{stage.us:.1f}" for stage in stock}
     for one, other in zip(lists, arrays, strict=True):
         table.add_row(one.name, of_stock.get(one.name, ""), f"{one.us:.1f}", f"{other.us:.1f}")
@@ -63,20 +63,13 @@ def _stage_table(
 
 
 def _cost_table(shape: str, stock: Cost, packed: Cost) -> Table:
-    table = _table(f"{shape}, one client: µs a request", "stock", "extension")
+    title = f"{shape}, one client: µs a request"
+    table = new_table(title, "stage", "stock", "extension", left=["stage"])
     table.add_row("latency, P50", f"{stock.latency_us:,.0f}", f"{packed.latency_us:,.0f}")
     table.add_row("of it forward and read-out", "", f"{packed.forward_us or 0:,.0f}")
     for role in sorted(stock.cpu_us | packed.cpu_us):
         spent = (f"{each.cpu_us.get(role, 0):,.0f}" for each in (stock, packed))
         table.add_row(f"CPU time, {role}", *spent)
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("stage")
-    for column in columns:
-        table.add_column(column, justify="right")
     return table
 
 

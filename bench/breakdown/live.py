@@ -10,6 +10,7 @@ import psutil
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
 from bench.load import Window, closed_loop, run_loop
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS
+from bench.schedulers.session import cpu_seconds
 from bench.server import MeasuredServer
 from bench.status import packed_counters
 
@@ -61,10 +62,8 @@ def _cost(server: MeasuredServer, path: str, bodies: list[bytes], seconds: float
 def _cpu_s(server: MeasuredServer) -> dict[str, float]:
     """CPU seconds of the server's processes so far, by role."""
     spent: dict[str, float] = {}
-    for pid in server.pids:
-        process = psutil.Process(pid)
-        title = " ".join(process.cmdline()[:1])
+    for pid, seconds in cpu_seconds(server.pids).items():
+        title = " ".join(psutil.Process(pid).cmdline()[:1])
         role = next((role for role in _ROLES if role in title), "front end")
-        times = process.cpu_times()
-        spent[role] = spent.get(role, 0.0) + times.user + times.system
+        spent[role] = spent.get(role, 0.0) + seconds
     return spent

@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
-from bench.__main__ import RESULTS
-from bench.command import begin, measured_model
+from bench.command import Bench
 from bench.cores import Awake, kept_awake
 from bench.decisions.kinds import KINDS
 from bench.decisions.session import DecisionRun
 from bench.floor import ModelShape
+from bench.options import Alternations, Clients, Preset, Seconds, Seed
 from bench.plot import save_plot
-from bench.record import append
 from bench.report import closed_table, compare_paths
 
 KindName = StrEnum("KindName", list(KINDS))
@@ -23,16 +22,14 @@ KindName = StrEnum("KindName", list(KINDS))
 
 def main(
     kind: Annotated[KindName, typer.Argument(help="What every request asks for.")],
-    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
-    clients: Annotated[list[int] | None, typer.Option(min=1, help="Repeatable.")] = None,
+    preset: Preset = "micro",
+    clients: Clients = None,
     count: Annotated[int | None, typer.Option(min=1, help="Prompts a request.")] = None,
     shared: Annotated[int | None, typer.Option(min=0, help="Tokens they have in common.")] = None,
     shortest: Annotated[int | None, typer.Option(min=1, help="Least further tokens.")] = None,
     longest: Annotated[int | None, typer.Option(min=1, help="Most further tokens.")] = None,
-    seconds: Annotated[float, typer.Option(help="Least seconds per measurement.")] = 6.0,
-    alternations: Annotated[
-        int, typer.Option(min=1, help="Starts of each server, or turns: A B A B.")
-    ] = 2,
+    seconds: Seconds = 6.0,
+    alternations: Alternations = 2,
     threads: Annotated[int, typer.Option(min=1, help="Of a forward, in both servers.")] = 1,
     spin: Annotated[
         bool, typer.Option("--spin", help="Idle schedulers do not sleep, in both servers.")
@@ -45,15 +42,15 @@ def main(
         bool, typer.Option("--side-by-side", help="Both are started once, and loaded in turn.")
     ] = False,
     by_wrk: Annotated[bool, typer.Option("--by-wrk", help="wrk makes the load.")] = False,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Seed = 0,
     name: Annotated[str | None, typer.Option(help="File name in bench/results.")] = None,
 ) -> None:
     """Measure requests a second, stock and extension in turn, the ratio first."""
-    console, context = begin("bench.decisions")
+    bench = Bench("bench.decisions", name or str(kind))
     shape = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
     given = {key: value for key, value in shape.items() if value is not None}
     prompts = replace(KINDS[kind].prompts, **given)
-    with measured_model(console, preset) as (model, status), kept_awake(awake):
+    with bench.measured_model(preset) as (model, status), kept_awake(awake):
         requests = prompts.draw(ModelShape.from_directory(model).vocabulary, seed)
         asked = (KINDS[kind], prompts, clients or [1, 8, 32])
         run = DecisionRun(model, *asked, seconds, threads, spin=spin, apart=apart, by_wrk=by_wrk)
@@ -61,13 +58,12 @@ def main(
         measure(alternations, requests, lambda what: status.update(f"{kind} on {preset}: {what}"))
     comparisons = compare_paths(run.results)
     gate = run.gate
-    console.print(closed_table(comparisons))
-    console.print(f"gate green: {gate.compared} answers, largest difference {gate.largest:.1e}")
-    file = RESULTS / (name or str(kind))
-    append(file.with_suffix(".jsonl"), run.results, {"gate": gate.as_dict(), **context})
-    title = f"{context['machine']['cpu']}, commit {context['commit']}"
-    save_plot(file.with_suffix(".png"), comparisons, title)
-    console.print(f"written: {file}.jsonl, .png")
+    bench.console.print(closed_table(comparisons))
+    compared = f"{gate.compared} answers, largest difference {gate.largest:.1e}"
+    bench.console.print(f"gate green: {compared}")
+    bench.record(run.results, gate=gate.as_dict())
+    save_plot(bench.picture, comparisons, bench.title)
+    bench.say_written()
 
 
 if __name__ == "__main__":

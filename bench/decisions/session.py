@@ -15,7 +15,7 @@ from bench.cores import scheduler_apart
 from bench.decisions.kinds import Kind, Prompts, numbers_of
 from bench.gate import TOLERANCE, GateError, largest_logprob_difference
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
-from bench.load import Measurement, Window, closed_loop, run_loop
+from bench.load import Window, closed_loop, run_loop
 from bench.load_generators import wrk
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, PATHS, QUIET_ARGS, SPIN_ARGS, STOCK
 from bench.record import Result
@@ -156,22 +156,19 @@ class DecisionRun:
                 seen = wrk.closed_loop(port, self.kind.path, bodies, count, self.seconds)
                 sent += seen.sent
             packed = packed_requests(port) - packed_before
-            self.results.append(self._result(count, path, repeat, packed / sent, seen))
+            counted = self.prompts.count if self.kind.counts_prompts else 1
+            self.results.append(
+                result_of(
+                    seen,
+                    preset=self.model.name,
+                    shape=str(self.prompts),
+                    load=ClosedLoop(count),
+                    path=path,
+                    repeat=repeat,
+                    items=self.prompts.count,
+                    packed_share=packed / sent / counted,
+                )
+            )
 
     def _body(self, prompts: list[list[int]]) -> bytes:
         return json.dumps(self.kind.body(prompts, self.prompts.shared)).encode()
-
-    def _result(
-        self, clients: int, path: str, repeat: int, packed: float, seen: Measurement
-    ) -> Result:
-        counted = self.prompts.count if self.kind.counts_prompts else 1
-        return result_of(
-            seen,
-            preset=self.model.name,
-            shape=str(self.prompts),
-            load=ClosedLoop(clients),
-            path=path,
-            repeat=repeat,
-            items=self.prompts.count,
-            packed_share=packed / counted,
-        )

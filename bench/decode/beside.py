@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.http_client import Piece, StreamConnection, connect_streaming
+from bench.http_client import Piece, StreamConnection, connect
 from bench.load import Measurement
 from bench.status import PackedCounters, packed_counters
 
@@ -78,7 +78,7 @@ class Phase:
 async def generate_each(port: int, prompts: Sequence[bytes]) -> Phase:
     """Send every prompt once, one after the other."""
     phase = Phase()
-    connection = await connect_streaming(port)
+    connection = await connect(port, StreamConnection)
     try:
         for number, prompt in enumerate(prompts):
             phase.answers.append((number, await connection.stream(prompt)))
@@ -120,7 +120,7 @@ async def run_phase(
         throughout.scored.set()  # nothing to wait for
     missing, generated = math.inf, asyncio.Event()
     numbers = itertools.cycle(range(len(prompts)))
-    connections = [await connect_streaming(port) for _ in range(clients)]
+    connections = [await connect(port, StreamConnection) for _ in range(clients)]
 
     async def generate(connection: StreamConnection) -> None:
         nonlocal missing

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib import pyplot as plt
-from rich import box
 from rich.table import Table
 
 from bench.decode.plan import ALONE, OPEN, SATURATED, DecodeResult
+from bench.drawing import new_table, picture
 from bench.plan import EXTENSION, PATHS, STOCK
-
-mpl.use("Agg")
 
 LEAST_ALONE = 0.97
 MOST_ALONE = 1.03
@@ -91,10 +87,8 @@ def pace_by_share(alone: DecodeResult, beside: DecodeResult) -> float:
 
 def findings_table(found: Sequence[Finding]) -> Table:
     """One line per ratio: median over the starts, range and aim."""
-    table = Table(title="Ratios", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("ratio", justify="right", style="bold")
-    for name in ("what", "range", "aim"):
-        table.add_column(name, no_wrap=True)
+    columns = ("ratio", "what", "range", "aim")
+    table = new_table("Ratios", *columns, left=columns[1:])
     colours = {True: "green", False: "yellow", None: "default"}
     for each in found:
         table.add_row(
@@ -108,12 +102,9 @@ def findings_table(found: Sequence[Finding]) -> Table:
 
 def phase_table(results: Sequence[DecodeResult]) -> Table:
     """One line per phase and server: medians over the starts."""
-    table = Table(title="Generation", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("phase", "server"):
-        table.add_column(name, no_wrap=True)
-    names = ("tokens/s", "ms/token", "gap P50 ms", "gap P99 ms", "items/s", "packed time")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    words = ("phase", "server")
+    numbers = ("tokens/s", "ms/token", "gap P50 ms", "gap P99 ms", "items/s", "packed time")
+    table = new_table("Generation", *words, *numbers, left=words)
     for phase, path in _cells(results):
         own = _of(results, path, phase)
         share = own[0].packed_share
@@ -132,27 +123,23 @@ def phase_table(results: Sequence[DecodeResult]) -> Table:
 
 def save_decode_plot(path: Path, results: Sequence[DecodeResult], title: str) -> None:
     """Write a PNG: tokens per second, and the gaps between tokens, of every phase and server."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     cells = _cells(results)
     rows = np.arange(len(cells))
     labels = [f"{phase}, {server}" for phase, server in cells]
-    for panel, names, label in (
-        (left, ("tokens_per_s",), "generated tokens per second"),
-        (right, ("gap_p50_ms", "gap_p99_ms"), "gap between tokens, P50 and P99, ms"),
-    ):
-        height = 0.8 / len(names)
-        for place, name in enumerate(names):
-            values = [_median(_of(results, server, phase), name) for phase, server in cells]
-            bars = panel.barh(rows + place * height, values, height)
-            panel.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
-        panel.set_yticks(rows + 0.4 - height / 2, labels, fontsize=8)
-        panel.set_xlabel(label)
-        panel.invert_yaxis()
-        panel.margins(x=0.12)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, 1, 2, title=title, figsize=(11, 4)) as (left, right):
+        for panel, names, label in (
+            (left, ("tokens_per_s",), "generated tokens per second"),
+            (right, ("gap_p50_ms", "gap_p99_ms"), "gap between tokens, P50 and P99, ms"),
+        ):
+            height = 0.8 / len(names)
+            for place, name in enumerate(names):
+                values = [_median(_of(results, server, phase), name) for phase, server in cells]
+                bars = panel.barh(rows + place * height, values, height)
+                panel.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+            panel.set_yticks(rows + 0.4 - height / 2, labels, fontsize=8)
+            panel.set_xlabel(label)
+            panel.invert_yaxis()
+            panel.margins(x=0.12)
 
 
 def _cells(results: Sequence[DecodeResult]) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -20,65 +20,45 @@ from bench.decode.stream import Generation, decode_figures
 from bench.floor import ModelShape
 from bench.gate import GateError
 from bench.http_client import KEEP_ALIVE_ENV, post_bytes
-from bench.load import Window, closed_loop, open_loop, poisson_arrivals, run_loop
-from bench.plan import EXTENSION, PATHS, STOCK
-from bench.score_gate import ScoreGate
+from bench.load import Window, ask_each, closed_loop, open_loop, poisson_arrivals, run_loop
+from bench.plan import EXTENSION, PATHS, STOCK, Case, make_cases
+from bench.run import Run
 from bench.server import MeasuredServer
-from bench.workloads import Shape, draw_requests, generate_body, score_body
+from bench.workloads import Shape, draw_requests, generate_body
 
 _PROMPTS = 16
-_POOL_REQUESTS = 64
-_GATE_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCase:
-    """The prepared requests: generations, scoring requests, and those with log-probabilities."""
+    """The prepared requests: generations, and scoring beside them."""
 
     prompts: list[bytes]
-    pool: list[bytes]
-    gate: list[bytes]
+    scoring: Case
 
 
 def make_decode_case(model: Path, plan: DecodePlan) -> DecodeCase:
     """Prepare the requests for the model in a directory."""
     vocabulary = ModelShape.from_directory(model).vocabulary
     prompts = draw_requests(Shape(plan.prompt_tokens, 0, 1), vocabulary, _PROMPTS, plan.seed)
-    drawn = draw_requests(plan.shape, vocabulary, _POOL_REQUESTS + _GATE_REQUESTS, plan.seed)
-    timed, checked = drawn[:_POOL_REQUESTS], drawn[_POOL_REQUESTS:]
+    (scoring,) = make_cases(model, [plan.shape], seed=plan.seed)
     return DecodeCase(
         [post_bytes("/generate", generate_body(each.query, plan.new_tokens)) for each in prompts],
-        [post_bytes("/v1/score", score_body(each)) for each in timed],
-        [post_bytes("/v1/score", score_body(each, token_logprobs=True)) for each in checked],
+        scoring,
     )
 
 
 @dataclass(slots=True)
-class DecodeRun:
-    """All measurements of one model.
+class DecodeRun(Run[DecodePlan, DecodeResult]):
+    """Every phase on either server; the gate is of scores.
 
     Attributes:
-        preset: the model's name in results.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
-        results: what was measured so far.
-        gate: of scores.
         equal_generations: how many were compared with stock's first ones, all of them equal.
     """
 
-    preset: str
-    model: Path
-    plan: DecodePlan
-    tell: Callable[[str], None]
-    results: list[DecodeResult] = field(default_factory=list)
-    gate: ScoreGate = field(init=False)
     equal_generations: int = 0
     _stock_rate: float = 0.0
-    _expected_ids: dict[int, list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    _expected_ids: dict[int, list[int]] = field(init=False, default_factory=dict)
 
     def run(self) -> None:
         """Measure stock and extension in turn.
@@ -107,16 +87,14 @@ class DecodeRun:
                         self._measure(path, repeat, server.port, case, phase)
 
     def _check_before_timing(self, path: str, port: int, case: DecodeCase) -> None:
-        window = Window(seconds=0.0, min_requests=len(case.gate))
-        scored = run_loop(closed_loop(port, case.gate, 1, window))
-        self._compare_scores(path, "gate", scored.answers)
+        self._compare_scores(path, "gate", ask_each(port, case.scoring.gate))
         self._read(path, "before timing", run_loop(generate_each(port, case.prompts)))
 
     def _score_alone(self, port: int, case: DecodeCase) -> None:
         """Find what stock scores without generations; the open loop's rate is a share of it."""
         self.tell(f"{self.preset}: {STOCK}, scoring alone")
         window = Window(self.plan.seconds / 2, 2 * self.plan.score_clients)
-        seen = run_loop(closed_loop(port, case.pool, self.plan.score_clients, window))
+        seen = run_loop(closed_loop(port, case.scoring.pool, self.plan.score_clients, window))
         self._compare_scores(STOCK, "timed", seen.answers)
         self._stock_rate = seen.requests_per_s
 
@@ -125,11 +103,11 @@ class DecodeRun:
         scoring, throughout = None, None
         if name == SATURATED:
             throughout = Throughout()
-            scoring = closed_loop(port, case.pool, self.plan.score_clients, throughout)
+            scoring = closed_loop(port, case.scoring.pool, self.plan.score_clients, throughout)
         elif rate is not None:
             window = Window(WARM_UP_S + self.plan.seconds + SCORING_MARGIN_S, 1)
             arrivals = poisson_arrivals(rate, window, self.plan.seed)
-            scoring = open_loop(port, case.pool, arrivals)
+            scoring = open_loop(port, case.scoring.pool, arrivals)
         phase = run_loop(
             run_phase(
                 port,
@@ -178,7 +156,4 @@ class DecodeRun:
         return generations
 
     def _compare_scores(self, path: str, requests: str, answers: Mapping[int, bytes]) -> None:
-        if path == STOCK:
-            self.gate.keep(requests, answers)
-        else:
-            self.gate.check(f"{self.preset}, scores", requests, answers)
+        self.gate.hold(path, f"{self.preset}, scores", requests, answers)

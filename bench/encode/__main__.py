@@ -10,19 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib as mpl
 import typer
-from matplotlib import pyplot as plt
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.__main__ import RESULTS
-from bench.command import begin, no_figures_on_error
+from bench.command import Bench
+from bench.drawing import new_table, picture
 from bench.encode.run import EncodeResult, compare_strings, count_joined_mismatches, measure
-from bench.encode.ways import Shape, encoder_ways, served_ways, stock_ways
+from bench.encode.ways import draw_texts, encoder_ways, served_ways, stock_ways
 from bench.gate import GateError
-from bench.record import append
+from bench.options import Name, Seed
+from bench.workloads import Shape
 from sglang_prefill_ext.config import PrefillOnlyConfig
 from sglang_prefill_ext.metrics import FrontendMetrics
 from sglang_prefill_ext.modelmaker.tokenizer import train_tokenizer
@@ -33,8 +31,6 @@ from sglang_prefill_ext.texts.proof import boundaries_of
 from sglang_prefill_ext.texts.sample_texts import splice_cases, texts
 from sglang_prefill_ext.texts.splice import Splice
 from sglang_prefill_ext.texts.text_encoder import Plain, TextEncoder
-
-mpl.use("Agg")
 
 SHAPES = ["60+20x50", "200+50x50", "500+20x50"]
 _MADE = 8_000
@@ -52,34 +48,31 @@ def main(
     strings: Annotated[
         int, typer.Option(min=1_000, help="Adversarial strings to compare; 1000000 for long.")
     ] = 20_000,
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "encode",
+    seed: Seed = 0,
+    name: Name = "encode",
 ) -> None:
     """Encode the texts of requests in every way, in turn; compare all ids with stock's."""
-    console, context = begin("bench.encode")
-    with no_figures_on_error(console), tempfile.TemporaryDirectory(prefix="bench-") as directory:
+    bench = Bench("bench.encode", name)
+    with bench.no_figures_on_error(), tempfile.TemporaryDirectory(prefix="bench-") as directory:
         loaded = _loaded(tokenizer)
         plain = _plain(loaded)
         json = loaded.backend_tokenizer.to_str()
         serving = partial(_serving, plain, json, Path(directory))
         start = time.perf_counter()
         served = serving()
-        context["ready_s"] = round(time.perf_counter() - start, 2)
-        context["tokenizer"] = served.status()
+        facts = {"ready_s": round(time.perf_counter() - start, 2), "tokenizer": served.status()}
         added = list(loaded.get_added_vocab())
-        context["strings"] = _checked_strings(plain, served, added, strings, seed)
-        ways = stock_ways(loaded) | _library_ways(json, console) | served_ways(serving)
+        facts["strings"] = _checked_strings(plain, served, added, strings, seed)
+        ways = stock_ways(loaded) | _library_ways(json, bench.console) | served_ways(serving)
         label = str(tokenizer or f"made, {_MADE} tokens")
         results: list[EncodeResult] = []
         for each in map(Shape.parse, shape or SHAPES):
-            results += measure(ways, each, each.draw(requests, seed), label)
-    console.print(_table(results))
-    console.print(f"strings compared: {context['strings']}; ready in {context['ready_s']} s")
-    file = RESULTS / name
-    append(file.with_suffix(".jsonl"), results, context)
-    title = f"{context['machine']['cpu']}, commit {context['commit']}"
-    _save_plot(file.with_suffix(".png"), results, title)
-    console.print(f"written: {file}.jsonl, .png")
+            results += measure(ways, each, draw_texts(each, requests, seed), label)
+    bench.console.print(_table(results))
+    bench.console.print(f"strings compared: {facts['strings']}; ready in {facts['ready_s']} s")
+    bench.record(results, **facts)
+    _save_plot(bench.picture, results, bench.title)
+    bench.say_written()
 
 
 def _serving(plain: Plain, json: str, directory: Path) -> TextEncoder:
@@ -143,9 +136,8 @@ def _library_ways(json: str, console: Console) -> dict[str, Any]:
 
 
 def _table(results: Sequence[EncodeResult]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("shape", "way", "µs per text", "× stock batch", "× one by one", "mismatches"):
-        table.add_column(name, justify="left" if name in ("shape", "way") else "right")
+    numbers = ("µs per text", "× stock batch", "× one by one", "mismatches")
+    table = new_table("", "shape", "way", *numbers, left=["shape", "way"])
     for each in results:
         ratios = (f"{each.ratio:.1f}", f"{each.ratio_one_by_one:.1f}")
         counted = f"{each.mismatches} of {each.compared}"
@@ -157,21 +149,16 @@ def _save_plot(path: Path, results: Sequence[EncodeResult], title: str) -> None:
     """Write a PNG: a panel a shape, a bar a way; shorter is better."""
     shapes = list(dict.fromkeys(each.shape for each in results))
     size = (5 * len(shapes), 4)
-    figure, panels = plt.subplots(
-        1, len(shapes), figsize=size, layout="constrained", squeeze=False, sharey=True
-    )
-    for panel, shape in zip(panels[0], shapes, strict=True):
-        own = [each for each in results if each.shape == shape]
-        bars = panel.barh([each.way for each in own], [each.us_per_text for each in own])
-        panel.bar_label(bars, [f"{each.ratio:.1f}×" for each in own], fontsize=7, padding=2)
-        panel.set(xscale="log", xlabel="µs per text", title=f"{shape} words")
-        panel.set_xlim(1, 3 * max(each.us_per_text for each in own))
-        panel.tick_params(labelsize=7)
-    panels[0][0].invert_yaxis()  # of all: the axis is shared
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    how = {"title": title, "figsize": size, "squeeze": False, "sharey": True}
+    with picture(path, 1, len(shapes), **how) as panels:
+        for panel, shape in zip(panels[0], shapes, strict=True):
+            own = [each for each in results if each.shape == shape]
+            bars = panel.barh([each.way for each in own], [each.us_per_text for each in own])
+            panel.bar_label(bars, [f"{each.ratio:.1f}×" for each in own], fontsize=7, padding=2)
+            panel.set(xscale="log", xlabel="µs per text", title=f"{shape} words")
+            panel.set_xlim(1, 3 * max(each.us_per_text for each in own))
+            panel.tick_params(labelsize=7)
+        panels[0][0].invert_yaxis()  # of all: the axis is shared
 
 
 if __name__ == "__main__":

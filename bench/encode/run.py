@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.encode.ways import BATCH, Request, Shape, Way, mismatches, rows_of
+from bench.encode.ways import BATCH, Request, Way, mismatches, rows_of
 from bench.gate import GateError
+from bench.workloads import Shape
 from sglang_prefill_ext.texts.comparison import same
 from sglang_prefill_ext.texts.libraries import flat
 from sglang_prefill_ext.texts.splice import Spliced

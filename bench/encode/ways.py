@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from bench.workloads import Shape
 from sglang_prefill_ext.frontend.pack import pack_flat, pack_token_ids
 from sglang_prefill_ext.modelmaker import corpus
 from sglang_prefill_ext.texts.frame import with_ids
@@ -34,42 +34,24 @@ _LABELS = Labels(int_array([0]))
 _ANY_VOCABULARY = 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Requests of one kind, by words of ordinary text."""
+def draw_texts(shape: Shape, count: int, seed: int) -> list[Request]:
+    """Return different requests of ordinary text.
 
-    query: int
-    item: int
-    items: int
+    Args:
+        shape: in words, which are as unequally frequent as a language's.
+    """
+    words = sorted(set(chain.from_iterable(map(str.split, islice(corpus.lines(), 20_000)))))
+    draw = Random(seed)
+    draw.shuffle(words)
+    frequencies = [1 / rank for rank in range(1, len(words) + 1)]
 
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """Read ``60+20x50``: a query of 60 words, 50 items of 20.
+    def text(length: int) -> str:
+        return " ".join(draw.choices(words, frequencies, k=length))
 
-        Raises:
-            ValueError: it is written otherwise.
-        """
-        query, _, rest = text.partition("+")
-        item, _, items = rest.partition("x")
-        return cls(int(query), int(item), int(items))
-
-    def __str__(self) -> str:
-        return f"{self.query}+{self.item}x{self.items}"
-
-    def draw(self, count: int, seed: int) -> list[Request]:
-        """Return different requests; their words are as unequally frequent as a language's."""
-        words = sorted(set(chain.from_iterable(map(str.split, islice(corpus.lines(), 20_000)))))
-        draw = Random(seed)
-        draw.shuffle(words)
-        frequencies = [1 / rank for rank in range(1, len(words) + 1)]
-
-        def text(length: int) -> str:
-            return " ".join(draw.choices(words, frequencies, k=length))
-
-        return [
-            (f"{text(self.query)}: ", [text(self.item) for _ in range(self.items)])
-            for _ in range(count)
-        ]
+    return [
+        (f"{text(shape.query_tokens)}: ", [text(shape.item_tokens) for _ in range(shape.items)])
+        for _ in range(count)
+    ]
 
 
 def stock_ways(tokenizer: Any) -> dict[str, Way]:

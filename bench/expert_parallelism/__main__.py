@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from enum import StrEnum
 from itertools import product
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from bench.command import Bench
 from bench.expert_parallelism.cases import (
     COPIES_SHARE,
     MODELS,
@@ -26,12 +25,9 @@ from bench.expert_parallelism.cost import Sends
 from bench.expert_parallelism.report import PLACEMENTS, Outcome, save_plot, table_of
 from bench.fleet.run import NOISE
 from bench.moe.shapes import ROW_TIMES
-from bench.record import append, run_context
+from bench.options import Name, Seed
 from sglang_prefill_ext.sizing.device import DEVICES
 from sglang_prefill_ext.sizing.forward import Serving
-
-RESULTS = Path(__file__).parents[1] / "results"
-TABLE_WIDTH = 160  # columns
 
 Model = StrEnum("Model", [(each, each) for each in MODELS])
 DeviceName = StrEnum("DeviceName", [(each, each) for each in DEVICES])
@@ -44,14 +40,13 @@ def main(
     gpus: Annotated[list[int] | None, typer.Option(min=2, help="Repeatable.")] = None,
     routing: Annotated[list[Routing] | None, typer.Option(help="Repeatable.")] = None,
     requests: Annotated[int, typer.Option(min=20, help="Of each comparison.")] = 2000,
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "expert-parallelism",
+    seed: Seed = 0,
+    name: Name = "expert-parallelism",
 ) -> None:
     """Compare a fleet with expert parallelism; nothing but arithmetic runs."""
-    console = Console(width=TABLE_WIDTH)
+    bench = Bench("bench.expert_parallelism", name, simulated=True)
     settings = {"workload": WORKLOAD, "load": LOAD, "lone_items": LONE_ITEMS, "noise": NOISE}
-    assumed = {"row_times": ROW_TIMES, "requests": requests, "seed": seed}
-    context = run_context("bench.expert_parallelism") | settings | assumed
+    settings |= {"row_times": ROW_TIMES, "requests": requests, "seed": seed}
     outcomes: list[Outcome] = []
     for case in product(model or MODELS, device or ["h100-sxm", "h100-pcie"], gpus or [2, 4, 8]):
         found = [
@@ -59,11 +54,12 @@ def main(
             for kind in routing or SKEWS
             for outcome in outcomes_of(*case, kind, requests, seed)
         ]
-        console.print(table_of(found))
-        append(RESULTS / f"{name}.jsonl", found, context | {"peaks": asdict(DEVICES[case[1]])})
+        bench.console.print(table_of(found))
+        bench.record(found, **settings, peaks=asdict(DEVICES[case[1]]))
         outcomes += found
-    save_plot(RESULTS / f"{name}.png", outcomes)
-    console.print(f"predicted, not measured; written: {RESULTS / name}.jsonl, .png")
+    save_plot(bench.picture, outcomes)
+    bench.console.print("predicted, not measured")
+    bench.say_written()
 
 
 def outcomes_of(

@@ -8,15 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table, picture
 from bench.expert_parallelism.compare import LOAD, LONE_ITEMS, Compared
 from bench.expert_parallelism.cost import Sends
-
-mpl.use("Agg")
 
 PLACEMENTS = ("in order", "rebalanced")
 _STYLES = dict(zip(PLACEMENTS, ("o-", "o--"), strict=True))
@@ -44,12 +40,9 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
     sides = {"fleet": first.compared.fleet, "experts divided": first.compared.experts}
     refused = "".join(f"\n{name}: {each.why_not}" for name, each in sides.items() if each.why_not)
     title = f"{first.model}, {first.gpus} x {first.device}: fleet over experts divided{refused}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("routing", "tokens travel", "experts"):
-        table.add_column(column, no_wrap=True)
+    words = ("routing", "tokens travel", "experts")
     rates = ("fleet, requests/s", "divided", f"{LOAD:.0%} of the slower")
-    for column in (*_FIGURES, "busiest GPU", *rates):
-        table.add_column(column, justify="right")
+    table = new_table(title, *words, *_FIGURES, "busiest GPU", *rates, left=words)
     for each in outcomes:
         found = each.compared
         if not found.rate:
@@ -72,17 +65,14 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
     rows, counts = [*product(pairs, _DRAWN)], [*dict.fromkeys(each.gpus for each in own)]
     layout = (max(1, len(rows)), max(1, len(counts)))
     size = (4.2 * layout[1], 3 * layout[0])
-    picture, panels = plt.subplots(*layout, figsize=size, layout="constrained", squeeze=False)
-    for line, ((model, device), figure) in zip(panels, rows, strict=False):
-        for panel, gpus in zip(line, counts, strict=True):
-            case = (model, device, gpus)
-            _lines(panel, [e for e in own if (e.model, e.device, e.gpus) == case], figure)
-            panel.set_title(f"{model}, {gpus} x {device}: {figure}", fontsize=9)
-    panels[0, 0].legend(fontsize=7)
-    picture.suptitle("Predicted: by how much a fleet is better than divided experts", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, dpi=100)
-    plt.close(picture)
+    title = "Predicted: by how much a fleet is better than divided experts"
+    with picture(path, *layout, title=title, figsize=size, squeeze=False) as panels:
+        for line, ((model, device), figure) in zip(panels, rows, strict=False):
+            for panel, gpus in zip(line, counts, strict=True):
+                case = (model, device, gpus)
+                _lines(panel, [e for e in own if (e.model, e.device, e.gpus) == case], figure)
+                panel.set_title(f"{model}, {gpus} x {device}: {figure}", fontsize=9)
+        panels[0, 0].legend(fontsize=7)
 
 
 def _lines(panel: Any, outcomes: Sequence[Outcome], figure: str) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from enum import StrEnum
 from itertools import product
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from bench.command import Bench
 from bench.fleet.policies import POLICIES
 from bench.fleet.report import save_plot, table_of
 from bench.fleet.run import NOISE, Outcome, simulate
 from bench.fleet.traffic import MEAN_TOKENS, SCENARIOS, SPEED, SPREAD, WORKLOADS, draw_traffic
-from bench.record import append, run_context
+from bench.options import Name, Seed
 
-RESULTS = Path(__file__).parents[1] / "results"
 LOADS = [0.3, 0.5, 0.7, 0.8, 0.9]
-TABLE_WIDTH = 160  # columns
 
 WorkloadName = StrEnum("WorkloadName", [(each, each) for each in WORKLOADS])
 ScenarioName = StrEnum("ScenarioName", [(each, each) for each in SCENARIOS])
@@ -38,13 +35,13 @@ def main(
         list[float] | None, typer.Option(min=0.01, help="1 is all that whole requests allow.")
     ] = None,
     requests: Annotated[int, typer.Option(min=20, help="Of each case and load.")] = 2000,
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "fleet",
+    seed: Seed = 0,
+    name: Name = "fleet",
 ) -> None:
     """Compare balancers of a fleet on simulated replicas; nothing but arithmetic runs."""
-    console = Console(width=TABLE_WIDTH)
+    bench = Bench("bench.fleet", name, simulated=True)
     settings = {"speed": asdict(SPEED), "noise": NOISE, "tokens": [MEAN_TOKENS, SPREAD]}
-    context = run_context("bench.fleet") | settings | {"requests": requests, "seed": seed}
+    settings |= {"requests": requests, "seed": seed}
     speeds = [replace(SPEED, max_forward_tokens=tokens) for tokens in forward_tokens or []]
     cases = product(
         workload or WORKLOADS, scenario or ["usual"], replicas or [8], speeds or [SPEED]
@@ -58,11 +55,11 @@ def main(
             found += [
                 simulate(policy, str(each), scene, traffic, count, seed) for policy in POLICIES
             ]
-        console.print(table_of(found))
-        append(RESULTS / f"{name}.jsonl", found, context)
+        bench.console.print(table_of(found))
+        bench.record(found, **settings)
         outcomes += found
-    save_plot(RESULTS / f"{name}.png", outcomes)
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+    save_plot(bench.picture, outcomes)
+    bench.say_written()
 
 
 if __name__ == "__main__":

@@ -13,17 +13,15 @@ from typing import Annotated
 
 import typer
 
-from bench.__main__ import RESULTS
-from bench.command import begin, measured_model, show_gate, title_of
+from bench.command import Bench
 from bench.cores import Awake, kept_awake, scheduler_apart
 from bench.fleet.engines import engine, router
 from bench.fleet.latency_report import ALONE, LatencyResult, added, save_plot
-from bench.fleet.options import Preset, TurnCount
 from bench.fleet.routers import RouterProcesses
 from bench.fleet.turns import cases_of
 from bench.load import Measurement, Window, closed_loop, open_loop, poisson_arrivals, run_loop
+from bench.options import Name, Preset, Seconds, ShapeText, TurnCount
 from bench.plan import Case, alternating
-from bench.record import append
 from bench.schedulers.session import cpu_seconds
 from bench.score_gate import ScoreGate
 
@@ -96,18 +94,18 @@ class LatencyRun:
 
 def main(
     preset: Preset = "tiny",
-    shape: Annotated[str, typer.Option(help="<query>+<item>x<items>.")] = "60+2x50",
+    shape: ShapeText = "60+2x50",
     load: Annotated[float, typer.Option(min=0.01, help="Share of the engine's capacity.")] = 0.5,
     clients: Annotated[int, typer.Option(min=1, help="Of the closed loops.")] = 8,
     processes: Annotated[int, typer.Option(min=2, help="Router processes of the last one.")] = 2,
-    seconds: Annotated[float, typer.Option(help="Of each loop.")] = 10.0,
+    seconds: Seconds = 10.0,
     turns: TurnCount = 5,
     awake: Awake = False,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "fleet-latency",
+    name: Name = "fleet-latency",
 ) -> None:
     """Measure an engine, and the same behind one router process and behind several, in turn."""
-    console, context = begin("bench.fleet.latency")
-    with measured_model(console, preset) as (model, status), ExitStack() as stack:
+    bench = Bench("bench.fleet.latency", name)
+    with bench.measured_model(preset) as (model, status), ExitStack() as stack:
         stack.enter_context(kept_awake(awake))
         status.update("starting the engine")
         server = stack.enter_context(engine(model, "engine"))
@@ -120,12 +118,11 @@ def main(
         run = LatencyRun(preset, server.port, routers, load, clients, seconds, turns)
         run.run(*cases_of(model, [shape]))
     found = added(run.results)
-    for each in found:
-        console.print(str(each), highlight=False)
-    show_gate(console, run.gate)
-    append(RESULTS / f"{name}.jsonl", run.results, {"gate": run.gate.as_dict(), **context})
-    save_plot(RESULTS / f"{name}.png", found, f"{preset}, {shape}, {title_of(context)}")
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+    bench.console.print(*found, sep="\n")
+    bench.show_gate(run.gate)
+    bench.record(run.results, gate=run.gate.as_dict())
+    save_plot(bench.picture, found, f"{preset}, {shape}, {bench.title}")
+    bench.say_written()
 
 
 if __name__ == "__main__":

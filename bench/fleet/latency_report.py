@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
-mpl.use("Agg")
+from bench.drawing import picture
 
 ALONE = "one engine"
 
@@ -101,24 +98,20 @@ def _median(values: Iterable[float]) -> float:
 
 def save_plot(path: Path, found: Sequence[Added], title: str) -> None:
     """Write a PNG, overwriting the file: latency at part load, and requests/s at most."""
-    figure, (latency, rate) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
-    names = [each.subject for each in found]
-    for quantile, values in (
-        ("P99", [each.p99_ms for each in found]),
-        ("P50", [each.p50_ms for each in found]),
-    ):
-        _bars(latency, names, values, quantile)
-    latency.set_xlabel("latency at part load, ms")
-    latency.legend(fontsize=8)
-    _bars(rate, names, [each.requests_per_s for each in found], None)
-    rate.set_xlabel("requests per second at most")
-    for panel in (latency, rate):
-        panel.invert_yaxis()
-        panel.margins(x=0.15)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, 1, 2, title=title, figsize=(9, 3)) as (latency, rate):
+        names = [each.subject for each in found]
+        for quantile, values in (
+            ("P99", [each.p99_ms for each in found]),
+            ("P50", [each.p50_ms for each in found]),
+        ):
+            _bars(latency, names, values, quantile)
+        latency.set_xlabel("latency at part load, ms")
+        latency.legend(fontsize=8)
+        _bars(rate, names, [each.requests_per_s for each in found], None)
+        rate.set_xlabel("requests per second at most")
+        for panel in (latency, rate):
+            panel.invert_yaxis()
+            panel.margins(x=0.15)
 
 
 def _bars(panel: Any, names: Sequence[str], values: Sequence[float], label: str | None) -> None:

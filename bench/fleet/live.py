@@ -7,13 +7,10 @@ from typing import Annotated
 
 import typer
 
-from bench.__main__ import RESULTS
-from bench.command import begin, measured_model, show_gate, title_of
+from bench.command import Bench
 from bench.fleet.engines import cores_for, engines_on, router
-from bench.fleet.options import CLIENTS, SHAPES, Clients, Preset, Seconds, Shapes, TurnCount
-from bench.fleet.turns import Turns, cases_of, compare_turns
-from bench.fleet.turns_plot import save_turns_plot
-from bench.record import append
+from bench.fleet.turns import Turns, cases_of, compare_turns, save_turns_plot
+from bench.options import CLIENTS, SHAPES, Clients, Name, Preset, Seconds, Shapes, TurnCount
 
 ALONE = "one engine"
 
@@ -25,11 +22,11 @@ def main(
     engines: Annotated[int, typer.Option(min=1, help="One core each.")] = 2,
     seconds: Seconds = 2.0,
     turns: TurnCount = 7,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "fleet-live",
+    name: Name = "fleet-live",
 ) -> None:
     """Measure one engine, the same behind a router, and a router over several, in turn."""
-    console, context = begin("bench.fleet.live")
-    with measured_model(console, preset) as (model, status), ExitStack() as stack:
+    bench = Bench("bench.fleet.live", name)
+    with bench.measured_model(preset) as (model, status), ExitStack() as stack:
         ports = stack.enter_context(engines_on(model, cores_for(engines), status.update))
         subjects = {
             ALONE: ports[0],
@@ -39,12 +36,11 @@ def main(
         run = Turns(preset, subjects, seconds, turns, status.update)
         run.run(cases_of(model, shapes or SHAPES), clients or CLIENTS)
     found = compare_turns(run.results, ALONE)
-    for each in found:
-        console.print(str(each), highlight=False)
-    show_gate(console, run.gate)
-    append(RESULTS / f"{name}.jsonl", run.results, {"gate": run.gate.as_dict(), **context})
-    save_turns_plot(RESULTS / f"{name}.png", found, ALONE, f"{preset}, {title_of(context)}")
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+    bench.console.print(*found, sep="\n")
+    bench.show_gate(run.gate)
+    bench.record(run.results, gate=run.gate.as_dict())
+    save_turns_plot(bench.picture, found, ALONE, f"{preset}, {bench.title}")
+    bench.say_written()
 
 
 if __name__ == "__main__":

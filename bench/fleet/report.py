@@ -6,15 +6,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table, picture
 from bench.fleet.policies import POLICIES
 from bench.fleet.run import Outcome
-
-mpl.use("Agg")
 
 _FIGURES = {"p50_ms": "P50, ms", "p99_ms": "P99, ms", "extra_work": "extra work"}
 
@@ -22,12 +18,9 @@ _FIGURES = {"p50_ms": "P50, ms", "p99_ms": "P99, ms", "extra_work": "extra work"
 def table_of(outcomes: Iterable[Outcome]) -> Table:
     """One line per policy and load of one case; the last columns compare P99."""
     own = list(outcomes)
-    table = Table(title=_case(own[0]).replace("\n", " "), title_justify="left", box=box.SIMPLE_HEAD)
     figures = ("P50, ms", "P99, ms", "one item, P50", "extra work", "parts", "resent")
-    for name in ("load", "policy", *figures):
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    table.add_column("P99 of split by count", justify="right")
-    table.add_column("of oracle", justify="right")
+    columns = ("load", "policy", *figures, "P99 of split by count", "of oracle")
+    table = new_table(_case(own[0]).replace("\n", " "), *columns, left=["policy"])
     for each in own:
         alike = [other for other in own if other.load == each.load]
         split = [other.p99_ms for other in alike if other.policy.startswith("split")]
@@ -52,19 +45,14 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write a PNG: a column per case, over load P50, P99 and extra work."""
     cases = list(dict.fromkeys(_case(each) for each in outcomes))
     size = (3.6 * len(cases), 8)
-    figure, rows = plt.subplots(
-        len(_FIGURES), len(cases), figsize=size, layout="constrained", squeeze=False
-    )
-    for column, case in zip(rows.T, cases, strict=True):
-        own = [each for each in outcomes if _case(each) == case]
-        column[0].set_title(case, fontsize=9)
-        for panel, (figure_name, label) in zip(column, _FIGURES.items(), strict=True):
-            _lines(panel, own, figure_name)
-            panel.set(xlabel="load", ylabel=label)
-    rows[0, 0].legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    with picture(path, len(_FIGURES), len(cases), figsize=size, squeeze=False) as rows:
+        for column, case in zip(rows.T, cases, strict=True):
+            own = [each for each in outcomes if _case(each) == case]
+            column[0].set_title(case, fontsize=9)
+            for panel, (figure_name, label) in zip(column, _FIGURES.items(), strict=True):
+                _lines(panel, own, figure_name)
+                panel.set(xlabel="load", ylabel=label)
+        rows[0, 0].legend(fontsize=7)
 
 
 def _lines(panel: Any, outcomes: Sequence[Outcome], figure: str) -> None:

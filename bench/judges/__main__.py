@@ -8,15 +8,13 @@ from typing import Annotated
 
 import typer
 
-from bench.__main__ import RESULTS
-from bench.command import begin, measured_model, no_figures_on_error
+from bench.command import Bench
 from bench.judges.lm_eval import LmEvalJudge
 from bench.judges.openai_client import OpenAIJudge
 from bench.judges.plot import save_differences_plot
 from bench.judges.rerank import RerankJudge
 from bench.judges.session import Judge, judge_both
 from bench.judges.tools import Tools
-from bench.record import append
 
 _TOOLS = Path(__file__).parents[2] / ".judges"
 
@@ -32,25 +30,23 @@ def main(
     tools: Annotated[Path, typer.Option(help="Environment of lm-eval and ir-measures.")] = _TOOLS,
 ) -> None:
     """Ask the same of stock and the extension; exit status 1 unless the answers are equal."""
-    console, context = begin("bench.judges")
-    with no_figures_on_error(console):
+    bench = Bench("bench.judges", "judges")
+    with bench.no_figures_on_error():
         judge = _judge(name, Tools(tools))
-    with measured_model(console, judge.preset) as (model, status):
+    with bench.measured_model(judge.preset) as (model, status):
         verdict = judge_both(judge, model, status.update)
-    record = RESULTS / "judges.jsonl"
-    append(record, [verdict], {"faults": verdict.faults(), **context})
-    save_differences_plot(record)
+    bench.record([verdict], faults=verdict.faults())
+    save_differences_plot(bench.picture)
     marks = ", ".join(f"{mark} {value:.4f}" for mark, value in verdict.extension.items())
-    console.print(
+    bench.console.print(
         f"{verdict.judge}: {verdict.requests} requests, {verdict.numbers} numbers, largest "
         f"difference {verdict.largest_difference:.1e} (tolerance {verdict.tolerance:g}); {marks}; "
-        f"the extension counted {dict(verdict.counted)}",
-        highlight=False,
+        f"the extension counted {dict(verdict.counted)}"
     )
     if verdict.faults():
-        console.print(f"[red]Not the same:[/] {'; '.join(verdict.faults())}", highlight=False)
+        bench.console.print(f"[red]Not the same:[/] {'; '.join(verdict.faults())}")
         raise typer.Exit(1)
-    console.print("Nothing tells the extension from stock.")
+    bench.console.print("Nothing tells the extension from stock.")
 
 
 def _judge(name: JudgeName, tools: Tools) -> Judge:

@@ -6,37 +6,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
-mpl.use("Agg")
+from bench.drawing import picture
 
 _LEAST = 1e-9
 """What no difference at all is drawn as, on a logarithmic axis."""
 
 
-def save_differences_plot(record: Path) -> None:
+def save_differences_plot(path: Path) -> None:
     """Write a PNG beside a record of verdicts, overwriting the file: the largest difference of a
     number between stock and the extension, and what is tolerated, by judge."""
-    verdicts = _newest(record)
+    verdicts = _newest(path.with_suffix(".jsonl"))
     places = range(len(verdicts))
     names = [
         f"{each['judge']}\n{each['numbers']:,} numbers: {each['largest_difference']:.1e}"
         for each in verdicts
     ]
     largest = [max(_LEAST, each["largest_difference"]) for each in verdicts]
-    figure, panel = plt.subplots(figsize=(8, 1.2 + 0.5 * len(verdicts)), layout="constrained")
-    panel.barh(places, largest, height=0.5, color="#4878a8")
     tolerated = [each["tolerance"] for each in verdicts]
-    panel.scatter(tolerated, places, marker="|", s=300, color="#c44e52", label="tolerance")
-    panel.set_xscale("log")
-    panel.set_xlim(_LEAST, 10 * max(tolerated))
-    panel.set_yticks(places, names, fontsize=8)
-    panel.invert_yaxis()
-    panel.set_title("Largest difference between stock and the extension", fontsize=10)
-    panel.legend(fontsize=8)
-    figure.savefig(record.with_suffix(".png"), dpi=120)
-    plt.close(figure)
+    with picture(path, figsize=(8, 1.2 + 0.5 * len(verdicts))) as panel:
+        panel.barh(places, largest, height=0.5, color="#4878a8")
+        panel.scatter(tolerated, places, marker="|", s=300, color="#c44e52", label="tolerance")
+        panel.set_xscale("log")
+        panel.set_xlim(_LEAST, 10 * max(tolerated))
+        panel.set_yticks(places, names, fontsize=8)
+        panel.invert_yaxis()
+        panel.set_title("Largest difference between stock and the extension", fontsize=10)
+        panel.legend(fontsize=8)
 
 
 def _newest(record: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.judges.opinion import Opinion
 from bench.judges.tools import Tools
-from sglang_prefill_ext.demo.measure import ScoringClient
+from sglang_prefill_ext.client import PrefillClient
 from sglang_prefill_ext.modelmaker.catalogue import (
     MAX_RELEVANCE,
     NO_LABEL,
@@ -45,15 +45,17 @@ class RerankJudge:
         """Score all candidates and let trec_eval judge the order.
 
         Raises:
-            httpx.HTTPError: the server failed.
+            PrefillExtError: the server failed, see `PrefillClient`.
             JudgeError: the tool failed.
         """
         scratch.mkdir()
         scores = []
-        with ScoringClient(base_url, _label_ids(base_url)) as client:
+        labels = _label_ids(base_url)
+        with PrefillClient(base_url) as client:
             for query, candidates in cases():
                 texts = [item_part(items()[number].text) for number in candidates]
-                scores.append(client.score("packed", query_part(query.text), texts)[0])
+                answer = client.score(query_part(query.text), texts, labels)
+                scores.append(answer.scores[:, 0].tolist())
         qrels, run = scratch / "qrels", scratch / "run"
         qrels.write_text("".join(_qrels_lines()))
         run.write_text("".join(_run_lines(scores)))

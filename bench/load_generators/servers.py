@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bench.http_client import KEEP_ALIVE_ENV, LoadError
+from bench.load_generators.wires import Wire
 from bench.server import MeasuredServer
 from sglang_prefill_ext.local_server import server_env
 from sglang_prefill_ext.process.ports import free_port
@@ -21,30 +23,40 @@ from sglang_prefill_ext.process.ports import free_port
 _START_S = 60.0
 
 
-@contextmanager
-def engine(model: Path, flags: Sequence[str], log: Path) -> Iterator[MeasuredServer]:
-    """Run a server."""
-    with MeasuredServer(model, flags, env=KEEP_ALIVE_ENV, log_path=log) as server:
-        yield server
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A running server.
+
+    Attributes:
+        http, grpc: ports; 0 where there are no gRPC front ends.
+    """
+
+    http: int
+    grpc: int = 0
+
+    def port(self, wire: Wire) -> int:
+        """Where the server takes what travels."""
+        return self.grpc if wire is Wire.GRPC else self.http
 
 
 @contextmanager
-def attachable_engine(
-    model: Path, flags: Sequence[str], log: Path, front_ends: int
-) -> Iterator[tuple[MeasuredServer, int]]:
-    """Run a server and gRPC front ends that are attached to it.
+def running(model: Path, flags: Sequence[str], log: Path, front_ends: int) -> Iterator[Target]:
+    """Run a server, and gRPC front ends that are attached to it.
 
-    Yields:
-        The server, and the port of the front ends.
+    Args:
+        front_ends: how many; 0 for none.
 
     Raises:
         LoadError: the front ends do not come up.
     """
-    with TemporaryDirectory(prefix="bench-attach-") as directory:
+    with TemporaryDirectory(prefix="bench-attach-") as directory, ExitStack() as stack:
         attach = Path(directory) / "engine.sock"
-        flags = [*flags, f"--prefill-only-attach={attach}"]
-        with engine(model, flags, log) as server, _front_ends(attach, front_ends, log) as port:
-            yield server, port
+        if front_ends:
+            flags = [*flags, f"--prefill-only-attach={attach}"]
+        server = MeasuredServer(model, flags, env=KEEP_ALIVE_ENV, log_path=log)
+        http = stack.enter_context(server).port
+        beside = _front_ends(attach, front_ends, log) if front_ends else nullcontext(0)
+        yield Target(http, stack.enter_context(beside))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from bench.http_client import LoadError
 from bench.load import Measurement
 from bench.load_generators.answers import grpc_answers, http_answers
 from bench.load_generators.loads import make_load, on_wire
-from bench.load_generators.servers import attachable_engine, engine
+from bench.load_generators.servers import Target, running
 from bench.load_generators.wires import Wire, grpc_messages, http_bodies
 from bench.plan import BEST_STOCK_ARGS, EXTENSION, QUIET_ARGS, STOCK
 from bench.record import Result
@@ -31,22 +31,6 @@ from bench.workloads import (
 )
 
 _POOL = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A running server.
-
-    Attributes:
-        http, grpc: ports; 0 where there are no gRPC front ends.
-    """
-
-    http: int
-    grpc: int = 0
-
-    def port(self, wire: Wire) -> int:
-        """Where the server takes what travels."""
-        return self.grpc if wire is Wire.GRPC else self.http
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +76,12 @@ class GeneratorRun:
         """
         flags = ["--dtype", "float32", *BEST_STOCK_ARGS, *QUIET_ARGS]
         log = self.model.parent / f"{path}.log"
-        if path == STOCK:
-            with engine(self.model, flags, log) as server:
-                self._measure_on(Target(server.port), path, repeat)
-            return
-        flags.append("--enable-prefill-only")
-        if Wire.GRPC not in self.wires:
-            with engine(self.model, flags, log) as server:
-                self._measure_on(Target(server.port), path, repeat)
-            return
-        with attachable_engine(self.model, flags, log, self.front_ends) as (server, port):
-            self._measure_on(Target(server.port, port), path, repeat)
+        front_ends = 0
+        if path == EXTENSION:
+            flags.append("--enable-prefill-only")
+            front_ends = self.front_ends if Wire.GRPC in self.wires else 0
+        with running(self.model, flags, log, front_ends) as target:
+            self._measure_on(target, path, repeat)
 
     def _measure_on(self, target: Target, path: str, repeat: int) -> None:
         wires = {wire.of_stock for wire in self.wires} if path == STOCK else self.wires
@@ -151,10 +130,7 @@ class GeneratorRun:
         ask = grpc_answers if case.wire is Wire.GRPC else http_answers
         answers = ask(target.port(case.wire), case.bodies)
         asked = f"{case.shape} {case.wire.of_stock}"
-        if case.path == STOCK:
-            self.gate.keep(asked, answers)
-        else:
-            self.gate.check(f"{case.shape} {case.wire}", asked, answers)
+        self.gate.hold(case.path, f"{case.shape} {case.wire}", asked, answers)
 
     def _keep(
         self, case: _Case, load: Load, rate: float | None, packed_share: float, seen: Measurement

@@ -8,18 +8,17 @@ from typing import Annotated
 
 import typer
 
-from bench.__main__ import RESULTS
-from bench.command import begin, measured_model, show_gate, title_of
+from bench.command import Bench
 from bench.mixed.plan import MixPlan
 from bench.mixed.report import MAX_LONGEST, MAX_SLOWDOWN, mix_table, save_mix_plot
 from bench.mixed.session import MixRun
-from bench.record import append
+from bench.options import Dtype, Flags, Name, Preset, Seed
 
 LENGTHS = [32, 128, 512, 2048]
 
 
 def main(
-    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
+    preset: Preset = "micro",
     length: Annotated[
         list[int] | None, typer.Option(help="Tokens of a prompt, ascending; repeatable.")
     ] = None,
@@ -29,13 +28,13 @@ def main(
         float, typer.Option(help="Least seconds of the closed loop that finds the rate.")
     ] = 15.0,
     clients: Annotated[int, typer.Option(min=1, help="Of that closed loop.")] = 16,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    flags: Annotated[str, typer.Option(help="Further flags of the extension's servers.")] = "",
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "mixed",
+    dtype: Dtype = "float32",
+    flags: Flags = "",
+    seed: Seed = 0,
+    name: Name = "mixed",
 ) -> None:
     """Measure how much prompts of mixed lengths slow each other down, stock and extension."""
-    console, context = begin("bench.mixed")
+    bench = Bench("bench.mixed", name)
     plan = MixPlan(
         lengths=tuple(length or LENGTHS),
         load=load,
@@ -46,22 +45,17 @@ def main(
         extension_args=tuple(shlex.split(flags)),
         seed=seed,
     )
-    with measured_model(console, preset) as (model, status):
+    with bench.measured_model(preset) as (model, status):
         run = MixRun(preset, model, plan, status.update)
         run.run()
-    console.print(mix_table(run.results))
-    console.print(f"aims: all <= {MAX_SLOWDOWN:g}×, of fcfs <= {MAX_LONGEST:g}×", highlight=False)
+    bench.console.print(mix_table(run.results))
+    bench.console.print(f"aims: all <= {MAX_SLOWDOWN:g}×, of fcfs <= {MAX_LONGEST:g}×")
     if any(min(each.length_slowdown.values()) < 1.0 for each in run.results):
-        console.print("[yellow]Slowdowns below 1: something disturbed the idle server.[/]")
-    show_gate(console, run.gate)
-    append(
-        RESULTS / f"{name}.jsonl",
-        run.results,
-        {"plan": asdict(plan), "gate": run.gate.as_dict(), **context},
-    )
-    title = title_of(context)
-    save_mix_plot(RESULTS / f"{name}.png", run.results, title)
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+        bench.console.print("[yellow]Slowdowns below 1: something disturbed the idle server.[/]")
+    bench.show_gate(run.gate)
+    bench.record(run.results, plan=asdict(plan), gate=run.gate.as_dict())
+    save_mix_plot(bench.picture, run.results, bench.title)
+    bench.say_written()
 
 
 if __name__ == "__main__":

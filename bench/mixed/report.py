@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table, picture
 from bench.mixed.mix import MixResult
 from bench.mixed.plan import FCFS
-
-mpl.use("Agg")
 
 MAX_SLOWDOWN = 3.0
 MAX_LONGEST = 1.1
@@ -27,10 +23,8 @@ def mix_table(results: Sequence[MixResult]) -> Table:
     """
     lengths = [str(length) for length in results[0].length_slowdown]
     title = "Mean slowdown, of all and by tokens of the prompt"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     numbers = ("req/s", "all", *lengths, "per forward", f"P99 of {lengths[-1]}, ms", "of fcfs")
-    for name in ("load", "variant", *numbers):
-        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
+    table = new_table(title, "load", "variant", *numbers, left=["variant"])
     for each in results:
         of_fcfs = longest_of_fcfs(each, results)
         table.add_row(
@@ -57,27 +51,22 @@ def longest_of_fcfs(result: MixResult, results: Sequence[MixResult]) -> float | 
 def save_mix_plot(path: Path, results: Sequence[MixResult], title: str) -> None:
     """Write a PNG: a column per load, slowdown by length above, P99 of the longest below."""
     loads = list(dict.fromkeys(each.load_of for each in results))
-    figure, panels = plt.subplots(
-        2, len(loads), figsize=(5.5 * len(loads), 7), squeeze=False, layout="constrained"
-    )
-    for (upper, lower), load_of in zip(panels.T, loads, strict=True):
-        own = [each for each in results if each.load_of == load_of]
-        for each in own:
-            lengths, values = zip(*each.length_slowdown.items(), strict=True)
-            upper.plot(lengths, values, marker="o", label=each.variant)
-        upper.set_title(f"{own[0].load:.0%} of {load_of}: {own[0].rate_per_s:.1f} req/s")
-        upper.set(xlabel="tokens", ylabel="mean slowdown", yscale="log")
-        upper.set_xscale("log", base=2)
-        upper.set_xticks(lengths, [str(length) for length in lengths])
-        upper.legend(fontsize=8)
-        bars = lower.barh([each.variant for each in own], [each.longest_p99_ms for each in own])
-        lower.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
-        lower.invert_yaxis()
-        lower.set(xlabel=f"P99 of {lengths[-1]} tokens, ms")
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    size = (5.5 * len(loads), 7)
+    with picture(path, 2, len(loads), title=title, figsize=size, squeeze=False) as panels:
+        for (upper, lower), load_of in zip(panels.T, loads, strict=True):
+            own = [each for each in results if each.load_of == load_of]
+            for each in own:
+                lengths, values = zip(*each.length_slowdown.items(), strict=True)
+                upper.plot(lengths, values, marker="o", label=each.variant)
+            upper.set_title(f"{own[0].load:.0%} of {load_of}: {own[0].rate_per_s:.1f} req/s")
+            upper.set(xlabel="tokens", ylabel="mean slowdown", yscale="log")
+            upper.set_xscale("log", base=2)
+            upper.set_xticks(lengths, [str(length) for length in lengths])
+            upper.legend(fontsize=8)
+            bars = lower.barh([each.variant for each in own], [each.longest_p99_ms for each in own])
+            lower.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
+            lower.invert_yaxis()
+            lower.set(xlabel=f"P99 of {lengths[-1]} tokens, ms")
 
 
 def _judged(value: float, most: float, digits: int) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bench.floor import ModelShape
 from bench.http_client import KEEP_ALIVE_ENV, LoadError, post_bytes
 from bench.load import (
     Measurement,
     Window,
+    ask_each,
     closed_loop,
     open_loop,
     poisson_arrivals,
@@ -20,7 +20,7 @@ from bench.load import (
 from bench.mixed.mix import Mix, MixResult, draw_mix, slowdowns
 from bench.mixed.plan import EXTENSION_ARGS, SATURATED_BY, MixPlan
 from bench.plan import STOCK
-from bench.score_gate import ScoreGate
+from bench.run import Run
 from bench.server import MeasuredServer
 from bench.status import PackedCounters, packed_counters
 from bench.workloads import ScoreRequest, Shape, draw_requests, score_body
@@ -32,28 +32,10 @@ _SATURATION_POOL = 512
 
 
 @dataclass(slots=True)
-class MixRun:
-    """All measurements on one model.
+class MixRun(Run[MixPlan, MixResult]):
+    """Every variant under every load."""
 
-    Attributes:
-        preset: the model's name in results.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
-        results: what was measured so far.
-        gate: of all answers so far.
-    """
-
-    preset: str
-    model: Path
-    plan: MixPlan
-    tell: Callable[[str], None]
-    results: list[MixResult] = field(default_factory=list)
-    gate: ScoreGate = field(init=False)
-    _rates: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    _rates: dict[str, float] = field(init=False, default_factory=dict)
 
     def run(self) -> None:
         """Measure all variants, stock first.
@@ -85,8 +67,7 @@ class MixRun:
             for length in self.plan.lengths
             for request in self._others(length, _GATE_PER_LENGTH)
         ]
-        seen = run_loop(closed_loop(port, pool, 1, Window(0.0, len(pool))))
-        self._compare(variant, "gate", seen.answers)
+        self._compare(variant, "gate", ask_each(port, pool))
 
     def _idle_ms(self, variant: str, port: int) -> dict[int, float]:
         """Median latency of every length with one client, over turns of all lengths."""
@@ -124,16 +105,30 @@ class MixRun:
         shared = None
         if before is not None and after is not None:
             shared = requests_per_forward(after.since(before), seen.sent)
-        self.results.append(self._result(variant, load_of, rate, mix, seen, idle_ms, shared))
+        figures = slowdowns(mix, in_order_of_arrival(seen), idle_ms)
+        self.results.append(
+            MixResult(
+                preset=self.preset,
+                variant=variant,
+                load_of=load_of,
+                load=self.plan.load,
+                rate_per_s=rate,
+                requests=seen.sent,
+                requests_per_s=seen.requests_per_s,
+                idle_ms=idle_ms,
+                mean_slowdown=figures.mean,
+                length_slowdown=figures.by_length,
+                longest_p99_ms=figures.longest_p99_ms,
+                requests_per_forward=shared,
+                generator_cpu_share=seen.generator_cpu_s / seen.seconds,
+            )
+        )
 
     def _counters(self, variant: str, port: int) -> PackedCounters | None:
         return None if variant == STOCK else run_loop(packed_counters(port))
 
     def _compare(self, variant: str, requests: str, answers: Mapping[int, bytes]) -> None:
-        if variant == STOCK:
-            self.gate.keep(requests, answers)
-        else:
-            self.gate.check(f"{self.preset}, {variant}", requests, answers)
+        self.gate.hold(variant, f"{self.preset}, {variant}", requests, answers)
 
     def _mix(self, count: int) -> Mix:
         return draw_mix(self.plan.lengths, self._vocabulary, count, self.plan.seed)
@@ -141,33 +136,6 @@ class MixRun:
     def _others(self, length: int, count: int) -> list[ScoreRequest]:
         """Prompts that are not in the mix."""
         return draw_requests(Shape(length, 0, 1), self._vocabulary, count, self.plan.seed + 1)
-
-    def _result(
-        self,
-        variant: str,
-        load_of: str,
-        rate: float,
-        mix: Mix,
-        seen: Measurement,
-        idle_ms: dict[int, float],
-        shared: float | None,
-    ) -> MixResult:
-        figures = slowdowns(mix, in_order_of_arrival(seen), idle_ms)
-        return MixResult(
-            preset=self.preset,
-            variant=variant,
-            load_of=load_of,
-            load=self.plan.load,
-            rate_per_s=rate,
-            requests=seen.sent,
-            requests_per_s=seen.requests_per_s,
-            idle_ms=idle_ms,
-            mean_slowdown=figures.mean,
-            length_slowdown=figures.by_length,
-            longest_p99_ms=figures.longest_p99_ms,
-            requests_per_forward=shared,
-            generator_cpu_share=seen.generator_cpu_s / seen.seconds,
-        )
 
 
 def in_order_of_arrival(seen: Measurement) -> list[float]:

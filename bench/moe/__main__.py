@@ -5,26 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib as mpl
 import typer
-from matplotlib import pyplot as plt
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from bench.command import Bench
+from bench.drawing import new_table, picture
 from bench.moe.replay import WAYS, Outcome, decision_us, replay
 from bench.moe.routing import drawn, recorded
 from bench.moe.shapes import ROW_TIMES, SHAPES
-from bench.record import append, run_context
+from bench.options import Name, Seed
 
-mpl.use("Agg")
-
-RESULTS = Path(__file__).parents[1] / "results"
 TOKENS = [64, 128, 256, 512, 1024, 2304, 4096, 8192, 16384]
-TABLE_WIDTH = 190  # columns
 STYLES = dict(zip(WAYS, ("#9aa5b1", "#d29922", "#1f6feb", "#2da44e"), strict=True))
 
 
@@ -38,12 +33,11 @@ class Cost:
 def main(
     tokens: Annotated[list[int] | None, typer.Option(min=64, help="Repeatable.")] = None,
     forwards: Annotated[int, typer.Option(min=2, help="Of each length.")] = 12,
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "moe",
+    seed: Seed = 0,
+    name: Name = "moe",
 ) -> None:
     """Compare policies by padded rows and predicted time; nothing but arithmetic runs."""
-    console = Console(width=TABLE_WIDTH)
-    context = run_context("bench.moe") | {"row_times": ROW_TIMES, "forwards": forwards}
+    bench = Bench("bench.moe", name, simulated=True)
     outcomes: list[Outcome] = []
     for shape in SHAPES:
         for kind in ("uniform", "zipf"):
@@ -54,29 +48,26 @@ def main(
             outcomes += replay(shape, "recorded", kept)
     cost = Cost(round(decision_us(), 2))
     for shape in SHAPES:
-        console.print(table_of([each for each in outcomes if each.shape == shape.name]))
+        bench.console.print(table_of([each for each in outcomes if each.shape == shape.name]))
     for policy in STYLES:
         regrets = [each.regret for each in outcomes if each.policy == policy]
-        console.print(
+        bench.console.print(
             f"{policy}: {sum(regrets) / len(regrets):.2%} above the best block on average, "
             f"{max(regrets):.1%} at most"
         )
-    console.print(f"choosing takes the host {cost.decision_us} us a layer (128 experts, 48 layers)")
-    append(RESULTS / f"{name}.jsonl", [*outcomes, cost], context)
-    save_plot(RESULTS / f"{name}.png", outcomes)
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+    choosing = f"{cost.decision_us} us a layer (128 experts, 48 layers)"
+    bench.console.print(f"choosing takes the host {choosing}")
+    bench.record([*outcomes, cost], row_times=ROW_TIMES, forwards=forwards)
+    save_plot(bench.picture, outcomes)
+    bench.say_written()
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:
     """One line for each routing and length of one model."""
-    table = Table(title=outcomes[0].shape, title_justify="left", box=box.SIMPLE_HEAD)
     policies = list(STYLES)
-    for column in ("routing", "tokens"):
-        table.add_column(column, justify="right")
-    for what in ("padded/real", "regret"):
-        for policy in policies:
-            table.add_column(f"{what}, {policy}", justify="right")
-    table.add_column("Tflop, auto (stock)", justify="right")
+    figures = (f"{what}, {policy}" for what in ("padded/real", "regret") for policy in policies)
+    columns = ("routing", "tokens", *figures, "Tflop, auto (stock)")
+    table = new_table(outcomes[0].shape, *columns)
     found = {(each.routing, each.tokens, each.policy): each for each in outcomes}
     for routing, tokens in dict.fromkeys((each.routing, each.tokens) for each in outcomes):
         own = [found[routing, tokens, policy] for policy in policies]
@@ -95,15 +86,11 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Write a PNG: a panel for each model and routing, regret over tokens; lower is better."""
     shapes = list(dict.fromkeys(each.shape for each in outcomes))
     routings = list(dict.fromkeys(each.routing for each in outcomes))
-    figure, rows = plt.subplots(
-        len(routings),
-        len(shapes),
-        figsize=(4 * len(shapes), 3 * len(routings)),
-        layout="constrained",
-        squeeze=False,
-    )
-    for panels, routing in zip(rows, routings, strict=True):
-        for panel, shape in zip(panels, shapes, strict=True):
+    layout = (len(routings), len(shapes))
+    size = (4 * len(shapes), 3 * len(routings))
+    title = "Predicted time of experts, with assumed times of a row"
+    with picture(path, *layout, title=title, figsize=size, squeeze=False) as rows:
+        for panel, (routing, shape) in zip(rows.flat, product(routings, shapes), strict=True):
             for policy, colour in STYLES.items():
                 drawn_here = (shape, routing, policy)
                 own = [e for e in outcomes if (e.shape, e.routing, e.policy) == drawn_here]
@@ -113,10 +100,7 @@ def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
             panel.set_xscale("log", base=2)
             panel.set_title(f"{shape}, {routing}", fontsize=9)
             panel.set_ylabel("% above the best block", fontsize=8)
-    rows[0][0].legend(fontsize=8)
-    figure.suptitle("Predicted time of experts, with assumed times of a row", fontsize=9)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+        rows[0, 0].legend(fontsize=8)
 
 
 if __name__ == "__main__":

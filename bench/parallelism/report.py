@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table, picture
 from bench.parallelism.prediction import Predicted
-
-mpl.use("Agg")
 
 
 def table_of(found: Sequence[Predicted]) -> Table:
     """One line a subject and load."""
-    table = Table(box=box.SIMPLE)
-    table.add_column("shape")
-    for column in ("clients", "", "predicted ms", "P50 ms", "least ms", "predicted", "measured"):
-        table.add_column(column, justify="right")
+    numbers = ("predicted ms", "P50 ms", "least ms", "predicted", "measured")
+    table = new_table("", "shape", "clients", "", *numbers, left=["shape"])
     for each in found:
         table.add_row(
             each.shape,
@@ -37,21 +31,17 @@ def table_of(found: Sequence[Predicted]) -> Table:
 
 def save_plot(path: Path, found: Sequence[Predicted], title: str) -> None:
     """Write a PNG: measured over predicted latency, one color a subject."""
-    figure, panel = plt.subplots(figsize=(6, 5), layout="constrained")
-    for subject in dict.fromkeys(each.subject for each in found):
-        own = [each for each in found if each.subject == subject]
-        panel.plot(
-            [each.predicted_ms for each in own],
-            [each.measured_ms for each in own],
-            "o",
-            label=subject,
-        )
-    latencies = [ms for each in found for ms in (each.predicted_ms, each.measured_ms)]
-    ends = [min(latencies), max(latencies)]
-    panel.plot(ends, ends, "--", color="black", linewidth=0.8)
-    panel.set(xscale="log", yscale="log", xlabel="predicted ms", ylabel="measured P50, ms")
-    panel.legend(fontsize=8)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, title=title, figsize=(6, 5)) as panel:
+        for subject in dict.fromkeys(each.subject for each in found):
+            own = [each for each in found if each.subject == subject]
+            panel.plot(
+                [each.predicted_ms for each in own],
+                [each.measured_ms for each in own],
+                "o",
+                label=subject,
+            )
+        latencies = [ms for each in found for ms in (each.predicted_ms, each.measured_ms)]
+        ends = [min(latencies), max(latencies)]
+        panel.plot(ends, ends, "--", color="black", linewidth=0.8)
+        panel.set(xscale="log", yscale="log", xlabel="predicted ms", ylabel="measured P50, ms")
+        panel.legend(fontsize=8)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table, picture
 from bench.schedulers.model import Costs, Machine, gain
 from bench.schedulers.session import STOCK, SchedulersResult, name_of
-
-mpl.use("Agg")
 
 SHARES = (0.1, 0.25, 0.5, 1.0, 2.0)
 """Device time over the scheduler's Python time, in the table of the model."""
@@ -22,10 +18,9 @@ SHARES = (0.1, 0.25, 0.5, 1.0, 2.0)
 def measured_table(results: Sequence[SchedulersResult]) -> Table:
     """One line a server: rate over that of one scheduler, measured and by the model."""
     title = "Rate over that of one scheduler; latencies and costs of a request in ms"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    columns = ("server", "of one", "model", "bound by", "req/s", "a forward")
     times = ("P50", "P99", "python", "device", "front", "all cores")
-    for name in ("server", "of one", "model", "bound by", "req/s", "a forward", *times):
-        table.add_column(name, justify="left" if name == "server" else "right", no_wrap=True)
+    table = new_table(title, *columns, *times, left=["server"])
     rates = {each.schedulers: each.requests_per_s for each in results}
     for each in results:
         predicted, joined = each.predicted_per_s, each.requests_per_forward
@@ -45,10 +40,7 @@ def measured_table(results: Sequence[SchedulersResult]) -> Table:
 def model_table(schedulers: Sequence[int]) -> Table:
     """Gain over one scheduler by device time over Python time; nothing else is a limit."""
     title = "Model: gain by device/Python time; kernels in turn, side by side"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("schedulers", justify="right")
-    for share in SHARES:
-        table.add_column(f"{share:g}", justify="right")
+    table = new_table(title, "schedulers", *(f"{share:g}" for share in SHARES))
     for number in schedulers:
         table.add_row(str(number), *(_gains(number, share) for share in SHARES))
     return table
@@ -56,27 +48,25 @@ def model_table(schedulers: Sequence[int]) -> Table:
 
 def save_schedulers_plot(path: Path, results: Sequence[SchedulersResult], title: str) -> None:
     """Write a PNG: rates measured and predicted, and the model's gain by device time."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    names = [name_of(each.schedulers) for each in results]
-    bars = left.bar(names, [each.requests_per_s for each in results], color="#1f6feb")
-    left.bar_label(bars, fmt="%.1f", fontsize=8)
-    predicted = [each for each in results if each.predicted_per_s is not None]
-    places = [name_of(each.schedulers) for each in predicted]
-    left.plot(places, [each.predicted_per_s for each in predicted], "D", mfc="none", mec="black")
-    left.set(ylabel="requests per second; diamonds: model")
-    shares = [0.05 * step for step in range(1, 61)]
-    for number in (each.schedulers for each in results if each.schedulers > 1):
-        for overlap, line in ((0.0, "-"), (1.0, "--")):
-            values = [gain(_costs(share), number, _machine(overlap)) for share in shares]
-            how = "side by side" if overlap else "in turn"
-            right.plot(shares, values, line, label=f"{number} schedulers, kernels {how}")
-    right.set(xlabel="device time over Python time", ylabel="gain over one scheduler")
-    if right.lines:
-        right.legend(fontsize=8)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, 1, 2, title=title, figsize=(10, 4)) as (left, right):
+        names = [name_of(each.schedulers) for each in results]
+        bars = left.bar(names, [each.requests_per_s for each in results], color="#1f6feb")
+        left.bar_label(bars, fmt="%.1f", fontsize=8)
+        predicted = [each for each in results if each.predicted_per_s is not None]
+        places = [name_of(each.schedulers) for each in predicted]
+        left.plot(
+            places, [each.predicted_per_s for each in predicted], "D", mfc="none", mec="black"
+        )
+        left.set(ylabel="requests per second; diamonds: model")
+        shares = [0.05 * step for step in range(1, 61)]
+        for number in (each.schedulers for each in results if each.schedulers > 1):
+            for overlap, line in ((0.0, "-"), (1.0, "--")):
+                values = [gain(_costs(share), number, _machine(overlap)) for share in shares]
+                how = "side by side" if overlap else "in turn"
+                right.plot(shares, values, line, label=f"{number} schedulers, kernels {how}")
+        right.set(xlabel="device time over Python time", ylabel="gain over one scheduler")
+        if right.lines:
+            right.legend(fontsize=8)
 
 
 def off_by(results: Sequence[SchedulersResult]) -> Iterator[str]:

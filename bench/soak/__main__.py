@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from bench.__main__ import RESULTS
-from bench.command import begin, measured_model, show_gate, title_of
-from bench.record import append
+from bench.command import Bench
+from bench.options import Dtype, Flags, Name, Preset, Seed, ShapeText
 from bench.soak.report import save_soak_plot, soak_table
 from bench.soak.session import SoakPlan, SoakRun
 from bench.soak.windows import MOST_DRIFT
@@ -18,22 +17,22 @@ from bench.workloads import Shape
 
 
 def main(
-    preset: Annotated[str, typer.Option(help="Model of `make-model`.")] = "micro",
+    preset: Preset = "micro",
     minutes: Annotated[float, typer.Option(min=0.1, help="Length of the load.")] = 20.0,
     load: Annotated[float, typer.Option(min=0.01, help="Share of the measured capacity.")] = 0.8,
-    shape: Annotated[str, typer.Option(help="<query>+<item>x<items>, in tokens.")] = "60+2x50",
+    shape: ShapeText = "60+2x50",
     clients: Annotated[int, typer.Option(min=1, help="Of the loop that finds the capacity.")] = 8,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between samples.")] = 5.0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    flags: Annotated[str, typer.Option(help="Further flags of the server.")] = "",
+    dtype: Dtype = "float32",
+    flags: Flags = "",
     engines: Annotated[
         int, typer.Option(min=0, help="Behind a router, one core each; 0 for one server alone.")
     ] = 0,
-    seed: Annotated[int, typer.Option()] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "soak",
+    seed: Seed = 0,
+    name: Name = "soak",
 ) -> None:
     """Look whether throughput, memory and pauses stay as they are."""
-    console, context = begin("bench.soak")
+    bench = Bench("bench.soak", name)
     plan = SoakPlan(
         seconds=minutes * 60,
         load=load,
@@ -45,19 +44,19 @@ def main(
         engines=engines,
         seed=seed,
     )
-    with measured_model(console, preset) as (model, status):
+    with bench.measured_model(preset) as (model, status):
         run = SoakRun(preset, model, plan, status.update)
         verdict = run.run()
-    console.print(soak_table(run.windows, verdict))
-    console.print(f"aims: drifts within {MOST_DRIFT:.0%}, no long pause", highlight=False)
-    show_gate(console, run.gate)
+    bench.console.print(soak_table(run.results, verdict))
+    bench.console.print(f"aims: drifts within {MOST_DRIFT:.0%}, no long pause")
+    bench.show_gate(run.gate)
     found = {"preset": preset, "rate_per_s": run.rate_per_s, "verdict": asdict(verdict)}
     found |= {"reports": run.reports, "plan": asdict(plan), "gate": run.gate.as_dict()}
-    append(RESULTS / f"{name}.jsonl", run.windows, found | context)
+    bench.record(run.results, **found)
     over = f"{preset}, {engines} engines behind a router" if engines else preset
-    title = f"{over}, {shape}, {load:.0%} load, {title_of(context)}"
-    save_soak_plot(RESULTS / f"{name}.png", run.windows, title)
-    console.print(f"written: {RESULTS / name}.jsonl, .png")
+    title = f"{over}, {shape}, {load:.0%} load, {bench.title}"
+    save_soak_plot(bench.picture, run.results, title)
+    bench.say_written()
     raise typer.Exit(0 if verdict.passed else 1)
 
 

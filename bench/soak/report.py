@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from rich import box
 from rich.table import Table
 
+from bench.drawing import new_table, picture
 from bench.soak.windows import LONG_PAUSE_MS, MOST_DRIFT, SoakWindow, Verdict
-
-mpl.use("Agg")
 
 
 def soak_table(windows: Sequence[SoakWindow], verdict: Verdict) -> Table:
     """The first and the last window, and the verdict; what misses its aim is red."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("", "req/s", "P50, ms", "P99, ms", "memory, MiB"):
-        table.add_column(name, justify="right" if name else "left")
+    table = new_table("", "", "req/s", "P50, ms", "P99, ms", "memory, MiB", left=[""])
     for name, window in (("first", windows[0]), ("last", windows[-1])):
         memory = f"{sum(window.memory_mib.values()):,.0f}"
         rate = f"{window.requests_per_s:.1f}"
@@ -42,22 +36,20 @@ def _judged(text: str, good: bool) -> str:
 
 def save_soak_plot(path: Path, windows: Sequence[SoakWindow], title: str) -> None:
     """Write a PNG, overwriting the file: throughput, latency and memory over time."""
-    figure, panels = plt.subplots(3, figsize=(9, 8), sharex=True, layout="constrained")
-    minutes = [window.end_s / 60 for window in windows]
-    panels[0].plot(minutes, [window.requests_per_s for window in windows])
-    panels[0].set_ylabel("requests per second")
-    panels[1].plot(minutes, [window.p50_ms for window in windows], label="P50")
-    panels[1].plot(minutes, [window.p99_ms for window in windows], label="P99")
-    panels[1].set_ylabel("latency, ms")
-    for process in windows[0].memory_mib:
-        panels[2].plot(minutes, [window.memory_mib[process] for window in windows], label=process)
-    panels[2].set_ylabel("resident memory, MiB")
-    panels[2].set_xlabel("minutes")
-    for panel in panels:
-        panel.set_ylim(bottom=0)
-    for panel in panels[1:]:
-        panel.legend(fontsize=7)
-    figure.suptitle(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, 3, title=title, figsize=(9, 8), sharex=True) as panels:
+        minutes = [window.end_s / 60 for window in windows]
+        panels[0].plot(minutes, [window.requests_per_s for window in windows])
+        panels[0].set_ylabel("requests per second")
+        panels[1].plot(minutes, [window.p50_ms for window in windows], label="P50")
+        panels[1].plot(minutes, [window.p99_ms for window in windows], label="P99")
+        panels[1].set_ylabel("latency, ms")
+        for process in windows[0].memory_mib:
+            panels[2].plot(
+                minutes, [window.memory_mib[process] for window in windows], label=process
+            )
+        panels[2].set_ylabel("resident memory, MiB")
+        panels[2].set_xlabel("minutes")
+        for panel in panels:
+            panel.set_ylim(bottom=0)
+        for panel in panels[1:]:
+            panel.legend(fontsize=7)

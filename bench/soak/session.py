@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ import psutil
 
 from bench.floor import ModelShape
 from bench.http_client import LoadError, post_bytes
-from bench.load import Measurement, Window, closed_loop, open_loop, run_loop
-from bench.score_gate import ScoreGate
+from bench.load import Measurement, Window, ask_each, closed_loop, open_loop, run_loop
+from bench.run import Run
 from bench.soak.subjects import Reports, running
 from bench.soak.windows import SoakWindow, Verdict, verdict_of, windows_of
 from bench.workloads import Shape, draw_requests, score_body
@@ -54,30 +53,18 @@ class SoakPlan:
 
 
 @dataclass(slots=True)
-class SoakRun:
-    """One run on one model.
+class SoakRun(Run[SoakPlan, SoakWindow]):
+    """One run, of which every result is a window of time.
+
+    The gate is of all answers: the packed path's against the stock path's on the same server.
 
     Attributes:
-        preset: the model's name.
-        model: its directory.
-        plan: what to run.
-        tell: told what happens, in a few words; never a figure.
-        gate: of all answers: the packed path's against the stock path's on the same server.
         rate_per_s: requests per second that were offered.
         reports: of garbage collection, after the load.
     """
 
-    preset: str
-    model: Path
-    plan: SoakPlan
-    tell: Callable[[str], None]
-    gate: ScoreGate = field(init=False)
     rate_per_s: float = 0.0
-    windows: list[SoakWindow] = field(default_factory=list)
-    reports: Reports = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.gate = ScoreGate(self.plan.dtype)
+    reports: Reports = field(init=False, default_factory=list)
 
     def run(self) -> Verdict:
         """Load the server and compare the end with the start.
@@ -99,29 +86,28 @@ class SoakRun:
             packed, self.reports = subject.packed() - packed, subject.gc_reports()
         if packed != seen.sent:
             raise LoadError(f"only {packed} of {seen.sent} requests took the packed path")
-        self._check("soak", seen)
+        self._check("soak", seen.answers)
         begin_s = seen.ended_s[-1] - seen.seconds
         ended_s = [each - begin_s for each in seen.ended_s]
-        self.windows = windows_of(ended_s, seen.latencies_s, samples)
-        return verdict_of(self.windows, before, self.reports)
+        self.results = windows_of(ended_s, seen.latencies_s, samples)
+        return verdict_of(self.results, before, self.reports)
 
     def _gated_pool(self, port: int) -> list[bytes]:
         """Return requests whose packed answers were found to be the stock path's."""
         vocabulary = ModelShape.from_directory(self.model).vocabulary
         requests = draw_requests(self.plan.shape, vocabulary, _POOL, self.plan.seed)
         bodies = [score_body(request, token_logprobs=True) for request in requests]
-        once = Window(0.0, _POOL)
         stock = [post_bytes("/v1/score", body, _STOCK) for body in bodies]
-        self.gate.keep("all", run_loop(closed_loop(port, stock, 1, once)).answers)
+        self.gate.keep("all", ask_each(port, stock))
         pool = [post_bytes("/v1/score", body) for body in bodies]
-        self._check("gate", run_loop(closed_loop(port, pool, 1, once)))
+        self._check("gate", ask_each(port, pool))
         return pool
 
     def _capacity(self, port: int, pool: Sequence[bytes]) -> float:
         self.tell(f"{self.preset}: {self.plan.clients} clients")
         window = Window(self.plan.saturation_seconds, 2 * self.plan.clients)
         seen = run_loop(closed_loop(port, pool, self.plan.clients, window))
-        self._check("saturation", seen)
+        self._check("saturation", seen.answers)
         return seen.requests_per_s
 
     async def _load(
@@ -145,8 +131,8 @@ class SoakRun:
         samples.append((time.perf_counter() - begin_s, memory_mib(processes)))
         return seen, samples
 
-    def _check(self, what: str, seen: Measurement) -> None:
-        self.gate.check(f"{self.preset}, {what}", "all", seen.answers)
+    def _check(self, what: str, answers: Mapping[int, bytes]) -> None:
+        self.gate.check(f"{self.preset}, {what}", "all", answers)
 
 
 def memory_mib(processes: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -41,7 +41,7 @@ def require_private(directory: Path, *, flag: str) -> None:
         found = directory.stat()
     except OSError as error:
         raise ConfigError(
-            f"{flag}: {directory} cannot be made ({error.strerror}). Choose another path."
+            f"{flag}: {directory} cannot be created ({error.strerror}). Choose another path."
         ) from error
     if found.st_uid not in (os.geteuid(), 0):
         raise ConfigError(
@@ -51,7 +51,7 @@ def require_private(directory: Path, *, flag: str) -> None:
     if found.st_mode & _WRITTEN_BY_OTHERS:
         raise ConfigError(
             f"{flag}: other users may write to {directory} (mode {stat.S_IMODE(found.st_mode):o}). "
-            "Choose a directory of its own inside, which is made, or chmod go-w."
+            "Choose a new directory inside it, which will be created, or chmod go-w."
         )
 
 
@@ -65,7 +65,7 @@ def claim(path: Path) -> None:
     require_private(path.parent, flag=ENGINE_FLAG)
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(
-            f"{ENGINE_FLAG}: nothing can be made in {path.parent}. "
+            f"{ENGINE_FLAG}: no file can be created in {path.parent}. "
             "Choose a directory that you may write."
         )
     if not os.path.lexists(path):

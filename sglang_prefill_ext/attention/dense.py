@@ -1,4 +1,4 @@
-"""Attention over a packed layout in dense torch calls; the last layer's only where it is read."""
+"""Attention of one packed forward by dense torch calls; in the last layer only of read tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 class ReadoutAttention:
-    """`PackedAttention` for the last token of every row; `plan_readout` decides the calls."""
+    """Attention of the last token of every row; `plan_readout` decides by which dense calls."""
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         plan = plan_readout(layout)
@@ -32,8 +32,7 @@ class ReadoutAttention:
         """Attention of one layer.
 
         Args:
-            inputs: queries at the layout's read positions; without a window, which
-                `WindowedAttention` has.
+            inputs: queries at the last tokens of rows; no window (use `WindowedAttention`).
 
         Returns:
             `[rows, H, Dv]`, in the dtype of the queries.
@@ -68,7 +67,7 @@ class _DeviceBatch:
 
 
 class DenseAttention:
-    """Attention of one layout; every kind that its layers have is planned when first used."""
+    """Attention of one layout for all layers; each window is planned by the first layer with it."""
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
         self._layout = layout
@@ -77,7 +76,7 @@ class DenseAttention:
         self._page_table: Tensor | None = None
 
     def host_arrays(self) -> Sequence[NDArray[np.int32]]:
-        """Nothing is uploaded ahead: index arrays are made where they are used."""
+        """None: index arrays go to the device when a layer's attention is planned."""
         return ()
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
@@ -110,7 +109,7 @@ class DenseAttention:
         return attention.forward(inputs, held)
 
     def _effective(self, window: int | None) -> int | None:
-        """None for a window that hides no token of any prompt."""
+        """The window, or None if it hides no token of any prompt."""
         if window is None:
             return None
         return window if window < self._last_position else None

@@ -1,4 +1,4 @@
-"""What an attention layer is given: inputs of the forward, and what its groups hold already."""
+"""What an attention layer is given: its queries, keys and values, and K/V of held prefixes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class AttentionVariant:
     Attributes:
         soft_cap: scores become ``soft_cap * tanh(score / soft_cap)`` before mask and softmax, as in
             Gemma 2; 0: no cap.
-        window: how many tokens before its own a query sees, by position in its prompt; None: all.
+        window: how many tokens before itself a query sees, by position in its prompt; None: all.
             Hugging Face's ``sliding_window`` counts the query's own token, too.
-        sinks: ``[H]``, any floating dtype: per head a further score in the denominator of the
+        sinks: ``[H]``, any floating dtype: one more score per head in the denominator of the
             softmax, as in gpt-oss; None: no sinks.
     """
 
@@ -40,14 +40,14 @@ PLAIN = AttentionVariant()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInputs:
-    """Queries, keys and values of one layer, positions already encoded; any strides.
+    """Queries, keys and values of one layer, with positions already encoded; any strides.
 
     Attributes:
         q: `[Q, H, D]`, of all tokens of the forward or of those that are read.
         k: `[T, KH, D]` of the whole forward; H is a multiple of KH.
-        v: `[T, KH, Dv]`, likewise.
+        v: `[T, KH, Dv]` of the whole forward.
         scale: factor of the scores before the softmax.
-        variant: what the layer has beside that.
+        variant: the layer's options.
     """
 
     q: Tensor
@@ -58,15 +58,15 @@ class LayerInputs:
 
 
 HeldKV: TypeAlias = tuple[Tensor, Tensor]
-"""Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of n tokens of a held prefix, or of n
-slots, some of which a page table names."""
+"""Keys `[n, KH, D]` and values `[n, KH, Dv]` of one layer: of a held prefix of n tokens, or of a
+pool of n slots, some of which a page table names."""
 
 Held: TypeAlias = Sequence[HeldKV | None]
 """One entry per group; None where the group holds nothing."""
 
 
 def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
-    """Return inputs with the K/V of held prefixes, in order, behind those of the forward."""
+    """Return inputs with the K/V of held prefixes, in order, appended to those of the forward."""
     pairs = [pair for pair in held if pair is not None]
     if not pairs:
         return inputs
@@ -75,11 +75,12 @@ def with_held(inputs: LayerInputs, held: Held) -> LayerInputs:
 
 
 def write_page_table(held: Sequence[Tensor | None], table: Tensor) -> None:
-    """Write the slots of all held prefixes into a page table, one behind the other.
+    """Write the slots of all held prefixes into a page table, group after group.
 
     Args:
-        held: per group its slots, integers `[held]` in the order of the tokens.
-        table: int32, at least as long as all of them together; the rest stays as it is.
+        held: per group its slots, integers `[held]` in the order of the tokens; None: it holds
+            none.
+        table: int32, at least as long as all slots together; entries behind them stay as they are.
     """
     start = 0
     for slots in held:
@@ -89,7 +90,11 @@ def write_page_table(held: Sequence[Tensor | None], table: Tensor) -> None:
 
 
 def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor | None) -> Held:
-    """Copy what the groups hold out of the slots that a page table names."""
+    """Copy the K/V of held prefixes from the slots that a page table names.
+
+    Args:
+        cached: K/V of the whole pool.
+    """
     if cached is None or page_table is None:
         return [None] * len(layout.groups)
     lens = [group.held for group in layout.groups]
@@ -99,7 +104,7 @@ def gather_held(layout: ForwardLayout, cached: HeldKV | None, page_table: Tensor
 
 
 def check_inputs(layout: ForwardLayout, num_queries: int, inputs: LayerInputs, held: Held) -> None:
-    """Raise PackingError unless the inputs have the lengths that the layout asks for."""
+    """Raise PackingError unless the inputs have the token counts of the layout."""
     lens = [0 if pair is None else pair[0].shape[0] for pair in held]
     wanted = [group.held for group in layout.groups]
     if lens != wanted:

@@ -27,20 +27,20 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 
 class KernelAttention:
-    """`PackedAttention` and `ReadoutAttention` on the kernels.
+    """`PackedAttention` and `ReadoutAttention` by the Triton kernels.
 
-    What the kernels read of the layout are a few small integer arrays. They are made on the host,
-    uploaded by the caller together with everything else, and handed to `bind`. Held prefixes are
-    read where they lie, by the slots of a page table; only libraries want them copied.
+    The kernels read a few small integer arrays that describe the layout. These are made on the
+    host, uploaded by the caller together with its other arrays, and handed to `bind`. Held prefixes
+    are read in the KV pool through a page table; only libraries need a copy of them.
 
     Args:
         way: FUSED, MERGE or one of `LIBRARIES`.
         shape: of the heads.
         dtype: of queries, keys and values.
-        most_groups: make arrays of such sizes as any layout of so many tokens and at most so many
-            groups needs, and none for `read`; None: no larger than this one needs.
-        processors: of the device. Where few of them would have work, the keys of long prefixes are
-            divided; 0: never, since a graph has a fixed number of tiles.
+        most_groups: for a graph: make arrays large enough for every layout of as many tokens and at
+            most so many groups, and none for `read`. None: as large as this layout needs.
+        processors: multiprocessors of the device. If few of them would have work, the keys of long
+            prefixes are divided. 0: they never are, as in a graph, whose number of tiles is fixed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class KernelAttention:
         self._layout = layout
         self._merges = way is AttentionWay.MERGE
         self._library = LibraryPrefixes(layout, way) if way in LIBRARIES else None
-        # Where another kernel computes the prefix, this one has the own keys only, which are few.
+        # If another launch computes the prefix, this one has own keys only, too few to divide.
         few = 0 if self._merges or self._library else programs
 
         def plan(block: int, most: int, queries: NDArray[np.int64] | None = None) -> KernelPlan:
@@ -114,7 +114,7 @@ class KernelAttention:
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of the read positions; see `ReadoutAttention.forward`.
 
-        Always fused: one query a row leaves too little for a second launch.
+        Always fused: with one query a row there is too little work for a second launch.
         """
         return _fused(inputs, self._device_plans[-1], cached=self._paged(cached))[0]
 
@@ -126,7 +126,7 @@ class KernelAttention:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many the device has; 0 where it is no CUDA device."""
+    """How many multiprocessors the device has; 0 if it is not a CUDA device."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -155,13 +155,13 @@ def _fused(
         parts=parts,
         soft_cap=inputs.variant.soft_cap,
         window=inputs.variant.window,
-        # Counted with one part only.
+        # The sinks must be counted once, so with the own keys only.
         sinks=inputs.variant.sinks if fused.KeyParts.OWN in parts else None,
     )
 
 
 def _of_fixed_size(plan: KernelPlan, most_groups: int) -> KernelPlan:
-    """The plan of all tokens of a forward."""
+    """Add idle tiles to a plan whose queries are all tokens, up to the most for `most_groups`."""
     tokens = len(plan.query_token)
     return with_idle_tiles(plan, most_tiles(tokens, tokens, most_groups, plan.block_tokens))
 

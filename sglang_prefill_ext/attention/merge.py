@@ -1,4 +1,4 @@
-"""Joining partial attention results by their log-sum-exp: parts, prefixes, sinks."""
+"""Merge partial attention results by their log-sum-exp, with prefixes and with sinks."""
 
 from collections.abc import Iterable
 
@@ -33,8 +33,9 @@ def merge_states(
         both sides are empty, `out` is 0 and `lse` is -inf; where one `lse` is NaN, both are NaN.
     """
     lse = torch.logaddexp(lse_a, lse_b)
-    # exp(lse_b) / (exp(lse_a) + exp(lse_b)). Where both sides are empty it is NaN, which compares
-    # false below, so that neither side is used; so it does where one side is NaN, and stays it.
+    # exp(lse_b) / (exp(lse_a) + exp(lse_b)); NaN where both sides are empty or an lse is NaN. NaN
+    # compares false, so neither side is used there. Where both sides are empty the weight becomes
+    # 0 below; where an lse is NaN it stays NaN, and makes the result NaN.
     weight_b = torch.sigmoid(lse_b - lse_a).unsqueeze(-1)
     used_a = torch.where(weight_b < 1, out_a.float(), 0.0)
     used_b = torch.where(weight_b > 0, out_b.float(), 0.0)
@@ -43,12 +44,12 @@ def merge_states(
 
 
 def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
-    """Add to finished attention, in place, one score per head whose value is 0.
+    """Add the sinks to finished attention, in place: one key per head, whose value is 0.
 
-    Once only, after every merge: it is a further key of the whole, and not of each part.
+    Call it once, after all merges: the sink is one key of the whole, not one of each part.
 
     Args:
-        out: `[tokens, heads, head_dim]`, scaled down by what the sinks take.
+        out: `[tokens, heads, head_dim]`; scaled down by the weight that the sinks take.
         lse: `[tokens, heads]` float32, natural log, of the keys alone; finite.
         sinks: `[heads]`, any floating dtype.
 
@@ -60,11 +61,12 @@ def join_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 def finish_dense(
     spans: Iterable[PrefixSpan], out: Tensor, lse: Tensor, inputs: LayerInputs, held: Held
 ) -> Tensor:
-    """Add prefixes, and then the sinks, to the attention of queries, in place.
+    """Merge the prefixes, and then the sinks, into the attention of queries, in place.
 
     Args:
-        out: `[Q, H, Dv]` attention of the queries over the keys of their own calls...
-        lse: `[Q, H]` float32, ...and its log-sum-exp; both become those of all keys.
+        out: `[Q, H, Dv]`: attention of the queries over the keys of their own calls; becomes that
+            over all keys.
+        lse: `[Q, H]` float32: its log-sum-exp; becomes that of all keys without the sinks.
 
     Returns:
         `out`.

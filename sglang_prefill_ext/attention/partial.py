@@ -1,4 +1,4 @@
-"""Attention over parts of the keys by dense calls, on a grid of tokens.
+"""Dense attention calls over a part of the keys, with their log-sum-exp, on grids of tokens.
 
 Shapes: B sequences of M queries and K keys; H query heads that share KH key heads (H % KH == 0);
 head sizes D (query, key) and Dv (value).
@@ -17,7 +17,7 @@ from sglang_prefill_ext.errors import PackingError
 
 
 class TokenGrid:
-    """A rectangle `[B, N]` of token indices; copies nothing where the tokens are consecutive."""
+    """A rectangle `[B, N]` of token indices; if they are consecutive, `gather` is a view."""
 
     def __init__(self, index: NDArray[np.int64], device: torch.device) -> None:
         flat = index.reshape(-1)
@@ -33,7 +33,7 @@ class TokenGrid:
         return picked.view(*self._shape, *tokens.shape[1:])
 
     def scatter(self, values: Tensor, tokens: Tensor) -> None:
-        """Write `[B, N, ...]` to `[tokens, ...]`; where an index repeats, any one value stays."""
+        """Write `[B, N, ...]` to `[tokens, ...]`; if an index repeats, any of its values stays."""
         if self._index is None:
             self._flat(tokens).copy_(values.flatten(0, 1))
         else:
@@ -46,11 +46,12 @@ class TokenGrid:
 def in_token_order(
     grids: Sequence[TokenGrid], parts: Iterable[tuple[Tensor, Tensor]], num_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Join what dense calls have computed, each at one grid of the flat layout.
+    """Write the results of dense calls, one per grid, in the order of the tokens.
 
     Args:
         grids: at least one; together they name every token.
-        parts: `out` `[B, N, H, Dv]` and `lse` `[B, N, H]` of each grid; not needed any more.
+        parts: `out` `[B, N, H, Dv]` and `lse` `[B, N, H]` of each grid; the result may share their
+            memory.
         num_tokens: of the result.
 
     Returns:
@@ -111,10 +112,10 @@ def partial_attention(
 def _flash_cpu(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, is_causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The CPU kernel of `scaled_dot_product_attention`, called directly because it has the LSE.
+    """The CPU kernel of `scaled_dot_product_attention`, called directly as it returns the LSE.
 
-    It shares key heads itself and needs one head size for all three. Where the last dimension is
-    strided it reads wrong values without an error, so such inputs are copied.
+    It handles grouped key heads itself, and needs one head size for q, k and v. If the last
+    dimension is strided, it reads wrong values without an error, so such inputs are copied.
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -137,7 +138,7 @@ def _matmul(
     is_causal: bool,
     soft_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Plain float32 matrix products, for every device, any two head sizes and capped scores."""
+    """Attention by float32 matrix products, for every device, D != Dv and capped scores, too."""
     out = q.new_empty(*q.shape[:3], v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     for batch, queries in _chunks(q, num_keys=k.shape[1]):

@@ -1,7 +1,7 @@
-"""Attention over the prefixes of a forward by attention libraries, in the terms of the merge.
+"""Attention over the prefixes of a forward by FlashAttention-3 or FlashInfer, with log-sum-exp.
 
-A layer takes one call for all groups, so that what a library costs the host does not grow with
-the requests of a forward.
+A layer makes one call for all groups, so the host's time for a library does not grow with the
+number of requests in a forward.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _WRAPPERS = 4
 
 RaggedAttend: TypeAlias = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """``(q [T,H,D], k [K,KH,D], v [K,KH,Dv], scale) -> out [T,H,Dv], lse [T,H]``, natural log, of a
-`RaggedPlan`; whatever of tokens that see no key."""
+`RaggedPlan`; the values of tokens that see no key are undefined."""
 
 
 class LibraryPrefixes:
-    """Attention of all tokens of a forward over their prefixes.
+    """Attention of all tokens of a forward over their prefixes, by a library.
 
-    Libraries want keys one behind the other, so those of prefixes are copied in every layer: held
-    ones out of their slots, and fresh ones out of the forward's.
+    Libraries need contiguous keys. So every layer copies those of held prefixes from their slots
+    and those of fresh prefixes from its inputs.
     """
 
     def __init__(self, layout: ForwardLayout, way: AttentionWay) -> None:
@@ -56,10 +56,12 @@ class LibraryPrefixes:
         self._attend = self._library(self._plan, query_bounds, key_bounds)
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> tuple[Tensor, Tensor] | None:
-        """`out` `[T, H, Dv]` and `lse` `[T, H]`, -inf without a prefix; None if no token has one.
+        """Return `out` `[T, H, Dv]` and `lse` `[T, H]`; None if no token has a prefix.
+
+        `lse` is -inf for tokens without a prefix.
 
         Args:
-            cached: keys and values of the slots that the page table names.
+            cached: keys and values of the pool's slots, of which the page table names some.
         """
         if not len(self._key_index):
             return None
@@ -70,7 +72,7 @@ class LibraryPrefixes:
         return out, lse.masked_fill(self._without_keys, -torch.inf)
 
     def _keys(self, fresh: Tensor, pool: Tensor | None) -> Tensor:
-        """Keys, or values, in the order of the plan."""
+        """Keys (or values) in the order of the plan's `key_index`."""
         if pool is not None and self._page_table is not None:
             fresh = torch.cat([fresh, pool.index_select(0, self._page_table)])
         return fresh.index_select(0, self._key_index)
@@ -82,7 +84,7 @@ def tokens_first(lse: Tensor) -> Tensor:
 
 
 def flash_attention_3(plan: RaggedPlan, query_bounds: Tensor, key_bounds: Tensor) -> RaggedAttend:
-    """FlashAttention-3 as sglang-kernel ships it, whose log-sum-exp is `[heads, tokens]`."""
+    """FlashAttention-3 as sglang-kernel ships it; its log-sum-exp is `[heads, tokens]`."""
     from sgl_kernel.flash_attn import flash_attn_varlen_func
 
     longest_queries, longest_keys = plan.longest_queries, plan.longest_keys
@@ -104,7 +106,7 @@ def flash_attention_3(plan: RaggedPlan, query_bounds: Tensor, key_bounds: Tensor
 
 
 def flash_infer(plan: RaggedPlan, query_bounds: Tensor, _key_bounds: Tensor) -> RaggedAttend:
-    """FlashInfer, which plans on the host: at the first layer, and for each other scale."""
+    """FlashInfer, which plans on the host: once for every scale among the layers."""
     ring = _flash_infer_ring(query_bounds.device)
     bounds = [torch.from_numpy(each) for each in (plan.query_bounds, plan.key_bounds)]
     planned: dict[float, Any] = {}
@@ -123,11 +125,11 @@ def flash_infer(plan: RaggedPlan, query_bounds: Tensor, _key_bounds: Tensor) -> 
 
 @cache
 def _flash_infer_ring(device: torch.device) -> Iterator[Any]:
-    """Wrappers in turn, more than forwards are in flight.
+    """FlashInfer's wrappers in turn; there are more of them than forwards in flight.
 
-    A wrapper copies its plan to the device when the forwards before are done, out of a buffer of
-    the host that must not be planned into until then. Numbers between layers need one buffer for
-    all, as forwards of a stream do not overlap.
+    A wrapper copies its plan to the device from a host buffer, once the forwards before it are
+    done. Until then it must not plan again, which would overwrite the buffer. All wrappers share
+    one workspace on the device, as forwards on a stream do not overlap.
     """
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -139,13 +141,13 @@ LIBRARIES: dict[AttentionWay, Callable[[RaggedPlan, Tensor, Tensor], RaggedAtten
     AttentionWay.MERGE_FA3: flash_attention_3,
     AttentionWay.MERGE_FLASHINFER: flash_infer,
 }
-"""Each makes, of a plan and of its bounds on the device, what its layers call."""
+"""Each function takes a plan and its bounds on the device, and returns what the layers call."""
 
 
 def library_obstacle(dtype: torch.dtype, device: torch.device) -> str:
-    """Return why no library computes attention of that dtype there; empty if they may.
+    """Return why no library can compute attention of that dtype there; empty if one may.
 
-    Whether one is installed, and right, `probe.wrong_library` finds out.
+    `probe.wrong_library` finds out whether one is installed and correct.
     """
     if device.type != "cuda":
         return f"the model is on {device.type}, not on a CUDA device"

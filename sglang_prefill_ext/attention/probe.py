@@ -1,7 +1,8 @@
-"""Do the kernels compute what dense torch calls do, on this device and with this model's heads?
+"""Check that the kernels compute the same as dense torch calls, on this device and these heads.
 
-Run once at start, before anything is served: a driver, a compiler or a device on which a kernel is
-wrong must cost speed, never numbers. It also compiles the kernels ahead of the first request.
+The check runs once at start, before anything is served: if a kernel is wrong with some driver,
+compiler or device, that must cost speed, but never change answers. It also compiles the kernels
+before the first request.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from sglang_prefill_ext.layout.kernel_plan import DIVIDED_PREFIX_TOKENS
 from sglang_prefill_ext.layout.tokens import ForwardLayout, GroupSpan
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Largest absolute difference from float32, of outputs that are about one."""
+"""Largest absolute difference from float32; outputs are of the order of one."""
 
 _PROCESSORS = 132
-"""Of a made-up device, so that what is divided does not depend on the real one."""
+"""Multiprocessors of an assumed device, so that the division of keys does not depend on the real
+one."""
 
 
 def wrong_kernel(
@@ -36,8 +38,8 @@ def wrong_kernel(
     """Return which kernel is wrong or raises here, and how; empty if none does.
 
     Args:
-        shape, dtype, device: of the model's heads, numbers and tensors.
-        causal: of the model's attention, see `ForwardLayout`.
+        shape, dtype, device: those of the model.
+        causal: whether the model's attention is causal, see `ForwardLayout`.
     """
     kind, layout = (shape, dtype, device), _layout() if causal else _whole_prompts()
     long = _long_prefix() if causal else layout
@@ -54,7 +56,10 @@ def wrong_kernel(
 def wrong_library(
     way: AttentionWay, shape: HeadShape, dtype: torch.dtype, device: torch.device
 ) -> str:
-    """Return how one of `LIBRARIES` is wrong or raises here, be it that it is not installed."""
+    """Return how one of `LIBRARIES` is wrong or raises here; empty if it is right.
+
+    A library that is not installed raises, too.
+    """
     return _fault(way, lambda: _attention_error(way, _layout(), shape, dtype, device), dtype)
 
 
@@ -62,7 +67,7 @@ def _fault(name: str, error_of: Callable[[], float], dtype: torch.dtype) -> str:
     try:
         error = error_of()
     except Exception as failure:
-        # Compilers and drivers fail in any way; each of them means the same here.
+        # Compilers and drivers raise all kinds of errors; each means that the kernel is no use.
         return f"{name} fails: {type(failure).__name__}: {failure}"
     if not error <= TOLERANCE[dtype]:
         return f"{name} is off by {error:.1e}, tolerance {TOLERANCE[dtype]:.0e} in {dtype}"
@@ -89,12 +94,12 @@ def _attention_error(
         wanted = dense.forward(exact, (cached[0].float(), cached[1].float()))
     out = kernels.forward(inputs, cached)
     read = kernels.read(replace(inputs, q=q[reads]), cached)
-    # numpy's maximum keeps a NaN, Python's may lose it.
+    # numpy's maximum keeps a NaN; Python's `max` may drop it.
     return float(np.maximum(_difference(out, wanted), _difference(read, wanted[reads])))
 
 
 def _layout() -> ForwardLayout:
-    """Held, fresh and no prefix; rows of one token, of a few, and longer than a tile."""
+    """Groups with a held prefix, a fresh one, both or none; rows from one token to over a tile."""
     spans = ((37, 0, [1, 5]), (0, 70, [3, 1, 130]), (5, 9, [2, 2]), (0, 0, [40]))
     return ForwardLayout(
         tuple(GroupSpan(held, fresh, np.array(lens, np.int32)) for held, fresh, lens in spans)
@@ -102,7 +107,7 @@ def _layout() -> ForwardLayout:
 
 
 def _long_prefix() -> ForwardLayout:
-    """A prefix whose keys are divided among several tiles."""
+    """One group whose prefix is so long that its keys are divided among tiles."""
     return ForwardLayout((GroupSpan(DIVIDED_PREFIX_TOKENS, 33, np.array([1, 5], np.int32)),))
 
 
@@ -115,11 +120,11 @@ def _whole_prompts() -> ForwardLayout:
 def _inputs(
     layout: ForwardLayout, shape: HeadShape, dtype: torch.dtype, device: torch.device
 ) -> tuple[LayerInputs, HeldKV, Tensor | None]:
-    """What a layer hands over, slots, and those of them that are held; None for an encoder."""
+    """Return random layer inputs, K/V of a pool, and a page table; None if no prefix is held."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(tokens: int, heads: int, dim: int) -> Tensor:
-        # Strided like a part of what a model projects to queries, keys and values at once.
+        # Strided like a slice of a fused q/k/v projection.
         return torch.randn(tokens, 2 * heads, dim, generator=generator).to(device, dtype)[:, :heads]
 
     def keys_values(tokens: int) -> HeldKV:
@@ -153,7 +158,7 @@ def _readout_error(dtype: torch.dtype, device: torch.device) -> float:
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
-    """Products of float32 in float32, whatever the server's flags allow those of the model."""
+    """Compute float32 products in full float32, even where the server's flags allow TF32."""
     allowed = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,4 +1,4 @@
-"""Attention of one packed forward in torch, for every device."""
+"""Attention of all tokens of a packed forward by dense torch calls, for every device."""
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 class PackedAttention:
     """Attention over the layout of one forward, built once and called by every layer.
 
-    A fresh prefix token sees the held prefix and the fresh one causally; a row's token sees the
-    whole prefix and its own row causally, or all of it where the layout is not causal.
-    `plan_attention` decides how that is computed.
+    A token of a fresh prefix sees the whole held prefix, and the fresh one causally. A token of a
+    row sees the whole prefix, and its own row causally, or entirely if the layout is not causal.
+    `plan_attention` decides by which calls that is computed.
 
-    Memory beyond the inputs and the output: masks of at most about 4 KB per token (without
-    causality 4 bytes a token of the longest row), K/V copied in front of tiles, and what
-    `partial_attention` needs.
+    Memory beyond the inputs and the output: masks of at most about 4 KB per token (if the layout is
+    not causal, 4 bytes per token and token of the longest row), K/V copied in front of tiles, and
+    what `partial_attention` needs.
     """
 
     def __init__(self, layout: ForwardLayout, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class PackedAttention:
         """Attention of one layer.
 
         Args:
-            inputs: queries of all tokens; without a window, which `WindowedAttention` has.
+            inputs: queries of all tokens; no window (use `WindowedAttention`).
 
         Returns:
             `[T, H, Dv]`, in the dtype of the queries.

@@ -1,4 +1,4 @@
-"""Choosing how the attention of a forward is computed. Pure."""
+"""Choose how the attention kernels compute one forward: fused or merged. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 MERGE_PREFIX_TOKENS = 1024
 MERGE_QUERIES = 256
-"""With a mean prefix at least so long and so many queries on it, the prefix alone fills the
-device with large tiles and a second launch pays. A first estimate from the kernels' tile sizes;
-`make bench-gpu` prints what decides it."""
+"""If the mean query sees a prefix at least so long, and there are so many queries, the prefixes
+alone fill the device with large tiles, and a second launch pays. A first estimate from the kernels'
+tile sizes; `make bench-gpu` prints the times that decide it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class HeadShape:
 
     @property
     def largest_dim(self) -> int:
-        """Width that a tile of keys or values needs."""
+        """The larger of the two head sizes, which a tile of keys or values must hold."""
         return max(self.head_dim, self.value_dim)
 
 
 def kernel_way(asked: AttentionWay, layout: ForwardLayout) -> AttentionWay:
-    """Return what was asked for; for AUTO, FUSED or MERGE as suits the layout."""
+    """Return the way that was asked for; for AUTO, FUSED or MERGE, as is faster for the layout."""
     if asked is not AttentionWay.AUTO:
         return asked
     queries = layout.num_tokens

@@ -1,4 +1,4 @@
-"""Attention with a sliding window in torch, for every device."""
+"""Attention of layers with a sliding window, in torch, for every device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from sglang_prefill_ext.layout.window_plan import WindowBatch, plan_windowed
 
 
 class WindowedAttention:
-    """`PackedAttention`, or with `queries` `ReadoutAttention`, of layers that have a window.
+    """Attention of layers that have a window, over the layout of one forward.
+
+    It does the work of `PackedAttention` or, if `queries` are given, of `ReadoutAttention`.
 
     Args:
-        window: how many tokens before its own a query sees.
-        queries: int64 `[Q]`, ascending: the tokens whose attention is wanted; None: all.
+        window: how many tokens before itself a query sees.
+        queries: int64 `[Q]`, ascending: the tokens that are queries; None: all.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class WindowedAttention:
         ]
 
     def forward(self, inputs: LayerInputs, held: Held) -> Tensor:
-        """See `PackedAttention.forward`; the inputs' window is that of the plan."""
+        """See `PackedAttention.forward`; the window of `inputs` must be that of the plan."""
         check_inputs(self._layout, self._num_queries, inputs, held)
         inputs = with_held(inputs, held)
         parts = (batch.attend(inputs) for batch in self._batches)
@@ -68,7 +70,8 @@ class _DeviceBatch:
         )
 
     def _mask(self) -> Tensor:
-        """Float32 `[B, M, K]`; made for every layer, as all together are too large to keep."""
+        """Float32 `[B, M, K]`; made anew in every layer, as all masks together would take too much
+        memory."""
         distance = self._query_position - self._key_position
         hidden = (distance < 0) | (distance > self._window)
         return torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, -torch.inf)

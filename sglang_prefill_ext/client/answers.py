@@ -120,7 +120,7 @@ def message_of(text: str) -> str:
     """
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = text
     while isinstance(found, dict) and (inner := found.keys() & {"message", "error", "detail"}):
         found = found[min(inner, key=("message", "error", "detail").index)]

@@ -90,8 +90,8 @@ class GrpcCarrier:
         address = base_url.partition("://")[2].rstrip("/")
         if "@" in address:
             raise ConfigError(
-                f"base_url: {exchange.without_secrets(base_url)} is behind a name or password, "
-                "which gRPC does not know. Leave them out, and give the token as api_key."
+                f"base_url: {exchange.without_secrets(base_url)} contains a name or password, "
+                "which gRPC cannot send. Leave them out, and give the token as api_key."
             )
         self._metadata = tuple(exchange.authorization(api_key).items())
         tls, host = base_url.startswith(_TLS), address.rpartition(":")[0]

@@ -18,22 +18,26 @@ from sglang_prefill_ext.client.records import Fields, answer_file, field, label_
 from sglang_prefill_ext.client.sync import PrefillClient
 from sglang_prefill_ext.errors import ConfigError
 
-Source = Annotated[typer.FileBinaryRead, typer.Argument(help="JSONL or .csv; - for stdin.")]
-Output = Annotated[typer.FileTextWrite, typer.Option(help="Where the answers go, as JSONL.")]
-Url = Annotated[str, typer.Option(help="Where the server is.")]
+Source = Annotated[
+    typer.FileBinaryRead, typer.Argument(help="JSONL or .csv file with the records; - is stdin.")
+]
+Output = Annotated[
+    typer.FileTextWrite, typer.Option(help="JSONL file to write the answers to; - is stdout.")
+]
+Url = Annotated[str, typer.Option(help="Address of the server.")]
 ApiKey = Annotated[
     str | None, typer.Option(envvar="SGLANG_PREFILL_API_KEY", help="Key of the server.")
 ]
-Concurrency = Annotated[int, typer.Option(min=1, help="Records at a time.")]
-Timeout = Annotated[float | None, typer.Option(help="Seconds for each record.")]
+Concurrency = Annotated[int, typer.Option(min=1, help="Records under way at a time.")]
+Timeout = Annotated[float | None, typer.Option(help="Most seconds for each record.")]
 LabelIds = Annotated[
-    str | None, typer.Option(help="Label token ids of records without any, e.g. 1,2.")
+    str | None, typer.Option(help="Labels of records that have none, such as 1,2.")
 ]
 FieldName = Annotated[
-    str, typer.Option("--field", help="The field that holds the text, or token ids.")
+    str, typer.Option("--field", help="Field of a record that holds the text or token ids.")
 ]
 
-Adapter = Annotated[str | None, typer.Option(help="A LoRA adapter of the server, by name.")]
+Adapter = Annotated[str | None, typer.Option(help="Name of a LoRA adapter of the server.")]
 
 
 def score(
@@ -45,7 +49,7 @@ def score(
     concurrency: Concurrency = 8,
     timeout: Timeout = None,
 ) -> None:
-    """Score the items of records with query, items and label_token_ids; adds scores."""
+    """Score the items of each record after its query, and add scores."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         scores = _probabilities(client, fields, label_token_ids, options)
@@ -58,13 +62,13 @@ def rank(
     source: Source = "-",  # type: ignore[assignment]
     output: Output = "-",  # type: ignore[assignment]
     label_token_ids: LabelIds = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Keep this many items.")] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="Keep only this many items.")] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     concurrency: Concurrency = 8,
     timeout: Timeout = None,
 ) -> None:
-    """Sort the items of records with query and items by the probability of the first label."""
+    """Sort the items of each record by the probability of the first label."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         scores = _probabilities(client, fields, label_token_ids, options)[:, 0]
@@ -81,7 +85,7 @@ def embed(
     output: Output = "-",  # type: ignore[assignment]
     field_name: FieldName = "text",
     dimensions: Annotated[
-        int | None, typer.Option(min=1, help="Shorten Matryoshka embeddings.")
+        int | None, typer.Option(min=1, help="Length of the vectors, for Matryoshka models.")
     ] = None,
     adapter: Adapter = None,
     url: Url = DEFAULT_URL,
@@ -89,7 +93,7 @@ def embed(
     concurrency: Concurrency = 8,
     timeout: Timeout = None,
 ) -> None:
-    """Embed the text of records; adds embedding."""
+    """Embed the text of each record, and add embedding."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         prompts = [field(fields, field_name)]
@@ -109,7 +113,7 @@ def classify(
     concurrency: Concurrency = 8,
     timeout: Timeout = None,
 ) -> None:
-    """Classify the text of records; adds the logits of the classes."""
+    """Classify the text of each record, and add logits."""
 
     def answer(client: PrefillClient, fields: Fields, options: Options) -> Fields:
         prompts = [field(fields, field_name)]
@@ -152,7 +156,7 @@ def _refuse_overwriting(source: typer.FileBinaryRead, output: typer.FileTextWrit
     """Refuse an output that is the input: opening it would empty it before it is read."""
     read, written = (Path(str(getattr(file, "name", ""))) for file in (source, output))
     if read.is_file() and written.is_file() and written.samefile(read):
-        raise ConfigError(f"--output: {written} is what is read. Choose another file.")
+        raise ConfigError(f"--output: {written} is the input. Choose another file.")
 
 
 def _probabilities(

@@ -90,7 +90,8 @@ def authorization(api_key: str | None) -> dict[str, str]:
         return {}
     if not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError(
-            "api_key: it holds characters that no header can. Look for a line end at its end."
+            "api_key: it contains characters that a header cannot hold, "
+            "perhaps a line end at its end. Remove them."
         )
     return {"authorization": f"Bearer {api_key}"}
 

@@ -31,7 +31,7 @@ def explain(base_url: str, body: bytes, *, api_key: str | None = None) -> dict[s
     """
     if base_url.startswith(exchange.GRPC_SCHEMES):
         raise ConfigError(
-            f"{exchange.without_secrets(base_url)}: front ends explain nothing. "
+            f"{exchange.without_secrets(base_url)}: gRPC front ends cannot explain requests. "
             "Give the server's http address."
         )
     request = Request(EXPLAIN_PATH, *_checked(body), read=_facts)
@@ -53,7 +53,7 @@ def _checked(body: bytes) -> tuple[dict[str, Any], int]:
     """The fields of a body and how many items it has."""
     try:
         fields = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(
             f"The request is not JSON ({error}). Give a body of /v1/score."
         ) from error

@@ -20,6 +20,7 @@ from sglang_prefill_ext.client.requests import Request
 from sglang_prefill_ext.errors import (
     DeadlineExceededError,
     PrefillExtError,
+    RequestError,
     ServerBusyError,
     ServerRefusedError,
     ServerUnavailableError,
@@ -56,12 +57,24 @@ class GrpcCall:
 
 
 def grpc_call(request: Request[Any], options: Options) -> GrpcCall:
-    """Return the gRPC call that corresponds to an HTTP request."""
+    """Return the gRPC call that corresponds to an HTTP request.
+
+    Raises:
+        RequestError: a text is no Unicode, or a number has more bits than its field.
+    """
     method, message_of, read = _METHODS[request.path]
-    message = message_of(request.body)
-    message.options.CopyFrom(
-        pb.Options(priority=options.priority, keep_prefix=options.keep_prefix, stock=options.stock)
-    )
+    try:
+        message = message_of(request.body)
+        message.options.CopyFrom(
+            pb.Options(
+                priority=options.priority, keep_prefix=options.keep_prefix, stock=options.stock
+            )
+        )
+    except ValueError as error:
+        raise RequestError(
+            f"{request.asked}: gRPC cannot carry it ({error}). Send texts without lone surrogates, "
+            "and numbers of 32 bits."
+        ) from error
     return GrpcCall(method, message, read)
 
 

@@ -87,13 +87,13 @@ def _parse(line: bytes) -> Fields:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise RequestError("not a JSON object. Write one object a line.")
+        raise RequestError("not a JSON object. Write one object per line.")
     return found
 
 
 def _typed(row: dict[str | Any, Any]) -> Fields:
     if None in row or None in row.values():
-        raise RequestError("the row has not as many cells as the header.")
+        raise RequestError("the row has fewer or more cells than the header.")
     try:
         "".join(row.values()).encode()
     except UnicodeEncodeError as error:

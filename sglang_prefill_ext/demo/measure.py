@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -12,12 +12,15 @@ from typing import Literal, TypeAlias
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from sglang_prefill_ext.client.options import Options
+from sglang_prefill_ext.client import Options, PrefillClient
 
 Path = Literal["packed", "stock"]
 PATHS: tuple[Path, ...] = ("packed", "stock")
 
-_STOCK_HEADERS = Options(stock=True).headers(left_s=None)
+_OPTIONS: dict[Path, Options] = {path: Options(stock=path == "stock") for path in PATHS}
+
+Request: TypeAlias = tuple[str, list[str]]
+"""A query and its items, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +39,32 @@ class Cost:
         return Cost(self.tokens - before.tokens, self.messages - before.messages)
 
 
-class ScoringClient:
-    """Scores items for a query; one connection, not to be shared between threads."""
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A server that scores, and how it is asked.
 
-    def __init__(self, base_url: str, label_ids: Sequence[int]) -> None:
-        # The server drops connections that were idle for 5 s: ours are gone before.
-        limits = httpx.Limits(keepalive_expiry=3.0)
-        self._http = httpx.Client(base_url=base_url, timeout=120.0, limits=limits)
-        self._label_ids = list(label_ids)
+    Attributes:
+        label_ids: tokens of the labels, the wanted one first.
+    """
 
-    def __enter__(self) -> ScoringClient:
-        return self
+    base_url: str
+    label_ids: Sequence[int]
 
-    def __exit__(self, *_exc: object) -> None:
-        self._http.close()
+    def connect(self) -> PrefillClient:
+        return PrefillClient(self.base_url)
 
-    def score(self, path: Path, query: str, items: Sequence[str]) -> tuple[list[float], float]:
+    def score(
+        self, client: PrefillClient, path: Path, request: Request
+    ) -> tuple[list[float], float]:
         """Return the probability of the first label for each item, and the seconds it took.
 
         Raises:
-            httpx.HTTPStatusError: the server refused or failed.
+            PrefillExtError: see `PrefillClient`.
         """
-        body = {
-            "query": query,
-            "items": list(items),
-            "label_token_ids": self._label_ids,
-            "apply_softmax": True,
-        }
         start = time.perf_counter()
-        reply = self._http.post(
-            "/v1/score", json=body, headers=_STOCK_HEADERS if path == "stock" else None
-        )
+        answer = client.score(*request, self.label_ids, options=_OPTIONS[path])
         seconds = time.perf_counter() - start
-        return [row[0] for row in reply.raise_for_status().json()["scores"]], seconds
+        return answer.scores[:, 0].tolist(), seconds
 
     def cost(self, path: Path) -> Cost:
         """Read the server's own counters of one path."""
@@ -84,15 +80,10 @@ class ScoringClient:
         return Cost(int(computed), int(totals["sglang:num_requests"]))
 
     def _page(self, path: str) -> httpx.Response:
-        return self._http.get(path).raise_for_status()
+        return httpx.get(f"{self.base_url}{path}", timeout=60.0).raise_for_status()
 
 
 _REPEATS = 7
-
-Request: TypeAlias = tuple[str, list[str]]
-"""A query and its items, as text."""
-
-Connect: TypeAlias = Callable[[], ScoringClient]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +123,7 @@ class Throughput:
 
 
 def rank_by_both(
-    client: ScoringClient, request: Request, others: Sequence[Request]
+    scorer: Scorer, request: Request, others: Sequence[Request]
 ) -> dict[Path, Ranking]:
     """Rank one request by either path, and time both in turn on `others`.
 
@@ -140,14 +131,15 @@ def rank_by_both(
     machine meets both.
     """
     answers: dict[Path, tuple[list[float], Cost]] = {}
-    for path in PATHS:
-        before = client.cost(path)
-        scores, _ = client.score(path, *request)
-        answers[path] = scores, client.cost(path).since(before)
     times: dict[Path, list[float]] = {path: [] for path in PATHS}
-    for other in others[:_REPEATS]:
+    with scorer.connect() as client:
         for path in PATHS:
-            times[path].append(client.score(path, *other)[1])
+            before = scorer.cost(path)
+            scores, _ = scorer.score(client, path, request)
+            answers[path] = scores, scorer.cost(path).since(before)
+        for other in others[:_REPEATS]:
+            for path in PATHS:
+                times[path].append(scorer.score(client, path, other)[1])
     return {
         path: Ranking(scores, statistics.median(times[path]) * 1e3, cost)
         for path, (scores, cost) in answers.items()
@@ -155,30 +147,30 @@ def rank_by_both(
 
 
 def measure_throughput(
-    connect: Connect, requests: Sequence[Request], clients: int, turns: int, seconds: float
+    scorer: Scorer, requests: Sequence[Request], clients: int, turns: int, seconds: float
 ) -> Throughput:
     """Load either path in turn, `turns` times for so many seconds each."""
     seen = Throughput({path: [] for path in PATHS})
     for _ in range(turns):
         for path in PATHS:
-            seen.per_s[path].append(items_per_second(connect, path, requests, clients, seconds))
+            seen.per_s[path].append(items_per_second(scorer, path, requests, clients, seconds))
     return seen
 
 
 def items_per_second(
-    connect: Connect, path: Path, requests: Sequence[Request], clients: int, seconds: float
+    scorer: Scorer, path: Path, requests: Sequence[Request], clients: int, seconds: float
 ) -> float:
     """Closed loop: `clients` connections, each sends its next request when it has an answer."""
     stop_at = time.perf_counter() + seconds
 
     def work(worker: int) -> int:
         done = 0
-        with connect() as client:
+        with scorer.connect() as client:
             turn = worker
             while time.perf_counter() < stop_at:
-                query, items = requests[turn % len(requests)]
-                client.score(path, query, items)
-                done += len(items)
+                request = requests[turn % len(requests)]
+                scorer.score(client, path, request)
+                done += len(request[1])
                 turn += clients
         return done
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 from sglang_prefill_ext.demo.measure import (
     PATHS,
     Request,
-    ScoringClient,
+    Scorer,
     measure_throughput,
     rank_by_both,
 )
@@ -63,23 +64,20 @@ def _demonstrate(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     labels = [tokenizer.encode(w).ids[0] for w in (catalogue.YES_LABEL, catalogue.NO_LABEL)]
-
-    def connect() -> ScoringClient:
-        return ScoringClient(base_url, labels)
-
+    scorer = Scorer(base_url, labels)
     (query, items, relevance), *others = _tasks(num_items)
     requests = [_request(other_query, other_items) for other_query, other_items, _ in others]
-    with connect() as client, console.status("Ranking ..."):
-        for path in PATHS:
-            for request in requests[-_WARM_UP:]:
-                client.score(path, *request)
-        rankings = rank_by_both(client, _request(query, items), requests)
+    with console.status("Ranking ..."):
+        with scorer.connect() as client:
+            for path, request in product(PATHS, requests[-_WARM_UP:]):
+                scorer.score(client, path, request)
+        rankings = rank_by_both(scorer, _request(query, items), requests)
     quality = {p: ndcg([relevance[i] for i in rankings[p].order], 10) for p in PATHS}
     show_rankings(console, query, items, relevance, rankings)
     show_costs(console, rankings, quality)
     with console.status("Measuring items per second ..."):
         throughput = {
-            clients: measure_throughput(connect, requests, clients, _TURNS, _SECONDS)
+            clients: measure_throughput(scorer, requests, clients, _TURNS, _SECONDS)
             for clients in _CLIENTS
         }
     show_throughput(console, throughput)

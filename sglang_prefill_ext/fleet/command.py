@@ -31,34 +31,36 @@ _ON_RAY = "Engines on Ray"
 def fleet(
     context: typer.Context,
     engines: Annotated[
-        str, typer.Option(help="URLs of engines that run, as http://a:30000,http://b:30000.")
+        str, typer.Option(help="URLs of running engines, such as http://a:30000,http://b:30000.")
     ] = "",
     host: Annotated[str, typer.Option(help="Address to listen at.")] = _DEFAULTS.host,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
     ] = _DEFAULTS.port,
     grpc_port: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=65535,
-            help="Port of prefill_ext.v1 over gRPC; 0 for a free one. Without it, no gRPC.",
+            help="Port of the gRPC API prefill_ext.v1; 0 takes a free one. Default: no gRPC.",
         ),
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Router processes.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of router processes.")] = 1,
     api_key: Annotated[
-        str, typer.Option(envvar="SGLANG_API_KEY", help="Key of the engines, and of clients.")
+        str, typer.Option(envvar="SGLANG_API_KEY", help="Key of the engines; clients send it too.")
     ] = "",
     extra_work: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Most extra work that dividing a request may cause, as a share of its own; "
-            "0 never divides. Without it, it depends on how busy the fleet is.",
+            max=1000,
+            help="Most extra work that dividing a request may cause, as a share of its own "
+            "work; 0 never divides. By default it depends on how busy the fleet is.",
         ),
     ] = None,
     grace_s: Annotated[
-        float, typer.Option(min=0, help="Seconds for requests under way on SIGTERM.")
+        float,
+        typer.Option(min=0, max=1_000_000, help="Seconds that running requests get on SIGTERM."),
     ] = _DEFAULTS.grace_s,
     keep_alive_s: Annotated[
         int,
@@ -71,60 +73,62 @@ def fleet(
     model_path: Annotated[
         str,
         typer.Option(
-            help="Start engines of this model on Ray, with every flag of sglang serve.",
+            help="Start engines of this model on Ray. Flags of sglang serve are passed on.",
             rich_help_panel=_ON_RAY,
         ),
     ] = "",
     replicas: Annotated[
         str,
         typer.Option(
-            help="Engines, as 4; or as 1-8, as many as the work needs; 0 ends the fleet.",
+            help="Number of engines, or a range such as 1-8 by load; 0 ends the fleet.",
             rich_help_panel=_ON_RAY,
         ),
     ] = "1",
     address: Annotated[
         str,
         typer.Option(
-            help="Cluster of Ray to join, as auto or host:6379; without it, one on this machine.",
+            help="Ray cluster to join: auto or host:6379. Default: a new one on this machine.",
             rich_help_panel=_ON_RAY,
         ),
     ] = "",
     cpus_per_replica: Annotated[
-        float, typer.Option(min=0, help="Cores of an engine.", rich_help_panel=_ON_RAY)
+        float, typer.Option(min=0, help="CPU cores of an engine.", rich_help_panel=_ON_RAY)
     ] = 1.0,
     target_tokens: Annotated[
         int,
         typer.Option(
-            min=1, help="Outstanding tokens of an engine, for a range.", rich_help_panel=_ON_RAY
+            min=1,
+            help="With a range: outstanding tokens that an engine should have.",
+            rich_help_panel=_ON_RAY,
         ),
     ] = 65536,
     scale_up_s: Annotated[
         float,
         typer.Option(
-            min=0, help="For how long more engines have to be wanted.", rich_help_panel=_ON_RAY
+            min=0, help="Seconds for which more engines must be needed.", rich_help_panel=_ON_RAY
         ),
     ] = 30.0,
     scale_down_s: Annotated[
         float,
         typer.Option(
-            min=0, help="For how long fewer engines have to be wanted.", rich_help_panel=_ON_RAY
+            min=0, help="Seconds for which fewer engines must be needed.", rich_help_panel=_ON_RAY
         ),
     ] = 600.0,
     drain_s: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Seconds for the requests of an engine that leaves.",
+            help="Seconds that a leaving engine gets to finish its requests.",
             rich_help_panel=_ON_RAY,
         ),
     ] = 60.0,
     router_nodes: Annotated[
-        int, typer.Option(min=1, help="Nodes with routers.", rich_help_panel=_ON_RAY)
+        int, typer.Option(min=1, help="Number of nodes with routers.", rich_help_panel=_ON_RAY)
     ] = 1,
 ) -> None:
-    """Divide requests over several engines, which answer as one.
+    """Run a router that divides requests over several engines.
 
-    The engines run already (--engines), or are started on Ray (--model-path).
+    Give either --engines for running engines, or --model-path to start engines on Ray.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s fleet: %(message)s")
     settings = Settings(
@@ -136,7 +140,7 @@ def fleet(
         keep_alive_s=keep_alive_s,
     )
     if bool(engines) == bool(model_path):
-        raise ConfigError("Give either --engines, for engines that run, or --model-path.")
+        raise ConfigError("Give either --engines, for running engines, or --model-path.")
     if engines:
         _over_running(settings, engines, processes, api_key, context.args)
         return
@@ -160,7 +164,7 @@ def _over_running(
 ) -> None:
     """Run routers over engines that run, until SIGTERM."""
     if others:
-        raise ConfigError(f"{others[0]}: no such option. Flags of SGLang go with --model-path.")
+        raise ConfigError(f"{others[0]}: no such option. Flags of SGLang need --model-path.")
     urls = engine_urls(engines)
     with (
         reserved_ports(settings) as settings,

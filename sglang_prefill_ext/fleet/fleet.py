@@ -165,6 +165,10 @@ class Fleet:
         known = self._alive.get(replica.url)
         if known is None or known.offer is not replica.offer:
             self._alive[replica.url] = Member.of(replica.offer)
+            self._speeds.pop(replica.url, None)  # it has restarted, or has other weights
+            self.loads.remove(replica.url)
+        if replica.url in self.loads:
+            replica.why = ""
         if state.schedulers:
             self._note_load(replica, state, now_s)
         self._choose()
@@ -174,12 +178,13 @@ class Fleet:
     def _take_silence(self, replica: Replica, error: EngineUnavailableError) -> None:
         if replica.why != str(error):
             logger.warning("Engine %s: %s", replica.url, error)
-        replica.why = str(error)
-        if replica.url in self.loads:
-            self.loads.probed(replica.url, time.monotonic(), ok=False)
-            if self.loads.health(replica.url, time.monotonic()) is Health.DOWN:
-                self._alive.pop(replica.url, None)
-                self._choose()
+        replica.why, now_s = str(error), time.monotonic()
+        used = replica.url in self.loads
+        if used:
+            self.loads.probed(replica.url, now_s, ok=False)
+        if not used or self.loads.health(replica.url, now_s) is Health.DOWN:
+            self._alive.pop(replica.url, None)
+            self._choose()
         replica.heard = True
         self._note_heard()
 
@@ -209,15 +214,14 @@ class Fleet:
                     logger.error("Engine %s is not used, as it differs. %s", name, why)
                 replica.why = why
                 self.loads.remove(name)
-            elif name in self._speeds:
-                if replica.why:
-                    logger.info("Engine %s is in the fleet.", name)
-                if name not in self.loads:
-                    self.loads.add(name, self._speeds[name], time.monotonic())
+            elif name in self._speeds and name not in self.loads:
+                logger.info("Engine %s is in the fleet.", name)
+                self.loads.add(name, self._speeds[name], time.monotonic())
                 replica.why = ""
 
     def _begin(self, member: Member) -> None:
         if self._session is not None:
+            self._calls.cancel()
             self._session.close("The fleet serves another model now. Try again.")
         self._chosen = member
         self._session = Session(

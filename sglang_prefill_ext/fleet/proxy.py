@@ -11,9 +11,13 @@ import aiohttp
 from starlette.requests import Request
 from yarl import URL
 
-from sglang_prefill_ext.errors import DeadlineExceededError, EngineUnavailableError
+from sglang_prefill_ext.errors import (
+    DeadlineExceededError,
+    EngineUnavailableError,
+    RequestError,
+)
 from sglang_prefill_ext.fleet.replica import Replica
-from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
+from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER, headers_from, options_of
 from sglang_prefill_ext.frontend.worker import departure
 
 logger = logging.getLogger(__name__)
@@ -41,14 +45,19 @@ async def hand_on(
     If the engine goes within its answer, the answer to the client is cut off, too. If the client
     leaves, the request to the engine is cancelled.
 
+    Args:
+        request: `state.came_ms` is when it came, Unix time in ms.
+
     Raises:
+        RequestError: the target of the request is no path.
         NotSentError: the engine cannot be reached.
         EngineUnavailableError: the engine went before its answer began.
         DeadlineExceededError: the answer had not begun by the timeout that the client gave.
     """
+    target = _target(replica, request)
     try:
         async with asyncio.TaskGroup() as group:
-            answering = group.create_task(_answer(replica, request, body, send))
+            answering = group.create_task(_answer(replica, target, request, body, send))
             leaving = group.create_task(_end_when_left(request, answering))
             answering.add_done_callback(lambda _: leaving.cancel())
     except* (EngineUnavailableError, DeadlineExceededError) as errors:
@@ -56,15 +65,20 @@ async def hand_on(
 
 
 async def _answer(
-    replica: Replica, request: Request, body: bytes, send: Callable[[Any], Awaitable[None]]
+    replica: Replica,
+    target: URL,
+    request: Request,
+    body: bytes,
+    send: Callable[[Any], Awaitable[None]],
 ) -> None:
-    scope, begun = request.scope, False
-    path = scope.get("raw_path") or scope["path"].encode()
-    query = b"?" + scope["query_string"] if scope["query_string"] else b""
-    target = URL(replica.url + (path + query).decode("latin-1"), encoded=True)
-    headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in _passed(scope["headers"])]
+    begun, timeout = False, _timeout_of(request)
+    headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in _passed(request.headers.raw)]
+    if timeout is not None:
+        headers = [pair for pair in headers if pair[0] != TIMEOUT_HEADER]
+        headers.append((TIMEOUT_HEADER, timeout))
+    timeout_s = None if timeout is None else int(timeout) / 1e3 + _SLACK_S
     try:
-        async with asyncio.timeout(_timeout_s(request)) as limit:
+        async with asyncio.timeout(timeout_s) as limit:
             async with replica.http.request(
                 request.method,
                 target,
@@ -106,7 +120,20 @@ def _passed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [pair for pair in headers if pair[0].lower() not in _HANDLED]
 
 
-def _timeout_s(request: Request) -> float | None:
-    """Seconds in which the answer has to begin; None without a header that the engine accepts."""
-    given = request.headers.get(TIMEOUT_HEADER, "")
-    return int(given) / 1e3 + _SLACK_S if given.isdecimal() and len(given) <= 10 else None
+def _target(replica: Replica, request: Request) -> URL:
+    """What to ask for; nothing that a client sends makes it another host."""
+    scope = request.scope
+    path = scope.get("raw_path") or scope["path"].encode()
+    if not path.startswith(b"/"):
+        raise RequestError(f"{path!r:.80} is no path. Ask for one that begins with a slash.")
+    query = b"?" + scope["query_string"] if scope["query_string"] else b""
+    return URL(replica.url + (path + query).decode("latin-1"), encoded=True)
+
+
+def _timeout_of(request: Request) -> str | None:
+    """Milliseconds in which the answer has to begin; a wrong header is the engine's to refuse."""
+    try:
+        options = options_of(request.headers, request.state.came_ms)
+    except RequestError:
+        return None
+    return headers_from(options).get(TIMEOUT_HEADER)

@@ -100,6 +100,8 @@ class ReplicaLoad:
 
     def cancelled(self, ticket: int, now_s: float) -> None:
         self._pass(now_s)
+        if ticket == next(iter(self.tickets)):
+            self._excuse(now_s)
         self._forget(ticket)
         if not self.tickets:
             self._unanswered_busy_s = 0.0  # no answer will tell what this time was spent on
@@ -169,6 +171,13 @@ class ReplicaLoad:
             self._untold_busy_s += passed_s
         else:
             self._untold_busy_s += min(passed_s, others_s)
+
+    def _excuse(self, now_s: float) -> None:
+        """Take the silence for work at the oldest part, as far as that was expected: those behind
+        it were not computed meanwhile."""
+        spent_s = min(now_s - self._progress_s, self._next_answer_s)
+        self._progress_s += spent_s
+        self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)
 
     def _is_overdue(self, now_s: float) -> bool:
         """Whether its oldest part takes twice as long as expected, with others' work before it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -82,6 +83,7 @@ class Router:
         path = request.scope["path"]
         try:
             body = await request.body()
+            request.state.came_ms = time.time() * 1e3  # from here the client's timeout counts
             if request.method == "GET" and path in self._own:
                 answer: Response | None = self._own[path](request)
             else:

@@ -144,7 +144,7 @@ def _options(request: Request) -> RequestOptions:
     """Raises: StockPathTaken: the client wants the stock path. RequestError: a wrong header."""
     if opted_out(request.headers):
         raise StockPathTaken(StockReason.OPTED_OUT)
-    return options_of(request.headers, now_ms=time.time() * 1e3)
+    return options_of(request.headers, now_ms=request.state.came_ms)
 
 
 def _usage_of(embedded: Embedded) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import uvicorn
@@ -70,6 +72,7 @@ async def serve(settings: Settings, api_key: str) -> None:
         beside = [asyncio.ensure_future(each) for each in tasks]
         try:
             await fleet.wait_heard(_HEARD_S)
+            _stop_on_signals(server)
             serving = [server.serve(sockets=[_listener(settings)])]
             if (listening := _grpc_listening(settings)) is not None:
                 serving.append(serve_grpc(fleet, listening, api_key, lambda: server.should_exit))
@@ -77,6 +80,13 @@ async def serve(settings: Settings, api_key: str) -> None:
         finally:
             for task in beside:
                 task.cancel()
+
+
+def _stop_on_signals(server: uvicorn.Server) -> None:
+    # uvicorn's own way ends the process with its requests, though calls over gRPC are under way.
+    server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
 
 
 def _grpc_listening(settings: Settings) -> Listening | None:

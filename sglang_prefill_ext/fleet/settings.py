@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from urllib.parse import urlsplit
 
 import msgspec
+from yarl import URL
 
 from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.process.supervisor import reserved
@@ -32,6 +33,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     extra_work: float | None = None
     grace_s: float = 10.0
     keep_alive_s: int = 5
+
+    def url_at(self, address: str) -> str:
+        """The URL of routers that listen there, also where they listen at every address."""
+        host = address if self.host in ("0.0.0.0", "::") else self.host
+        return str(URL.build(scheme="http", host=host, port=self.port))
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -100,4 +106,4 @@ def _problem(url: str) -> str:
         _ = parts.port
     except ValueError as error:
         return f"is no URL ({error})"
-    return "has more than a host and a port" if url.count("/") > 2 or "@" in url else ""
+    return "has more than a host and a port" if url.count("/") > 2 or set("@?#") & set(url) else ""

@@ -1,4 +1,4 @@
-"""Measure at start what a forward costs: temporary memory, and time besides its tokens."""
+"""Measure at start what a forward costs: temporary memory, time per launch and per token."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from sglang_prefill_ext.wire.sampling import Sampling
 logger = logging.getLogger(__name__)
 
 CHUNK_TOKENS = 4096
-"""A row of so many tokens fills the chunks of attention scores."""
+"""A forward with one row of so many tokens fills whole chunks of attention scores."""
 
 ROW_TOKENS = 64
-"""Of a usual row, prefix left out; a sample with the most rows has 32 times as many."""
+"""Tokens of a usual row without its prefix; the sample with the most rows has 32 times as many."""
 
-_LEAST_TOKENS = 128  # for samples that differ; they may exceed a smaller limit
+_LEAST_TOKENS = 128  # samples need different sizes, so they may exceed a smaller limit
 
 _TIMED_RUNS = 3
 
 MEMORY_SHARE = 0.8
-"""Of the free memory; the rest is for fragmentation and for what stock batches take."""
+"""Share of the free memory for forwards; the rest is for fragmentation and for stock batches."""
 
 Agree: TypeAlias = Callable[[list[int]], list[int]]
 """The largest of each number over all tensor-parallel ranks."""
@@ -53,14 +53,15 @@ Agree: TypeAlias = Callable[[list[int]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured of this model on this device; the same on every rank, the speed excepted.
+    """What was measured with this model on this device; the same on every rank except the speed.
 
     Attributes:
         budget: of one forward.
-        launch_tokens: what a forward costs besides its tokens, in tokens computed in that time;
-            where there are graphs, a replayed one.
-        graphs: how large they are, and what other forwards cost.
-        tokens_per_s: without the launch, > 0; of this rank, as nothing is decided by it here.
+        launch_tokens: the cost of a forward apart from its tokens, in tokens computed in that time;
+            of a replayed forward if there are graphs.
+        graphs: the size of the largest graph, and the cost of eager forwards beside it.
+        tokens_per_s: speed of a forward apart from its launch, > 0. Each rank has its own number;
+            the engine decides nothing by it.
     """
 
     budget: ForwardBudget
@@ -71,11 +72,11 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long forwards take that are all launched in one way: a straight line through two.
+    """The time of forwards, all eager or all replayed: a straight line through two measurements.
 
     Attributes:
-        short_s: of `ROW_TOKENS` tokens.
-        s_per_token: of each further one, > 0.
+        short_s: seconds of a forward of `ROW_TOKENS` tokens.
+        s_per_token: seconds of each further token, > 0.
     """
 
     short_s: float
@@ -83,7 +84,7 @@ class Pace:
 
     @property
     def launch_tokens(self) -> int:
-        """By how many tokens a forward would have to be longer to take twice as long as none."""
+        """How many tokens take as long as a launch, which is the line's value at 0 tokens."""
         return max(1, round(self.short_s / self.s_per_token) - ROW_TOKENS)
 
 
@@ -98,10 +99,10 @@ def calibrate(
     """Run a few forwards before anything is served, and capture graphs.
 
     Args:
-        max_tokens: of one forward, as the operator allows.
+        max_tokens: most tokens of one forward, as the operator allows.
         agree: makes all ranks plan with the same numbers.
-        most_bytes: of the free memory, what is for this scheduler; None for all of it.
-        graph_tokens: of the largest graph; 0 for none.
+        most_bytes: the share of the free memory for this scheduler; None for all of it.
+        graph_tokens: tokens of the largest graph; 0 for none.
 
     Raises:
         ConfigError: the largest forward that the operator allows does not fit.
@@ -111,7 +112,7 @@ def calibrate(
         memory = measured_memory(executor, device, max_tokens)
         pace = eager = measured_pace(executor, max_tokens, max_tokens)
         if graph_tokens:
-            # Behind eager forwards, as these need memory, and short ones are replayed from here on.
+            # Measure eager forwards first: from here on short ones are replayed.
             executor.capture_graphs(graph_tokens)
             largest = max(executor.graph_use.sizes, default=0)
             if largest >= _LEAST_TOKENS:
@@ -143,8 +144,8 @@ def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pa
     """Time a short and a long forward.
 
     Args:
-        longest: tokens of the long one, if that is less than `CHUNK_TOKENS`.
-        max_tokens: where tokens cost next to nothing, a launch is worth so many at most.
+        longest: tokens of the long one, unless it is more than `CHUNK_TOKENS`.
+        max_tokens: limits the launch cost in tokens where tokens cost next to nothing.
     """
     tokens = max(min(CHUNK_TOKENS, longest), _LEAST_TOKENS)
     short_s = _fastest_s(executor, _plan(ROW_TOKENS, 1, executor))
@@ -154,15 +155,15 @@ def measured_pace(executor: PackedExecutor, longest: int, max_tokens: int) -> Pa
 
 
 def _fastest_s(executor: Executor, plan: ForwardPlan) -> float:
-    """Of several times, as whatever disturbs one only makes it slower."""
+    """The shortest of several times, as disturbances only make a run slower."""
     return min(timeit.repeat(partial(_run, executor, plan), number=1, repeat=_TIMED_RUNS))
 
 
 def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: int) -> MemoryModel:
-    """Run forwards of up to `max_tokens` tokens, and fit what they took.
+    """Run forwards of up to `max_tokens` tokens, and fit a model to their peak memory.
 
-    A read-out begins when the layers have given their memory back. So what that of a small forward
-    takes, which reads whole chunks of logits, is no more than what is fixed.
+    A read-out begins after the layers have freed their memory. So the peak of a read-out of whole
+    chunks of logits, measured with few tokens, is a lower bound of the model's fixed part.
     """
     tokens = max(max_tokens, _LEAST_TOKENS)
     sizes = (
@@ -171,7 +172,7 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
         (tokens, tokens // 2),
     )
     plans = [_plan(*size, executor) for size in sizes]
-    _run(executor, plans[0])  # sets up what is kept, such as workspaces
+    _run(executor, plans[0])  # allocates what is kept, such as workspaces
     samples = (
         Sample(plan.num_tokens, plan.num_rows, peak_bytes(device, partial(_run, executor, plan)))
         for plan in plans
@@ -187,8 +188,10 @@ def measured_memory(executor: PackedExecutor, device: torch.device, max_tokens: 
 
 
 def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
-    """Forwards of up to so many tokens that need the logits of two whole chunks of rows: for the
-    most probable token of each, and for one that is drawn."""
+    """Forwards of at most `tokens` rows of one token that fill two chunks of logits.
+
+    One reads the most probable token of each row, the other draws a token.
+    """
     rows = min(2 * executor.chunk_reads, tokens)
     sampled = Sampling.one(temperature=1.0, top_p=0.9, min_p=0.0, top_k=50, seed=1, biases={})
     draws = Sampling(np.repeat(sampled.draws, rows), sampled.biases)
@@ -206,7 +209,7 @@ def _chunk_plans(executor: PackedExecutor, tokens: int) -> list[ForwardPlan]:
 
 
 def _run_if_possible(executor: Executor, plan: ForwardPlan) -> None:
-    """What a sampler cannot do is the business of requests that ask for it."""
+    """Run a forward; if its sampler fails, only log it: requests that sample get the error."""
     try:
         _run(executor, plan)
     except torch.OutOfMemoryError:
@@ -221,9 +224,12 @@ def _run(executor: Executor, plan: ForwardPlan) -> None:
 
 
 def _plan(tokens: int, rows: int, executor: PackedExecutor) -> ForwardPlan:
-    """A forward whose rows pass over the vocabulary; the prefix, where prompts can share one, is a
-    quarter if there are rows. It is shorter, and there are more rows, where prompts cannot be so
-    long. Its tokens differ, since equal ones would all be routed to the same experts."""
+    """A forward of `tokens` tokens, whose rows are read over the whole vocabulary or as vectors.
+
+    If there are several rows and prompts can share a prefix, the prefix has a quarter of the
+    tokens. If prompts cannot be so long, it is shorter, and there are more rows. Token ids differ,
+    since equal ones would all be routed to the same experts.
+    """
     prefix = tokens // 4 if rows > 1 and executor.causal else 0
     if executor.longest_prompt is not None:
         prefix = min(prefix, executor.longest_prompt // 2)

@@ -1,4 +1,4 @@
-"""Work on another CUDA stream, and whether forwards can go on after one that has failed."""
+"""Run work on another CUDA stream, and decide whether forwards can go on after a failed one."""
 
 from __future__ import annotations
 
@@ -9,41 +9,42 @@ import torch
 from torch.distributed import DistError
 
 OF_ONE_RANK = (MemoryError, torch.OutOfMemoryError, DistError)
-"""What may strike one tensor-parallel rank and spare the others."""
+"""Errors that may occur on one tensor-parallel rank and not on the others."""
 
 
 def require_usable(device: torch.device, ranks: int, error: Exception) -> None:
-    """Return if another forward can follow one that has failed with `error`.
+    """Return if another forward can follow one that has failed with `error`; else raise.
 
-    An illegal address and its kin stay: whatever the process asks of the device afterwards fails,
-    as SGLang's own forwards do, whose scheduler then ends. And a rank that failed alone has left
-    the others in an exchange that it does not come to; its next forward would meet them there with
-    tensors of another size. Which ranks have failed cannot be asked, as the others wait.
+    Two kinds of failure end the scheduler. After a CUDA error such as an illegal address, every
+    later call to the device fails, those of stock forwards, too. And if one rank has failed alone,
+    the other ranks wait for it in a collective operation; its next forward would join that
+    operation with tensors of another size. As the others wait, they cannot be asked whether they
+    have failed.
 
     Args:
-        ranks: those that compute a forward together. What is not `OF_ONE_RANK` strikes all of
-            them at the same place, as they compute the same.
+        ranks: how many ranks compute a forward together. Errors that are not `OF_ONE_RANK` occur on
+            all of them at the same place, as all compute the same.
 
     Raises:
-        Exception: `error` where it is one rank's own, or what a broken device answers.
+        Exception: `error` if it may be one rank's own, or the error of a broken device.
     """
     if ranks > 1 and isinstance(error, OF_ONE_RANK):
         raise error
     if device.type == "cuda":
-        with suppress(torch.OutOfMemoryError):  # it is over with what asked for the memory
+        with suppress(torch.OutOfMemoryError):  # its cause ended with the failed forward
             torch.cuda.synchronize(device)
 
 
 @contextmanager
 def in_order(stream: AbstractContextManager[object]) -> Iterator[None]:
-    """Run the body on a stream, behind all that the current one has been given.
+    """Run the body on another stream, after all work that the current stream has.
 
-    If the body fails, whatever the current stream is given next runs behind what the body has
-    launched. Nobody waits for a forward that failed, so its tensors of the current stream are free
-    at once, and their memory must not change before they were read.
+    If the body fails, later work of the current stream runs after the kernels that the body has
+    launched. A failed forward is never waited for, and its tensors that belong to the current
+    stream are freed at once. Their memory must not be reused before those kernels have read it.
 
     Args:
-        stream: makes another stream the current one.
+        stream: a context manager that makes the other stream current.
     """
     outside = torch.cuda.current_stream()
     with stream:

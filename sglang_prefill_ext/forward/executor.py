@@ -1,4 +1,4 @@
-"""Run one planned forward: upload, model, attention over the packed layout, read-out."""
+"""Run one planned forward, eagerly or as a graph: upload, model, packed attention, read-out."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 logger = logging.getLogger(__name__)
 
 _CPU_CACHE_BYTES = 4 << 20
-"""Logits at a time on a CPU. They are passed over several times; what the caches hold takes half as
-long as what they do not, and the allocator gives the same memory again."""
+"""Size of a chunk of logits on a CPU. A read-out passes over its chunk several times: this takes
+half as long if the chunk fits into the CPU's caches, and the allocator reuses its memory."""
 
 
 class PackedExecutor:
     """Launches planned forwards on a model.
 
     Args:
-        readout_bytes: memory for full-vocabulary logits in the read-out, in bytes.
-        attention: TORCH for dense torch calls, else the Triton kernels in that way.
-        caches_prefixes: whether prefixes may lie in the model's pool, and be stored there.
+        readout_bytes: size of a chunk of full-vocabulary logits in the read-out, in bytes.
+        attention: TORCH for dense torch calls, else how the Triton kernels are used; as
+            `resolve_attention` returns it.
+        caches_prefixes: whether graphs read and write cached prefixes in the model's pool.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PackedExecutor:
         self._graphs = PackedGraphs(model, attention, model.pool if caches_prefixes else None)
         self._reader: LabelReader | VectorReader
         self.chunk_reads = 0
-        """Reads whose logits over the vocabulary exist at a time; 0 where vectors are read."""
+        """Reads in one chunk of logits over the vocabulary; 0 if the model makes vectors."""
         if model.vector_width:
             self._reader = VectorReader(model.vector_width, unit_length=model.unit_length)
         else:
@@ -109,16 +110,16 @@ class PackedExecutor:
         return self._graphs.use
 
     def capture_graphs(self, max_tokens: int) -> None:
-        """Replay forwards of up to so many tokens as graphs from now on, where that is possible."""
+        """From now on, replay forwards of up to `max_tokens` tokens as graphs, if possible."""
         self._graphs.capture(max_tokens)
 
     def stop_replays(self, why: str) -> None:
-        """Run eagerly from now on what would be replayed."""
+        """From now on, run all forwards eagerly; graphs keep their memory."""
         if self.graph_use.sizes:
             self._graphs.give_up(why)
 
     def forget_graphs(self) -> None:
-        """Run all forwards eagerly from now on, and give back what graphs keep."""
+        """From now on, run all forwards eagerly, and free the memory of graphs."""
         self._graphs = PackedGraphs(self._model, self._way)
 
     @torch.inference_mode()
@@ -128,13 +129,13 @@ class PackedExecutor:
         held: Sequence[Tensor | None],
         stores: Sequence[Tensor | None],
     ) -> ForwardCompletion:
-        """Run the forward up to the copy of its values to the host.
+        """Launch the forward, its read-out and the copy of its values to the host.
 
         Args:
             held, stores: see `PrefixedForward`.
 
         Raises:
-            RuntimeError: what torch raises, e.g. when memory is exhausted; nothing is kept.
+            RuntimeError: raised by torch, e.g. when memory is exhausted; no memory is kept.
         """
         with self._model.stream():
             hidden = self._graphs.run(plan, held, stores) if self._graphs.asked else None
@@ -148,7 +149,7 @@ class PackedExecutor:
         held: Sequence[Tensor | None],
         stores: Sequence[Tensor | None],
     ) -> Tensor:
-        """What `Model.prepare` makes of the reads."""
+        """Run a forward kernel by kernel; return the output of `Model.prepare` at the reads."""
         layout, model = plan.layout, self._model
         if not model.causal:
             layout = replace(layout, causal=False)
@@ -190,13 +191,16 @@ class PackedExecutor:
 
 
 def resolve_attention(asked: AttentionWay, model: Model) -> AttentionWay:
-    """Return what of that runs here and is right: TORCH instead of AUTO where the kernels are not,
-    MERGE with our own kernel for the prefix instead of a library that is not; else what was asked.
+    """Check the way that was asked for on this device; return it, or a fallback.
+
+    If the kernels cannot run here or compute wrong numbers, AUTO becomes TORCH. If a library cannot
+    or does, its way becomes MERGE, which uses our own kernel for the prefix. On a CPU, AUTO is
+    TORCH.
 
     Raises:
-        ConfigError: FUSED or MERGE is to be used, and the kernels cannot run or are wrong.
+        ConfigError: any other way was asked for, and the kernels cannot run or are wrong.
     """
-    # Under the interpreter kernels are for tests: right, and a thousand times slower.
+    # On a CPU, kernels run in Triton's interpreter: for tests, as it is a thousand times slower.
     on_cpu = asked is AttentionWay.AUTO and model.device.type == "cpu"
     if asked is AttentionWay.TORCH or on_cpu:
         return AttentionWay.TORCH
@@ -224,9 +228,9 @@ def _with_right_library(asked: AttentionWay, model: Model) -> AttentionWay:
 
 
 def _row_lens(layout: ForwardLayout) -> list[int]:
-    """Token counts that sum to the forward, as a batch of rows would have them.
+    """One token count a row, for SGLang's metadata; they sum to the tokens of the forward.
 
-    SGLang's metadata wants one length a row; the prefix is counted to the first.
+    A fresh prefix counts for the first row of its group.
     """
     lens: list[int] = []
     for group in layout.groups:

@@ -1,4 +1,4 @@
-"""The blocks of all layers of experts that are alike, chosen forward by forward."""
+"""Choose, in every forward, the block of rows for each layer of a group of like MoE layers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sglang_prefill_ext.moe.policy import Choice, Pair, Times, choose, choose_pa
 from sglang_prefill_ext.moe.routing import LayerBalance, RoutingAverage, balance_of
 
 LOOK_EVERY = 8
-"""Forwards from one whose routing is counted to the next. Counting takes a few small kernels a
-layer, which no short forward should have each time."""
+"""The routing of one in so many forwards is counted. Counting launches a few small kernels a layer,
+too many for every short forward."""
 
 
 class Counts(Protocol):
-    """What brings routing to the host; see `ExpertCounts`."""
+    """Counts the routing of a forward and copies it to the host; see `ExpertCounts`."""
 
     def begin(self) -> None: ...
 
@@ -33,17 +33,18 @@ class Counts(Protocol):
 
 
 class ExpertBlocks:
-    """Chooses from the routing of earlier forwards; the host never waits for this one's.
+    """Chooses table entries by the routing of earlier forwards, so the host never waits for counts.
 
-    With `MoeSource.DEVICE` it chooses two entries, between which the device chooses by the routing
-    of the forward itself.
+    With `MoeSource.DEVICE` it chooses two entries per layer, between which the device chooses by
+    the routing of the forward itself.
 
     Args:
-        layers, experts: how many layers there are, and of each how many experts are here.
-        table: SGLang's, of their shape.
-        times: measured ones of its entries; may be empty.
-        alone: entries that cannot be launched beside another.
-        share: of a forward's rows, those that come to experts here where all are used evenly.
+        layers, experts: number of layers, and of experts per layer on this device.
+        table: SGLang's table of tuned entries for the shape of these layers.
+        times: measured times of its entries; may be empty.
+        alone: entries that cannot be launched as one of two.
+        share: the share of a forward's rows that experts on this device get, if all are used
+            evenly.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class ExpertBlocks:
         self._looked_at: tuple[Sequence[Choice], Entry] = ((), table.entries[0])
 
     def entry(self, layer: int, topk_ids: Tensor, *, capturing: bool) -> Choice | None:
-        """The entry, or two, for one layer of a forward; None is SGLang's own choice.
+        """Return the entry, or the pair, for one layer of a forward; None: SGLang's own choice.
 
         Args:
-            layer: layers of a forward come in ascending order.
-            topk_ids: ``[tokens, top_k]``; values are not read on the host.
-            capturing: into a CUDA graph: the choice is then that of every replay, but of two
-                entries each replay takes its own. Nothing is counted, since the graph would count
-                for ever.
+            layer: number of the layer; calls of a forward come in ascending order.
+            topk_ids: ``[tokens, top_k]``; the host does not read the values.
+            capturing: the call is captured into a CUDA graph, so the choice holds for every replay;
+                of a pair, each replay chooses anew. Nothing is counted, since the graph would then
+                count in every replay.
         """
         if not capturing and layer <= self._last_layer:
             self._begin_forward()
@@ -129,24 +130,24 @@ class ExpertBlocks:
 
 @dataclass(slots=True)
 class ExpertUse:
-    """How the experts of one scheduler's model are computed.
+    """How the blocks for the experts of one scheduler's model are chosen.
 
     Attributes:
-        reason: why SGLang's own choice stays; empty where blocks are chosen.
-        groups: layers that are alike; none where nothing is chosen.
+        reason: why SGLang's own choice stays; empty if blocks are chosen.
+        groups: one per group of like layers; empty if nothing is chosen.
     """
 
     reason: str = ""
     groups: list[ExpertBlocks] = field(default_factory=list)
 
     def learn(self) -> None:
-        """Count routing from now on: forwards before this one were not asked for by anybody."""
+        """Count routing from now on: forwards before were not for requests, but for measuring."""
         for group in self.groups:
             group.learning = True
 
     @property
     def balance(self) -> list[LayerBalance]:
-        """Of each layer, in the model's order within each group."""
+        """How full the blocks of each layer were, group by group, in the model's order."""
         return [layer for group in self.groups for layer in group.balance]
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which of two entries computes a layer, chosen on the device by the routing of this forward."""
+"""Let the device choose, by the routing of this forward, which of two entries computes a layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from sglang_prefill_ext.moe.policy import Pair
 
 
 def leave_one(pair: Pair, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> None:
-    """Take the rows from the alignment of the entry that is not taken, in one launch. Nothing is
-    copied to the host.
+    """Choose one entry of a pair, and set the row count of the other one to 0, in one launch.
+
+    Nothing is copied to the host.
 
     Args:
-        first, second: of each entry the experts of its blocks, int32 ``[blocks]`` or longer, and
-            the rows of all blocks, int32 ``[1]``, which become 0 for one of them.
+        first, second: for each entry, the expert of each of its blocks, int32 ``[blocks]`` or
+            longer, and the row count of all blocks, int32 ``[1]``.
     """
     choose_block(
         Aligned(*first, pair.first.block, *pair.first_time),

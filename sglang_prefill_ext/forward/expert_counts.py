@@ -1,4 +1,4 @@
-"""Count the rows of each expert on the device, and bring the counts to the host unawaited."""
+"""Count the rows of each expert on the device, and copy the counts to the host asynchronously."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class ExpertCounts:
 
     Args:
         layers, experts: of the model, on this device.
-        device: where the expert ids are.
+        device: the one that holds the expert ids.
     """
 
     def __init__(self, layers: int, experts: int, device: torch.device) -> None:
         on_cuda = device.type == "cuda"
-        shape = (layers, experts + 1)  # the first column is for ids of no expert here
+        shape = (layers, experts + 1)  # the first column is for experts of other devices
         self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
         self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda)
         self._ones = torch.ones(0, dtype=torch.int32, device=device)
@@ -31,7 +31,7 @@ class ExpertCounts:
         self._most = experts
 
     def begin(self) -> None:
-        """Begin a forward."""
+        """Set the counts to 0 for a new forward."""
         self._counts.zero_()
 
     def count(self, layer: int, topk_ids: Tensor) -> None:
@@ -46,13 +46,13 @@ class ExpertCounts:
         self._counts[layer].index_add_(0, column, self._ones[: len(column)])
 
     def send(self) -> None:
-        """End the forward: its counts set out for the host."""
+        """End the forward: start the copy of its counts to the host."""
         self._host.copy_(self._counts, non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
     def arrived(self) -> NDArray[np.int32] | None:
-        """The counts that were sent, ``[layers, experts]``; None while they are on the way."""
+        """The counts that were sent, ``[layers, experts]``; None while the copy is under way."""
         if self._sent is not None and not self._sent.query():
             return None
         counts: NDArray[np.int32] = self._host[:, 1:].numpy().copy()

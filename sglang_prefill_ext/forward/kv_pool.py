@@ -1,6 +1,6 @@
-"""Memory for K/V of all layers, by slot, and who hands slots out to prefixes between two forwards.
+"""KV pools as packed forwards use them, and the allocation of their slots to prefixes.
 
-SGLang's pool as packed forwards use it, and ours.
+`KVPool` and `Room` are implemented by SGLang's pool (`border/scheduler/radix.py`) and by `OwnPool`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from sglang_prefill_ext.scheduling.budget import ForwardBudget
 from sglang_prefill_ext.wire.arrays import Int32Array
 
 SHARE = 4
-"""Of the memory that forwards may take, one such part is set aside for a pool of ours."""
+"""One part in so many of the memory for forwards is set aside for an `OwnPool`."""
 
 
 class KVPool(Protocol):
-    """Slots of one token each; whoever has allocated some may write there. Slot 0 is nobody's:
-    what is written there is never read."""
+    """Memory for K/V of all layers, in slots of one token each.
+
+    Only the owner of a slot writes to it. Slot 0 belongs to nobody: anyone may write to it, and its
+    values are never used.
+    """
 
     def buffers(self, layer: int) -> HeldKV:
         """Keys ``[slots, KH, D]`` and values ``[slots, KH, Dv]`` of a layer: the memory itself,
@@ -33,15 +36,15 @@ class KVPool(Protocol):
 
         Args:
             slots: int64 ``[n]``; only slot 0 may be among them more than once.
-            k: ``[n, KH, D]``; v: ``[n, KH, Dv]``; any strides but of the last dimension.
+            k: ``[n, KH, D]``; v: ``[n, KH, Dv]``; contiguous in the last dimension.
         """
 
 
 class OwnPool:
-    """`KVPool` and `Room` of one prefix at a time; its memory is there while slots are taken.
+    """`KVPool` and `Room` for one prefix at a time; memory is allocated while slots are taken.
 
-    Used where SGLang's pool cannot be written: it keeps K/V in another precision or layout, or
-    fewer tokens in some layers.
+    It is used if SGLang's pool keeps K/V in another precision or layout, or fewer tokens in some
+    layers, so that packed forwards cannot write to it.
 
     Args:
         heads, dtype: of keys and values, in every layer.
@@ -52,7 +55,7 @@ class OwnPool:
         self, heads: HeadShape, num_layers: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.capacity = 0
-        """Tokens; none before somebody has set memory aside."""
+        """Tokens; 0 before `set_aside`."""
         numbers = num_layers * heads.num_key_heads * (heads.head_dim + heads.value_dim)
         self.bytes_per_token = numbers * dtype.itemsize
         self._shapes = [(heads.num_key_heads, dim) for dim in (heads.head_dim, heads.value_dim)]
@@ -61,7 +64,7 @@ class OwnPool:
         self._taken = 0
 
     def set_aside(self, budget: ForwardBudget) -> ForwardBudget:
-        """Take a share of the memory that forwards may have; return what is left to them."""
+        """Take a share of the memory for forwards; return the budget that is left to them."""
         own_bytes = budget.max_bytes // SHARE
         self.capacity = own_bytes // self.bytes_per_token
         return replace(budget, max_bytes=budget.max_bytes - own_bytes)
@@ -97,11 +100,10 @@ class Room(Protocol):
     """Most tokens that can be taken at a time."""
 
     def take(self, num_tokens: int) -> Tensor | None:
-        """Slots for so many tokens, at least 1, int64 on the device; None if there are not as many
-        left."""
+        """Take slots for at least 1 token, int64 on the device; None if too few are left."""
 
     def give_back(self, slots: Tensor) -> None:
-        """Free slots that were taken: all of a call, or whole pages at their end."""
+        """Free slots that one `take` returned: all of them, or whole pages at their end."""
 
 
 class PrivateTransaction:
@@ -129,7 +131,10 @@ class PrivateTransaction:
 
 
 class PrivateSlots:
-    """The `PrefixCache` of a server that caches no prefix, or none that packed work can read."""
+    """The `PrefixCache` of a server whose radix cache is off, or not usable by packed forwards.
+
+    It only holds prefixes of divided requests between their forwards.
+    """
 
     shares = False
 

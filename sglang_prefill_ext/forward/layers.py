@@ -1,4 +1,4 @@
-"""The attention of one forward as its model's layers call it."""
+"""Attention of one forward as the model's layers call it: reads and stores held K/V, attends."""
 
 from __future__ import annotations
 
@@ -22,33 +22,32 @@ class Attention(Protocol):
         """The arrays to upload."""
 
     def bind(self, arrays: Sequence[Tensor], page_table: Tensor | None = None) -> None:
-        """Take what all layers read.
+        """Take the device arrays that all layers read.
 
         Args:
             arrays: those of `host_arrays`, uploaded.
-            page_table: int32, the slots of all held prefixes, see `write_page_table`; longer ones
-                are fine. None: no layer is called with K/V that are held.
+            page_table: int32, the slots of all held prefixes, see `write_page_table`; it may be
+                longer. None: no prefix is held.
         """
 
     def forward(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
         """Attention of all tokens.
 
         Args:
-            cached: K/V of the slots that the page table names.
+            cached: K/V of the pool, of which the page table names slots; None: nothing is held.
         """
 
     def read(self, inputs: LayerInputs, cached: HeldKV | None) -> Tensor:
-        """Attention of the read positions alone; likewise."""
+        """Attention of the read positions alone; arguments as in `forward`."""
 
 
 class LayerAttention:
-    """`Attend` of one forward: K/V that groups hold are read in the pool, and what they leave is
-    written there.
+    """`Attend` of one forward: each layer stores K/V to be kept in the pool, and reads held ones.
 
     Args:
         held, stores: see `PrefixedForward`.
-        shortened: the layer, if any, that is asked for the ends of rows only.
-        pool: of all slots.
+        shortened: the layer, if any, that computes attention of the rows' last tokens only.
+        pool: where held prefixes lie, and kept ones are stored.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class LayerAttention:
         self._pool = pool
 
     def page_table(self, device: torch.device) -> Tensor | None:
-        """See `Attention.bind`."""
+        """Make the page table for `Attention.bind`; None if no prefix is held."""
         if not self._holds_any:
             return None
         num_held = sum(len(slots) for slots in self._held if slots is not None)

@@ -1,4 +1,4 @@
-"""Temporary memory of a device: how much some work takes, how much there is, and a model of it."""
+"""Temporary memory of a device: measure what work takes and what is free, and model it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 SAFETY = 1.25
-"""Measured memory is multiplied by this: layouts differ from those that were measured."""
+"""Measured memory is multiplied by this, as served layouts differ from the measured ones."""
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     """Run `work`; return by how much it raised the memory in use at its highest, in bytes.
 
     Args:
-        device: CUDA, where the allocator counts; else the CPU, where torch's profiler does. Memory
-            that other libraries take is not seen on either.
+        device: on CUDA torch's allocator counts, on the CPU torch's profiler. Neither sees memory
+            that other libraries allocate.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -35,18 +35,20 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
 
 @dataclass(slots=True)
 class Kept:
-    """Memory of a device that some work has taken and not given back, in bytes."""
+    """Device memory that some work has allocated and not freed, in bytes."""
 
     bytes: int = 0
 
 
 @contextmanager
 def kept_bytes(device: torch.device) -> Iterator[Kept]:
-    """Measure what the body keeps, whoever took it; on leaving it is in what was yielded.
+    """Measure the device memory that the body keeps, by whatever library; yields the result.
+
+    The result is set when the body ends.
 
     Args:
-        device: CUDA, of which nobody else takes memory meanwhile; else 0 bytes, since what a
-            process has taken of the host's memory says little about what it keeps.
+        device: on CUDA, no other process may allocate memory meanwhile. On the CPU the result is 0
+            bytes, since a process's use of host memory says little about what it keeps.
     """
     kept = Kept()
     before = _untaken_bytes(device)
@@ -55,7 +57,10 @@ def kept_bytes(device: torch.device) -> Iterator[Kept]:
 
 
 def _untaken_bytes(device: torch.device) -> int:
-    """Memory that nobody has taken, not even torch's allocator for later."""
+    """CUDA memory that is not allocated, after torch's allocator has freed its unused blocks.
+
+    0 if the device is not a CUDA device.
+    """
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)
@@ -64,10 +69,10 @@ def _untaken_bytes(device: torch.device) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that torch could still take, in bytes.
+    """Memory that torch could still allocate, in bytes.
 
-    On CUDA without what torch's allocator keeps: in the pools of CUDA graphs, SGLang's and ours,
-    blocks are free to it that only a capture gets.
+    On CUDA, the blocks that torch's allocator keeps do not count: those in the pools of CUDA
+    graphs, SGLang's and ours, look free to it, but only a capture can use them.
     """
     if device.type == "cuda":
         return _untaken_bytes(device)
@@ -75,7 +80,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _peak_on_cpu(work: Callable[[], object]) -> int:
-    # Without this the profiler tells every user of a CPU that there is no GPU.
+    # Else the profiler logs on every CPU-only machine that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
@@ -90,7 +95,7 @@ def _peak_on_cpu(work: Callable[[], object]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one forward took at its highest, in bytes."""
+    """The measured peak memory of one forward, in bytes."""
 
     tokens: int
     rows: int
@@ -99,24 +104,24 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Temporary memory that a forward is expected to take at most."""
+    """The most temporary memory that a forward is expected to take."""
 
     fixed_bytes: int
     bytes_per_token: int
     bytes_per_row: int
 
     def num_bytes(self, tokens: int, rows: int) -> int:
-        """Of a forward of so many tokens and rows."""
+        """Expected peak of a forward of so many tokens and rows, in bytes."""
         return self.fixed_bytes + self.bytes_per_token * tokens + self.bytes_per_row * rows
 
 
 def fit_memory(some: Sample, most: Sample, most_rows: Sample) -> MemoryModel:
-    """Return a model that lies `SAFETY` above forwards of a size between the samples.
+    """Fit a model to three samples: `SAFETY` times a bound for all sizes between them.
 
-    The peak of a forward is the largest of what its layers, its attention and its read-out take.
-    Each grows evenly, except that what is done in chunks stops growing at the first whole one.
-    Beyond there the peak lies below every straight line between two of its points, hence below
-    the model, which is drawn through the samples.
+    The peak of a forward is the largest of the peaks of its layers, its attention and its read-out.
+    Each of these grows linearly, except that work done in chunks stops growing at the first whole
+    chunk. From there on, the peak lies below every straight line between two of its points, and so
+    below the model, which goes through the samples.
 
     Args:
         some: a forward that is just large enough for whole chunks.
@@ -139,19 +144,22 @@ def fit_memory(some: Sample, most: Sample, most_rows: Sample) -> MemoryModel:
 
 _READOUT_BYTES = 64 << 20
 _MOST_READOUT_BYTES = 512 << 20
-"""Logits in float32 of the largest vocabularies for 500 reads and more: a forward seldom has more
-that need them, and the output head, hundreds of MB, is read once for each chunk."""
+"""Enough for float32 logits of 500 reads and more with the largest vocabularies. Few forwards have
+more reads that need logits; a smaller chunk would read the output head, hundreds of MB, more
+often."""
 
 _READOUT_SHARE = 16
 
 
 def readout_bytes(asked_mib: int, device_type: str, free: int) -> int:
-    """Memory for logits over the vocabulary, which is taken some three times while they are read.
+    """Return how many bytes one chunk of logits over the vocabulary may have.
+
+    Reading a chunk takes about three times as much memory.
 
     Args:
-        asked_mib: what the operator wants; 0 leaves it to the device.
+        asked_mib: the operator's choice; 0: choose by the device.
         device_type: `torch.device.type`.
-        free: of the device's memory, in bytes; the same number on every rank.
+        free: free memory of the device, in bytes; the same number on every rank.
     """
     if asked_mib:
         return asked_mib << 20

@@ -1,4 +1,4 @@
-"""What the executor needs of a model; implemented at the border to SGLang."""
+"""The `Model` protocol: what the executor needs of a model; `border/model` implements it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.wire.sampling import Sampling
 
 Attend: TypeAlias = Callable[[int, LayerInputs], Tensor]
-"""``(layer, inputs) -> [Q, H, Dv]``: attention of all tokens, in `Model.last_layer` of the read
+"""``(layer, inputs) -> [Q, H, Dv]``: attention of all tokens or, in `Model.last_layer`, of the read
 positions alone."""
 
 
 class Drawn(NamedTuple):
-    """Tokens that were drawn, and log-probs (natural log) that they were drawn by.
+    """Drawn tokens, with log-probs (natural log) of the distributions that they were drawn from.
 
     Attributes:
-        tokens, log_probs: ``[n]``.
-        top_log_probs, top_tokens: the most probable ones, ``[n, num_top]``.
-        listed: log-probs of the tokens that were asked for, read by read.
+        tokens, log_probs: the drawn tokens, ``[n]``.
+        top_log_probs, top_tokens: the most probable tokens, ``[n, num_top]``.
+        listed: log-probs of the listed tokens of each read, read by read, flat.
     """
 
     tokens: Tensor
@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Embeddings that stand where those of some tokens would.
+    """Embeddings that take the place of those of some tokens.
 
     Attributes:
         at: the tokens, int64 ``[n]``, n >= 1.
@@ -54,12 +54,12 @@ class ProductHead:
     """An output head whose logits are ``soft_cap * tanh(scale * hidden @ weight.T / soft_cap)``.
 
     Attributes:
-        weight: ``[tokens, hidden]``; of this rank where ranks share the vocabulary.
-        first: the token of its first row.
+        weight: ``[tokens, hidden]``; this rank's part if ranks share the vocabulary.
+        first: the token id of its first row.
         scale: factor of every logit.
         soft_cap: bound of every scaled logit; 0 for none.
-        gather: returns ``[ranks, n]``, what all ranks that share the vocabulary have given,
-            ``[n]`` each; None where this rank has all of it.
+        gather: an all-gather over the ranks that share the vocabulary: takes ``[n]``, returns
+            ``[ranks, n]``. None if this rank has the whole vocabulary.
     """
 
     weight: Tensor
@@ -84,22 +84,23 @@ class Model(Protocol):
     causal: bool
     """Whether a token sees those before it only; in an encoder it sees its whole prompt."""
     longest_prompt: int | None
-    """Tokens that have a position; None for more than a forward has."""
+    """Most tokens of a prompt; None if there is no limit below that of a forward."""
     vocab_size: int
     asynchronous: bool
-    """Whether work runs on after a call returns (a GPU in the overlap event loop)."""
+    """Whether calls return before the device is done (a GPU in the overlap event loop)."""
     vector_width: int
-    """Numbers of the vector that the model itself makes of every row; 0 for a model whose hidden
-    states are read with labels."""
+    """Width of the vector that the model itself makes of every row; 0 for a generative model, whose
+    hidden states are read by labels."""
     state_width: int
-    """Numbers of the hidden state of which a head makes that vector; 0 where none is shown."""
+    """Width of the hidden state from which a head makes that vector; 0 if the model does not return
+    it."""
     unit_length: bool
     """Whether these vectors have length 1."""
     last_layer: int | None
-    """The layer that is asked for the read positions alone, as nothing but the read-out needs its
-    attention output; None where the model cannot do without the rest."""
+    """The last layer, if it can compute attention of the read positions alone; only the read-out
+    needs its output. None if the model needs that of all positions."""
     pool: KVPool
-    """Of the slots that held prefixes lie in."""
+    """The pool in which held prefixes lie."""
 
     def stream(self) -> AbstractContextManager[object]:
         """The stream on which this forward is launched."""
@@ -116,23 +117,23 @@ class Model(Protocol):
         *,
         shortened: bool,
     ) -> Callable[[], Tensor]:
-        """Make ready a packed forward that is read at R >= 1 positions.
+        """Prepare a packed forward that is read at R >= 1 positions; return a function to run it.
 
-        What is returned runs it on what the tensors hold then, each time that it is called, and
-        needs nothing else of the host. It makes the final hidden states ``[R, hidden]``.
-        Where the model makes vectors, these instead, each with its state behind it:
-        ``[R, vector_width + state_width]``.
+        The function may be called several times, and captured into a graph: each call reads the
+        current contents of the tensors, and nothing else that may change on the host. It returns
+        the final hidden states ``[R, hidden]`` or, if the model makes vectors, these followed by
+        their states: ``[R, vector_width + state_width]``.
 
         Args:
-            adapter: see `PackedRows`; holds until another forward is made ready.
-            shortened: ask `last_layer`, if there is one, for these positions alone.
+            adapter: see `PackedRows`; it stays in effect until another forward is prepared.
+            shortened: compute attention of `last_layer`, if it is set, at the read positions alone.
 
         Raises:
-            PackedForwardError: there is no such adapter (any more).
+            PackedForwardError: the adapter is not loaded (any more).
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary ``[n, vocab_size]`` of n hidden states."""
+        """Logits over the vocabulary, ``[n, vocab_size]``, of n hidden states."""
 
     def draw(
         self,
@@ -142,13 +143,13 @@ class Model(Protocol):
         num_top: int,
         listed: list[list[int]],
     ) -> Drawn:
-        """Draw a token behind each of n positions.
+        """Draw the next token of each of n reads.
 
         Args:
             logits: float32 ``[n, vocab_size]``; overwritten.
-            sampling: of n rows, all of one `Draw`.
-            positions: of the last tokens in their prompts, int64 ``[n]``.
-            listed: tokens of every read.
+            sampling: parameters of the n reads, all of one kind of `Draw`.
+            positions: positions of the read tokens in their prompts, int64 ``[n]``.
+            listed: for every read, the tokens whose log-probs are returned as `Drawn.listed`.
         """
 
     def product_head(self) -> ProductHead | None:

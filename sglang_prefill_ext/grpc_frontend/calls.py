@@ -157,6 +157,10 @@ async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[In
 
 _RETRY_S = 1.0  # nobody knows when the engine will be back
 
+_MOST_TOLD = 1200
+"""Bytes of a message. Trailers have it up to three times, escaped, and clients refuse those of more
+than 8 KB: then they see RESOURCE_EXHAUSTED instead, which they repeat."""
+
 
 @contextmanager
 def counted(metrics: FrontendMetrics) -> Iterator[None]:
@@ -169,12 +173,14 @@ def counted(metrics: FrontendMetrics) -> Iterator[None]:
 
 
 def status_of(error: PrefillExtError) -> tuple[grpc.StatusCode, Status]:
-    """Return the code of an error, and its message with the details that a program can read."""
+    """Return the code of an error, and the beginning of its message with the details that a program
+    can read."""
     code = grpc.StatusCode[end_by(error).grpc]
-    status = Status(code=code.value[0], message=str(error))
+    message = str(error).encode(errors="replace")[:_MOST_TOLD].decode(errors="ignore")
+    status = Status(code=code.value[0], message=message)
     detail = Any()
     if isinstance(error, RequestError):
-        violation = BadRequest.FieldViolation(field=error.field, description=str(error))
+        violation = BadRequest.FieldViolation(field=error.field, description=message)
         detail.Pack(BadRequest(field_violations=[violation]))
     elif isinstance(error, (ServerBusyError, EngineUnavailableError)):
         wait = RetryInfo()

@@ -19,44 +19,64 @@ from sglang_prefill_ext.process.supervisor import reserved, supervise
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = Settings(attach=Path())
+_LONGEST_S = 1_000_000  # gRPC has 31 bits for milliseconds
 
 
 def serve_grpc(
-    attach: Annotated[Path, typer.Option(help="Socket of the engine's --prefill-only-attach.")],
+    attach: Annotated[
+        Path, typer.Option(help="Socket file that the engine has in --prefill-only-attach.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen at.")] = _DEFAULTS.host,
     port: Annotated[
-        int, typer.Option(help="Port to listen at; 0 for a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
     ] = _DEFAULTS.port,
-    processes: Annotated[int, typer.Option(min=1, help="Front-end processes.")] = 2,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file: private key.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM file: certificate chain.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Number of front-end processes.")] = 2,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="PEM file with the private key; turns TLS on.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate chain.")
+    ] = None,
     client_ca: Annotated[
-        Path | None, typer.Option(help="PEM file: whose clients are let in (mTLS).")
+        Path | None,
+        typer.Option(help="PEM file with authorities; only their clients are let in (mTLS)."),
     ] = None,
     tokens: Annotated[
-        Path | None, typer.Option(help="File with bearer tokens, one on each line.")
+        Path | None, typer.Option(help="File with bearer tokens, one per line.")
     ] = None,
     max_message_mib: Annotated[
         int, typer.Option(min=1, max=2047, help="Largest request or answer, in MiB.")
     ] = _DEFAULTS.max_message_mib,
     keepalive_s: Annotated[
-        int, typer.Option(min=0, help="Idle seconds after which a connection is tried; 0: never.")
+        int,
+        typer.Option(
+            min=0, max=_LONGEST_S, help="Idle seconds after which a connection is tested; 0: never."
+        ),
     ] = _DEFAULTS.keepalive_s,
     max_calls: Annotated[
-        int, typer.Option(min=1, help="Calls under way in a front end; more are refused.")
+        int,
+        typer.Option(
+            min=1, max=1_000_000, help="Most calls under way in a front end; more are refused."
+        ),
     ] = _DEFAULTS.max_calls,
     max_connection_age_s: Annotated[
-        int, typer.Option(min=0, help="Seconds after which clients connect anew; 0: never.")
+        int,
+        typer.Option(
+            min=0, max=_LONGEST_S, help="Seconds after which clients must connect again; 0: never."
+        ),
     ] = _DEFAULTS.max_connection_age_s,
-    compression: Annotated[Compression, typer.Option(help="Of answers.")] = _DEFAULTS.compression,
+    compression: Annotated[
+        Compression, typer.Option(help="Compression of answers.")
+    ] = _DEFAULTS.compression,
     reflection: Annotated[
-        bool, typer.Option(help="Tell clients which methods there are.")
+        bool, typer.Option(help="List the methods to clients.")
     ] = _DEFAULTS.reflection,
     grace_s: Annotated[
-        float, typer.Option(min=0, help="Seconds for calls under way on SIGTERM.")
+        float,
+        typer.Option(min=0, max=_LONGEST_S, help="Seconds that running calls get on SIGTERM."),
     ] = _DEFAULTS.grace_s,
 ) -> None:
-    """Serve prefill_ext.v1 over gRPC for a running engine, in processes of its own."""
+    """Serve the gRPC API prefill_ext.v1 for a running engine, in separate processes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s serve-grpc: %(message)s")
     for file in (tls_key, tls_cert, client_ca, tokens):
         if file is not None and not file.is_file():

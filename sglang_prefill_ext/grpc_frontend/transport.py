@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ ALGORITHMS = {
 }
 _MOST_PINGS_MS = 10_000  # clients may ping this often without a call; gRPC's own limit is 5 minutes
 _PING_TIMEOUT_MS = 20_000
+_TOKEN = re.compile("[!-~]+")
 
 
 def server_options(settings: Listening) -> list[tuple[str, Any]]:
@@ -69,13 +71,19 @@ def bearer_tokens(settings: Listening) -> list[str]:
     """Return the tokens; a client has to show one of them, or none if there are none.
 
     Raises:
-        ConfigError: the file cannot be read, or holds none.
+        ConfigError: the file cannot be read, holds none, or something that is none.
     """
     if settings.tokens is None:
         return []
-    tokens = _read(settings.tokens, "--tokens").decode().split()
+    text = _read(settings.tokens, "--tokens").decode(errors="replace")
+    tokens = [line.strip() for line in text.splitlines() if line.strip()]
     if not tokens:
-        raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one on each line.")
+        raise ConfigError(f"--tokens: {settings.tokens} holds no token. Write one per line.")
+    if not all(map(_TOKEN.fullmatch, tokens)):
+        raise ConfigError(
+            f"--tokens: {settings.tokens} has a line that is no token. Write one per line, of "
+            "visible ASCII without spaces, and nothing else."
+        )
     return tokens
 
 

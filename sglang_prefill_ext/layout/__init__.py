@@ -1,1 +1,1 @@
-"""The geometry of one forward: tokens, tiles, plans of its attention. Pure numpy."""
+"""The geometry of one forward: where its tokens lie, and plans of its attention. Pure numpy."""

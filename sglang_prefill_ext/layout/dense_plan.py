@@ -1,4 +1,4 @@
-"""The dense calls of one forward's attention, as index arrays. Pure numpy."""
+"""Plan one forward's attention as dense calls, by index arrays. Pure numpy."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.layout.tiling import CALL_PAIRS, Tile, count_pairs, cut_group
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
-_PREFIX = 0  # segment that all others of the tile see
+_PREFIX = 0  # the segment that all other segments of the tile see
 _PADDING = -1
 
 
@@ -18,16 +18,17 @@ _PADDING = -1
 class TileBatch:
     """Tiles that are computed by one dense call.
 
-    Legend: B tiles of at most M tokens with E copied prefix tokens in front of each. Keys are
+    Shapes: B tiles of at most M tokens with E copied prefix tokens in front of each. Keys are
     numbered `[tokens of the forward][held prefix of copied_groups[0]][...of copied_groups[1]]...`.
     """
 
     query_index: NDArray[np.int64]
-    """`[B, M]` token of each query; padding repeats the tile's last token."""
+    """`[B, M]` flat index of each query's token; padding repeats the tile's last token."""
     key_index: NDArray[np.int64]
-    """`[B, E + M]` token or held token of each key; the last M columns are `query_index`."""
+    """`[B, E + M]` number of each key; the last M columns are `query_index`."""
     segments: NDArray[np.int64]
-    """`[B, M]` segment within the tile: 0 is a prefix, rows count from 1, -1 is padding."""
+    """`[B, M]` segment of each query within the tile: 0 is a prefix, 1 and above are rows, -1 is
+    padding."""
     causal: bool
     """See `ForwardLayout`."""
 
@@ -38,7 +39,7 @@ class TileBatch:
 
     @property
     def is_causal(self) -> bool:
-        """Whether plain causal attention, without a mask, is right for every tile."""
+        """Whether plain causal attention without a mask is correct for every tile."""
         is_square = self.key_index.shape == self.query_index.shape
         return self.causal and is_square and not self._joins_segments
 
@@ -72,14 +73,17 @@ class TileBatch:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpan:
-    """Consecutive queries that all see the whole of a prefix beside the keys of their call."""
+    """Consecutive queries that see a whole prefix beside the keys of their batch: one more call.
+
+    The keys of that call are the held K/V of `group`, then those of the tokens `fresh`.
+    """
 
     queries: slice
-    """Queries of the forward: its tokens, or its rows where only their last tokens ask."""
+    """Token numbers or, in a `ReadoutPlan`, row numbers."""
     group: int
-    """The group whose held K/V comes first..."""
+    """The group whose held K/V, if any, come first."""
     fresh: slice
-    """...and the tokens of the forward that follow; may be empty."""
+    """Flat indices of the fresh prefix; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +91,15 @@ class AttentionPlan:
     """Every dense call of one layer's attention."""
 
     batches: tuple[TileBatch, ...]
-    """Their queries without padding are all tokens of the forward, each once."""
+    """Apart from padding, every token of the forward is a query of exactly one batch."""
     copied_groups: tuple[int, ...]
-    """Groups whose held K/V is appended to the keys of the forward, in this order."""
+    """Groups whose held K/V are appended to the keys of the forward, in this order."""
     spans: tuple[PrefixSpan, ...]
-    """No two overlap."""
+    """Prefixes that are merged; their queries do not overlap."""
 
 
 _Placed: TypeAlias = tuple[Tile, NDArray[np.int64]]
-"""A tile and the keys that are copied in front of it."""
+"""A tile and the numbers of the keys that are copied in front of its own."""
 
 
 def plan_attention(layout: ForwardLayout) -> AttentionPlan:
@@ -126,7 +130,7 @@ def plan_attention(layout: ForwardLayout) -> AttentionPlan:
 
 
 def _batches(placed: Iterable[_Placed], *, causal: bool) -> Iterator[TileBatch]:
-    """Tiles with equally many keys in front, padded as far as that is cheaper than a call."""
+    """Batch tiles with equally many keys in front; padding must be cheaper than one more call."""
     batch: list[_Placed] = []
     wasted = 0
     for tile, front in sorted(placed, key=lambda item: (item[1].size, -item[0].num_tokens)):

@@ -1,7 +1,7 @@
-"""How the attention kernels divide one forward: tiles of queries and the keys they see. Pure numpy.
+"""Plan one forward for the attention kernels: tiles of queries, and their keys. Pure numpy.
 
-A *section* is a group's fresh prefix, or all its rows. Queries of one section have the same prefix
-outside of it, hence a tile never leaves its section.
+A *section* is either a group's fresh prefix or all rows of the group. All queries of a section see
+the same prefix outside of it, so a tile never crosses the border of a section.
 """
 
 from dataclasses import dataclass, replace
@@ -13,20 +13,20 @@ from sglang_prefill_ext.errors import PackingError
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 SPAN_BLOCKS = 8
-"""The queries of a tile lie within so many times `block_tokens` tokens. Where few tokens are
-queries this keeps one tile from walking over all rows of a group."""
+"""The queries of a tile lie within so many times `block_tokens` tokens. Without this bound, one
+tile would loop over all rows of a group where few tokens are queries."""
 
 
 DIVIDED_PREFIX_TOKENS = 4096
-"""Keys are divided where the mean query sees a prefix at least so long. Joining the parts is one
-more launch, some 20 us of the host; walking over such a prefix takes a program twice that and more.
-An estimate."""
+"""Keys are divided into parts where the mean query sees a prefix at least so long. Joining the
+parts takes one more launch, about 20 us of the host; a program takes more than twice as long for
+such a prefix. An estimate."""
 
 PART_TOKENS = 512
-"""No fewer tokens of a prefix are a part: the result of each is written and read again."""
+"""Least tokens of a prefix in a part, as the result of each part is written and read again."""
 
 _KEY_BLOCK = 64
-"""Parts end where a kernel's block of keys does."""
+"""Lengths of parts are multiples of the kernel's block of keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,14 +34,14 @@ class KernelPlan:
     """The arrays of the kernels' `TilePlan`, on the host.
 
     Attributes:
-        query_token: int32 `[Q]`: the last token of its own row or fresh prefix that each query
-            sees: itself, or where the layout is not causal the end of its row.
+        query_token: int32 `[Q]`: the last token that each query sees in its own row or fresh
+            prefix: the query itself or, if the layout is not causal, the end of its row.
         segment_start: int32 `[Q]`: first token of the query's own row or fresh prefix.
         tiles: int32 `[num_tiles, 10]`: query_start, query_stop, fresh_start, fresh_stop, own_start,
-            own_stop, page_offset, cached_len, behind, part. Every query is in `parts` tiles. The
-            tiles that see most keys come first, so that no long one is left over at the end.
-        block_tokens: no tile has more queries.
-        parts: among how many tiles the keys of a query are divided.
+            own_stop, page_offset, cached_len, behind, part. Every query is in `parts` tiles. Tiles
+            are in descending order of their keys, so that no long one runs alone at the end.
+        block_tokens: most queries of a tile.
+        parts: number of tiles among which the keys of each query are divided.
     """
 
     query_token: NDArray[np.int32]
@@ -62,12 +62,13 @@ def plan_tiles(
     """Divide the queries of a forward into tiles; linear in its tokens.
 
     Args:
-        layout: `held` tokens of a group are in the cache, the rest is in the forward.
+        layout: `held` tokens of a group are in the KV pool, all others in the forward.
         block_tokens: most queries of one tile, >= 1; the kernel says which is best.
-        queries: int64 `[Q]`, strictly ascending: the tokens whose attention is wanted; None: all.
-        programs: how many the device runs at a time. Where there are so few tiles that most of it
-            would be idle, the keys of long prefixes are divided among more of them. 0: never.
-        key_heads: each tile is one program for each of them.
+        queries: int64 `[Q]`, strictly ascending: the tokens that are queries; None: all.
+        programs: how many programs the device runs at a time. If there are so few tiles that most
+            of the device would be idle, keys of long prefixes are divided among more tiles. 0:
+            keys are never divided.
+        key_heads: number of key heads; the kernel runs one program per tile and key head.
 
     Raises:
         PackingError: an argument is out of range, or queries do not ascend.
@@ -117,12 +118,12 @@ def plan_tiles(
 
 
 def parts_of_keys(busy: int, prefix_tokens: int, programs: int) -> int:
-    """Among how many tiles the keys of a query are divided.
+    """Return among how many tiles the keys of each query are divided; 1: they are not.
 
     Args:
-        busy: programs that there are if they are not divided.
-        prefix_tokens: of the mean query.
-        programs: how many the device runs at a time.
+        busy: number of programs of the launch if keys are not divided.
+        prefix_tokens: prefix tokens that the mean query sees outside of its section.
+        programs: how many programs the device runs at a time; 0: keys are never divided.
     """
     if prefix_tokens < DIVIDED_PREFIX_TOKENS or not busy:
         return 1
@@ -130,8 +131,10 @@ def parts_of_keys(busy: int, prefix_tokens: int, programs: int) -> int:
 
 
 def _divided(tiles: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """Every tile `parts` times, each with its part of the prefix; part 0 has the end of it and the
-    own keys of the tile."""
+    """Repeat every tile `parts` times, each with one part of the prefix.
+
+    Part 0 has the end of the prefix and the tile's own keys.
+    """
     number = np.tile(np.arange(parts), len(tiles))
     tiles = np.repeat(tiles, parts, axis=0)
     fresh_start, fresh_stop, cached_len = tiles[:, 2].copy(), tiles[:, 3], tiles[:, 7].copy()
@@ -150,11 +153,11 @@ def _divided(tiles: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
 
 
 def most_tiles(num_tokens: int, num_queries: int, num_groups: int, block_tokens: int) -> int:
-    """Return a number of tiles that `plan_tiles` never exceeds, whatever the layout.
+    """Return a number of tiles that `plan_tiles` with undivided keys never exceeds.
 
     Args:
         num_tokens, num_groups: of the layout.
-        num_queries: of them.
+        num_queries: how many of the tokens are queries.
     """
     # Every window of a section leaves one tile that is not full.
     windows = num_tokens // (SPAN_BLOCKS * block_tokens) + 2 * num_groups
@@ -162,10 +165,10 @@ def most_tiles(num_tokens: int, num_queries: int, num_groups: int, block_tokens:
 
 
 def with_idle_tiles(plan: KernelPlan, num_tiles: int) -> KernelPlan:
-    """Add tiles that have nothing to do, up to `num_tiles`.
+    """Append tiles without queries, so that there are `num_tiles`.
 
     Raises:
-        PackingError: there are more already.
+        PackingError: the plan has more tiles already.
     """
     missing = num_tiles - len(plan.tiles)
     _require(missing >= 0, f"the plan has {len(plan.tiles)} tiles; there is room for {num_tiles}")
@@ -176,11 +179,11 @@ def with_idle_tiles(plan: KernelPlan, num_tiles: int) -> KernelPlan:
 def _cut(
     section: NDArray[np.int64], offset: NDArray[np.int64], block_tokens: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First query of each tile, and the one after its last.
+    """Number of the first query of each tile, and of the one after its last.
 
     Args:
-        section: `[Q]`, ascending.
-        offset: `[Q]`: token within the section.
+        section: `[Q]`, ascending: the section of each query.
+        offset: `[Q]`: index of each query's token within its section.
     """
     window = offset // (SPAN_BLOCKS * block_tokens)
     opens = np.ones(section.size, dtype=np.bool_)

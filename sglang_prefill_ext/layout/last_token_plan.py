@@ -1,7 +1,8 @@
-"""The dense calls of attention for the last token of every row alone. Pure numpy.
+"""Plan the last layer's attention as dense calls, for the last token of every row. Pure numpy.
 
-Nothing reads the last layer's output but at the rows' last tokens, so that layer needs one query
-a row. The keys of a query are its own row and the group's prefix, which is a call of its own.
+The last layer's output is read at the rows' last tokens only, so that layer needs one query a row.
+The keys of a query are those of its own row and those of the group's prefix. Each prefix is a dense
+call of its own.
 """
 
 from collections.abc import Iterator
@@ -17,14 +18,14 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBatch:
-    """Rows whose own keys are met in one dense call: B rows of at most K tokens."""
+    """Rows that attend to their own keys in one dense call: B rows of at most K tokens."""
 
     rows: NDArray[np.int64]
     """`[B]` row of each query, in the order of the layout."""
     key_index: NDArray[np.int64]
-    """`[B, K]` tokens of each row; padding repeats the row's last token."""
+    """`[B, K]` flat indices of each row's tokens; padding repeats the row's last token."""
     lens: NDArray[np.int64]
-    """`[B]` tokens of each row; the longest first."""
+    """`[B]` token count of each row, in descending order."""
 
     def additive_mask(self) -> NDArray[np.float32] | None:
         """Float32 `[B, 1, K]`, -inf at padding; None where no row is padded."""
@@ -40,21 +41,21 @@ class ReadoutPlan:
     """Every dense call of the last layer's attention."""
 
     batches: tuple[RowBatch, ...]
-    """Each row is in one of them."""
+    """Each row is in exactly one of them."""
     spans: tuple[PrefixSpan, ...]
-    """One per group that has a prefix and rows; their queries are rows."""
+    """One per group that has a prefix and rows; their `queries` are row numbers."""
 
 
 def plan_readout(layout: ForwardLayout) -> ReadoutPlan:
-    """Plan one query a row; depends on the layout alone."""
+    """Plan attention of one query a row; depends on the layout alone."""
     return ReadoutPlan(tuple(_row_batches(layout)), tuple(_spans(layout)))
 
 
 def _row_batches(layout: ForwardLayout) -> Iterator[RowBatch]:
-    """Rows of similar length, padded as far as that is cheaper than one more call."""
+    """Batches of rows of similar length, padded as long as that is cheaper than one more call."""
     lens = np.concatenate([group.suffix_lens for group in layout.groups]).astype(np.int64)
     starts = layout.row_starts
-    if (lens == lens[0]).all():  # nothing to sort or to pad, as where there is one row
+    if (lens == lens[0]).all():  # nothing to sort or to pad; always so for a single row
         yield RowBatch(np.arange(lens.size), starts[:, None] + np.arange(lens[0]), lens)
         return
     order = np.argsort(-lens, kind="stable")

@@ -1,4 +1,4 @@
-"""Attention of a forward's tokens over their prefixes, as one ragged call. Pure numpy."""
+"""Plan attention of all tokens over their prefixes as one ragged call. Pure numpy."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedPlan:
-    """Sequences one behind the other; every query sees all keys of its sequence.
+    """Concatenated sequences, as in a varlen call; every query sees all keys of its sequence.
 
     Keys are numbered `[tokens of the forward][held prefix of group 0][of group 1]...`.
     """
 
     query_bounds: NDArray[np.int32]
-    """`[S + 1]`: sequence s has the tokens `query_bounds[s]` to `query_bounds[s + 1]`. All tokens
-    are queries; those that see no prefix are of sequences without keys."""
+    """`[S + 1]`: the queries of sequence s are the tokens from `query_bounds[s]` up to
+    `query_bounds[s + 1]`. All tokens are queries; the sequences of those that see no prefix have no
+    keys."""
     key_bounds: NDArray[np.int32]
-    """`[S + 1]`: likewise the places in `key_index`."""
+    """`[S + 1]`: the keys of sequence s are the entries of `key_index` from `key_bounds[s]` up to
+    `key_bounds[s + 1]`."""
     key_index: NDArray[np.int32]
-    """`[K]`."""
+    """`[K]`: numbers of the keys of all sequences."""
 
     @property
     def longest_queries(self) -> int:
@@ -34,13 +36,13 @@ class RaggedPlan:
         return int(np.diff(self.key_bounds).max())
 
     def without_keys(self) -> NDArray[np.int32]:
-        """`[T]`: 1 for tokens that see no prefix, else 0."""
+        """int32 `[T]`: 1 for tokens that see no prefix, else 0."""
         empty = np.diff(self.key_bounds) == 0
         return np.repeat(empty, np.diff(self.query_bounds)).astype(np.int32)
 
 
 def plan_prefixes(layout: ForwardLayout) -> RaggedPlan:
-    """Fresh prefix tokens see what their group holds, and rows the fresh prefix, too."""
+    """Plan the call: a fresh prefix sees its group's held prefix, rows see held and fresh ones."""
     queries: list[int] = []
     keys: list[NDArray[np.int64]] = []
     first_held = layout.num_tokens

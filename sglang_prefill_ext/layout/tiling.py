@@ -1,9 +1,9 @@
-"""How the attention of one group is cut into tiles. Pure Python.
+"""Cut the attention of one group into tiles. Pure Python.
 
 A *tile* is a run of whole segments of one group; its queries attend to the tile's own tokens in
 one dense call. Tiles that have the same part of the prefix outside of them form a *block*. A short
-outside prefix is copied in front of the keys of every tile; a long one is the same K/V for the
-whole block, hence one more dense call whose result is merged by log-sum-exp.
+outside prefix is copied in front of the keys of every tile. The whole block attends to a long one
+in one more dense call, whose result is merged by log-sum-exp.
 
 The constants were measured on a CPU by `bench/micro/bench_attention.py`. The unit of cost is a
 *pair*, one query that meets one key in every head, masked or not.
@@ -14,21 +14,22 @@ from dataclasses import dataclass
 from sglang_prefill_ext.layout.tokens import GroupSpan
 
 CALL_PAIRS = 12_000
-"""What one more call costs (about 60 us with 4 heads), in pairs."""
+"""The cost of one more call (about 60 us with 4 heads), in pairs."""
 
 JOIN_TOKENS = 64
 """Consecutive rows are joined to one tile while they have at most so many tokens together."""
 
 WHOLE_GROUP_TOKENS = 256
-"""Longer groups never become one tile: its mask grows with the square of the length."""
+"""A longer group never becomes one tile: its mask grows with the square of the length."""
 
 MASKED_TILE_TOKENS = 512
-"""Nothing is copied in front of longer tiles, for the same reason."""
+"""No prefix is copied in front of a longer tile: the call would need such a mask, too."""
 
 COPIED_PREFIX_TOKENS = 512
 COPIED_PREFIX_RATIO = 4
-"""A prefix is merged where it is longer, or more than so many times longer than the mean tile;
-copying it would cost more than the second call. It bounds copied K/V to 4 tokens per token."""
+"""A prefix is merged if it has more than COPIED_PREFIX_TOKENS tokens, or is more than
+COPIED_PREFIX_RATIO times as long as the mean tile: copying it would cost more than the second call.
+So at most 4 tokens of K/V are copied per token of the forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Block:
 
     @property
     def merges_prefix(self) -> bool:
-        """Whether the outside prefix, if there is one, is a call of its own."""
+        """Whether there is an outside prefix that takes a call of its own."""
         return self.outside > 0 and not self.copies_prefix
 
     @property
@@ -82,14 +83,14 @@ class Block:
 
 
 def count_pairs(num_tokens: int, outside: int) -> int:
-    """Pairs of one tile and the prefix outside of it."""
+    """Pairs of a tile of `num_tokens` tokens: with its own keys and the prefix outside of it."""
     return num_tokens * (outside + num_tokens)
 
 
 def cut_group(group: GroupSpan, start: int) -> tuple[Block, ...]:
-    """The blocks of a group whose first token has the flat index `start`.
+    """Return the blocks of a group whose first token has the flat index `start`.
 
-    Every token of the group is in exactly one tile. A function of the lengths alone.
+    Every token of the group is in exactly one tile. The cut depends on the lengths alone.
     """
     lens = tuple(group.suffix_lens.tolist())
     if len(lens) <= 1:

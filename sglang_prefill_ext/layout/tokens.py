@@ -1,4 +1,4 @@
-"""Where every token of one packed forward stands. Pure numpy.
+"""The layout of one packed forward: where every token, row and read lies. Pure numpy.
 
 The tokens of a forward are laid out group by group::
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sglang_prefill_ext.errors import PackingError
 
 
-@dataclass(frozen=True, eq=False)  # no slots: sums that are asked for all the time are kept
+@dataclass(frozen=True, eq=False)  # no slots: `cached_property` needs a `__dict__`
 class GroupSpan:
     """Rows that share one prefix, as far as this forward computes them.
 
@@ -26,12 +26,13 @@ class GroupSpan:
 
     Args:
         held: prefix tokens that are not in this forward, >= 0.
-        fresh: prefix tokens that are, >= 0.
-        suffix_lens: int32 `[rows]`, tokens of each row after the prefix, each >= 1. No rows at all
-            means a chunk of a prefix that is longer than the token budget; rows without a prefix
+        fresh: prefix tokens that this forward computes, >= 0.
+        suffix_lens: int32 `[rows]`, tokens of each row after the prefix, each >= 1. A group without
+            rows is a chunk of a prefix that is longer than the token budget. Rows without a prefix
             (`held == fresh == 0`) are plain causal prompts.
-        prefix_reads: last tokens of the fresh prefix that are read, too.
-        read_lens: int32 `[rows]`, last tokens of each row that are read, each >= 1; None for one.
+        prefix_reads: how many tokens at the end of the fresh prefix are read, too.
+        read_lens: int32 `[rows]`, how many tokens at the end of each row are read, each >= 1; None:
+            one of each row.
 
     Raises:
         PackingError: a length is out of range, or the group has no token in this forward.
@@ -89,16 +90,16 @@ class GroupSpan:
         return self.fresh + int(self.suffix_lens.sum())
 
 
-@dataclass(frozen=True, eq=False)  # likewise
+@dataclass(frozen=True, eq=False)  # no slots, as above
 class ForwardLayout:
     """The groups of one forward, in the order in which their tokens are laid out.
 
     Args:
-        causal: a token sees the tokens of its prompt up to itself; else, in an encoder, all of
-            them, so that no two prompts can have a prefix in common.
+        causal: a token sees the tokens of its prompt up to itself. If False, as in an encoder, it
+            sees its whole prompt, so prompts cannot share a prefix.
 
     Raises:
-        PackingError: there is no group, or one with a prefix although tokens see later ones.
+        PackingError: there is no group, or one has a prefix although `causal` is False.
     """
 
     groups: tuple[GroupSpan, ...]
@@ -117,7 +118,7 @@ class ForwardLayout:
         """Refuse a sliding window in a layout that is not causal: it would reach to both sides.
 
         Raises:
-            PackingError: it is not.
+            PackingError: the layout is not causal.
         """
         if not self.causal:
             raise PackingError(
@@ -134,7 +135,10 @@ class ForwardLayout:
 
     @property
     def _is_one_prompt(self) -> bool:
-        """A lone prompt waits for every call of numpy, and needs few."""
+        """Whether this is one row without a prefix, for which the methods below take a shortcut.
+
+        The time of numpy's calls is felt most in the latency of a lone prompt.
+        """
         (first, *others) = self.groups
         return not others and not first.prefix_len and first.num_rows == 1
 
@@ -184,9 +188,9 @@ class ForwardLayout:
         return reads
 
     def last_layer_queries(self) -> NDArray[np.int64]:
-        """int64 `[R]`, R >= 1: tokens whose attention the last layer needs if `reads_row_ends`.
+        """int64 `[R]`, R >= 1: the queries that the last layer needs if `reads_row_ends`.
 
-        The ends of the rows; the first token stands in where a chunk of a prefix has none.
+        They are the last tokens of the rows or, where the forward has no rows, its first token.
         """
         return self.row_ends if self.num_rows else np.zeros(1, np.int64)
 
@@ -210,7 +214,7 @@ class ForwardLayout:
         return np.repeat(_starts(lens), lens)
 
     def last_keys(self) -> NDArray[np.int64]:
-        """int64 `[T]`: flat index of the last token of its own segment that each token sees."""
+        """int64 `[T]`: for each token, flat index of the last token in its segment that it sees."""
         if self.causal:
             return np.arange(self.num_tokens)
         lens = self._segment_lens()

@@ -1,8 +1,9 @@
-"""The dense calls of attention with a sliding window, as index arrays. Pure numpy.
+"""Plan attention with a sliding window as dense calls, by index arrays. Pure numpy.
 
-Neighbouring queries of one row or fresh prefix are a *tile*. Its keys are the tokens of its prompt
-from where the window of the first query begins to the last query, wherever they lie; they are
-copied next to each other. No query has keys elsewhere, so that nothing is merged.
+A *tile* is a run of neighbouring queries of one row or fresh prefix. Its keys are the tokens of the
+prompt from the start of the first query's window to the last query. They may lie in held prefix,
+fresh prefix and row, and are copied next to each other. So a tile has all keys of its queries, and
+no partial results have to be merged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,13 +17,13 @@ from sglang_prefill_ext.layout.tiling import CALL_PAIRS
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 TILE_SPAN = 64
-"""The queries of a tile lie within so many tokens: most of their windows are in common."""
+"""The queries of a tile lie within so many tokens, so that their windows largely overlap."""
 
 CALL_KEYS = 32_768
 """Most keys that one call copies, unless one tile alone has more; bounds memory."""
 
 NEVER = np.iinfo(np.int64).max
-"""Position of a key that is padding: behind every query."""
+"""Position of a padding key: it is after every query, so no query sees it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,11 +34,11 @@ class WindowBatch:
     """
 
     query_index: NDArray[np.int64]
-    """`[B, M]` query; padding repeats the tile's last one."""
+    """`[B, M]` number of each query among those that were planned; padding repeats the last one."""
     query_position: NDArray[np.int64]
     """`[B, M]` position of each query in its prompt."""
     key_index: NDArray[np.int64]
-    """`[B, K]` key; padding repeats the tile's last one."""
+    """`[B, K]` number of each key; padding repeats the tile's last one."""
     key_position: NDArray[np.int64]
     """`[B, K]` position of each key in its prompt; `NEVER` for padding."""
 
@@ -52,10 +53,10 @@ class _Tile(NamedTuple):
 def plan_windowed(
     layout: ForwardLayout, window: int, queries: NDArray[np.int64] | None = None
 ) -> tuple[WindowBatch, ...]:
-    """Cut attention in which a query sees `window` tokens before its own into dense calls.
+    """Cut attention into dense calls; a query sees itself and `window` tokens before it.
 
     Args:
-        queries: int64 `[Q]`, strictly ascending: the tokens whose attention is wanted; None: all.
+        queries: int64 `[Q]`, strictly ascending: the tokens that are queries; None: all.
 
     Raises:
         PackingError: the layout is not causal; its windows would reach to both sides.
@@ -72,7 +73,7 @@ def _tiles(layout: ForwardLayout, window: int, queries: NDArray[np.int64]) -> It
     held = np.array([group.held for group in layout.groups])
     held_keys = layout.num_tokens + np.cumsum(held) - held
     group_of = np.searchsorted(group_starts, queries, side="right") - 1
-    # A tile ends with its segment, or where its span is over.
+    # A tile ends with its segment, or after TILE_SPAN tokens of it.
     span = (queries - starts[queries]) // TILE_SPAN
     changes = (np.diff(starts[queries]) != 0) | (np.diff(span) != 0)
     numbers = np.arange(queries.size)
@@ -94,7 +95,7 @@ def _tiles(layout: ForwardLayout, window: int, queries: NDArray[np.int64]) -> It
 
 
 def _calls(tiles: Iterator[_Tile]) -> Iterator[list[_Tile]]:
-    """Tiles of similar size, padded as far as that is cheaper than one more call."""
+    """Group tiles of similar size, padded as long as that is cheaper than one more call."""
     call: list[_Tile] = []
     pairs = most_queries = 0
     for tile in sorted(tiles, key=lambda tile: (-tile.keys.size, -tile.queries.size)):

@@ -17,17 +17,17 @@ _TOTALS = {
     "items": "Items scored on the packed path.",
     "forwards": "Packed forwards that answered requests.",
     "tokens_computed": "Tokens that went through the model on the packed path.",
-    "tokens_saved": "Tokens that separate prompts would have added.",
+    "tokens_saved": "Further tokens that separate prompts would have computed.",
     "text_batches": "Batches in which texts of concurrent requests were encoded.",
     "chats": "Chats encoded by a library faster than Hugging Face's.",
     "spliced": "Requests whose shared text was encoded once.",
-    "encoding_mismatches": "Ways of encoding that differed from SGLang's, given up.",
-    "encoding_failures": "Calls of a fast encoder that raised; the plain way took over.",
+    "encoding_mismatches": "Ways of encoding turned off because their ids differed from SGLang's.",
+    "encoding_failures": "Calls of a fast encoder that failed and were encoded as SGLang does.",
 }
 _COUNTERS = {
     **{name: (text,) for name, text in _TOTALS.items()},
-    "requests": ("Scoring requests by path or outcome.", "path"),
-    "fallbacks": ("Scoring requests that took the stock path, by reason.", "reason"),
+    "requests": ("Prefill-only requests by path or outcome.", "path"),
+    "fallbacks": ("Prefill-only requests that took the stock path, by reason.", "reason"),
 }
 """The text and the further labels of each Prometheus counter."""
 
@@ -152,7 +152,7 @@ class SchedulerMetrics:
         for name, text in _QUEUE.items():
             gauge = _metric("Gauge", f"queue_{name}", text, labels, **recent)
             self._gauges[name] = gauge.labels(**labels)
-        text = "Forwards of several requests that failed and were split up."
+        text = "Forwards that failed or gave NaN and ran again request by request."
         self._retried = _metric("Counter", "retried_forwards", text, labels).labels(**labels)
         self._labels = labels
         text = "Packed forwards replayed as graphs (how=graph), and eager ones by reason."

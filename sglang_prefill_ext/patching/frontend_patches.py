@@ -27,7 +27,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_HOOKS}.server_setup:attach_server",
         group=Group.FRONTEND,
-        why="The tokenizer manager ends its process on a result type that it does not know.",
+        why="The tokenizer manager exits on a result type that it does not know.",
         relies_on="self._result_dispatcher TypeBasedDispatcher",
         diffs=_MESSAGES,
     ),
@@ -47,8 +47,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.BEFORE,
         hook=f"{_HOOKS}.prompt_checks:validate_prompt",
         group=Group.FRONTEND,
-        why="An empty prompt, an id outside the vocabulary, more tokens or positions than there "
-        "are, or unfit embeddings would end the scheduler.",
+        why="An empty prompt, an id outside the vocabulary, more tokens or positions than "
+        "there are, or unfit embeddings would crash the scheduler.",
         relies_on="obj.input_embeds input_ids",
         diffs=(
             "0007-reject-empty-prompts.patch",
@@ -64,7 +64,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_BORDER}.http_server.fast_route:answer_errors",
         group=Group.FRONTEND,
-        why="A rejected client would not learn when to come again: headers of errors are dropped.",
+        why="SGLang drops the headers of errors, so a rejected client would not learn when to"
+        " retry.",
         relies_on="HTTPException self.create_error_response",
         diffs=("0013-keep-headers-of-http-errors.patch",),
     ),
@@ -105,7 +106,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_HOOKS}.token_hooks:send_batch",
         group=Group.FRONTEND,
-        why="Likewise, where a list of texts was tokenized in one call.",
+        why="As without P26, if a list of texts was tokenized in one call.",
         relies_on="self._dispatch_to_scheduler self._mark_state_dispatched",
         diffs=_TOKENS,
     ),
@@ -115,7 +116,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_BORDER}.dp_controller.dp_hooks:route_packed",
         group=Group.DP_CONTROLLER,
-        why="Every replica would do the same packed work, and nobody would notice a killed one.",
+        why="Every replica would do the same packed work, and nobody would notice a killed "
+        "replica.",
         relies_on="self._request_dispatcher TypeBasedDispatcher self.send_control_message",
         diffs=(*_MESSAGES, *_WATCHED),
     ),
@@ -135,7 +137,7 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_HOOKS}.text_hooks:handle_batch",
         group=Group.FRONTEND,
-        why="So would the texts of a list, each waiting for the one before it.",
+        why="As without P56, for the texts of a list.",
         relies_on="obj.batch_size self._tokenize_one_request",
         diffs=_TEXTS,
     ),
@@ -157,7 +159,8 @@ FRONTEND_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_HOOKS}.text_hooks:convert_chat",
         group=Group.FRONTEND,
-        why="The thread that encodes a chat does not know whether its client wants the stock path.",
+        why="The thread that encodes a chat would not know whether its client wants the stock"
+        " path.",
         relies_on="self._process_messages",
         diffs=_CHATS,
     ),

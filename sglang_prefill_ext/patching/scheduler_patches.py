@@ -20,8 +20,8 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:attach_runtime",
         group=Group.SCHEDULER,
-        why="Packed requests would have no handler, pauses and weight updates would not wait for "
-        "packed forwards, and embeddings would end a scheduler whose model takes none.",
+        why="Packed requests would have no handler. Pauses and weight updates would not wait "
+        "for packed forwards. Embeddings would crash a scheduler whose model takes none.",
         relies_on="self._request_dispatcher TypeBasedDispatcher PauseGenerationReqInput "
         "BeginWeightUpdateReqInput EndWeightUpdateReqInput UpdateWeightFromDiskReqInput "
         "UpdateWeightsFromDistributedReqInput UpdateWeightsFromIPCReqInput "
@@ -46,7 +46,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_SCHEDULER_HOOKS}:is_fully_idle",
         group=Group.SCHEDULER,
-        why="Cache flushes, weight updates and sleep would start while packed work is under way.",
+        why="Cache flushes, weight updates and sleep would start while packed work is running.",
         relies_on="self.running_batch.is_empty",
         diffs=_OUT_OF_BAND,
     ),
@@ -56,7 +56,8 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:abort_packed",
         group=Group.SCHEDULER,
-        why="Aborts search only stock queues: a packed request of a client that left would run.",
+        why="Aborts search only stock queues, so the packed request of a client that left "
+        "would still run.",
         relies_on="recv_req.rid recv_req.abort_all",
         diffs=_OUT_OF_BAND,
     ),
@@ -66,7 +67,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:add_packed_load",
         group=Group.SCHEDULER,
-        why="Balancing and load reports would take a replica full of packed work for an idle one.",
+        why="Load balancing and load reports would see a replica full of packed work as idle.",
         relies_on="LoadSnapshot num_waiting_reqs num_total_tokens",
         diffs=_OUT_OF_BAND,
     ),
@@ -77,8 +78,8 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AFTER,
         hook=f"{_SCHEDULER_HOOKS}:add_deadline_check",
         group=Group.SCHEDULER,
-        why="Late requests would be computed, as ranks with clocks of their own would drop "
-        "different ones and wait for each other for ever.",
+        why="Late requests would be computed. Ranks cannot drop them by their own clocks: "
+        "they would drop different ones, and hang.",
         relies_on="self.recv_from_tokenizer recv_reqs",
         diffs=("0014-hooks-on-pulled-requests.patch",),
     ),
@@ -88,7 +89,7 @@ SCHEDULER_PATCHES: tuple[Patch, ...] = (
         kind=Kind.AROUND,
         hook=f"{_HOOKS}.srpt_policy:choose_policy",
         group=Group.SCHEDULER,
-        why="SGLang's scheduler would not know --schedule-policy srpt and end.",
+        why="SGLang's scheduler would exit, because it does not know --schedule-policy srpt.",
         relies_on="self.policy SchedulePolicy self.schedule_policy self.tree_cache "
         "self.enable_hierarchical_cache",
         diffs=("0015-srpt-schedule-policy.patch",),

@@ -51,7 +51,11 @@ class ForwardBudget:
         return self.bytes_per_token * tokens + self.bytes_per_row * rows
 
     def longest_chunk(self, *, all_read: bool) -> int:
-        """Most tokens of a forward that has no row, and reads nothing or every token."""
+        """Most tokens of a forward that computes a chunk of a prefix and no row.
+
+        Args:
+            all_read: every token of the chunk is read, else none.
+        """
         bytes_per_token = self.num_bytes(1, int(all_read))
         if not bytes_per_token:
             return self.max_tokens
@@ -59,7 +63,7 @@ class ForwardBudget:
 
     @property
     def longest_row(self) -> int:
-        """Most tokens of a row whose prefix is held: one longer has no forward to run in."""
+        """Most tokens of a row after its prefix: a longer row fits no forward."""
         if not self.bytes_per_token:
             return self.max_tokens
         left = self.max_bytes - self.bytes_per_row
@@ -68,34 +72,34 @@ class ForwardBudget:
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """The graphs of a scheduler, and what a forward without one costs; measured at start.
+    """The size of a scheduler's graphs, and the cost of eager forwards; measured at start.
 
-    A replayed forward of ``n`` tokens costs ``launch_tokens + n``, in tokens that are computed in
-    the same time. One that is launched kernel by kernel costs as much, but never less than the
-    host needs for its launches.
+    Costs are in tokens that are computed in the same time. A replayed forward of ``n`` tokens costs
+    ``launch_tokens + n``. An eager forward, launched kernel by kernel, costs as much, but at least
+    the time that the host needs for its launches.
 
     Attributes:
-        tokens: of the largest graph; 0: there is none, and no cost has a floor.
-        eager_tokens: what the shortest forward costs that is launched kernel by kernel.
+        tokens: of the largest graph; 0: there is none, and no forward has a least cost.
+        eager_tokens: the cost of the shortest eager forward.
     """
 
     tokens: int = 0
     eager_tokens: int = 0
 
     def hold(self, tokens: int, groups: int) -> bool:
-        """Whether the largest graph does."""
+        """Whether the largest graph has room for so many tokens and groups."""
         return tokens <= self.tokens and groups <= groups_of(self.tokens)
 
     def forward(self, tokens: int, launch_tokens: int, *, eager: bool) -> int:
-        """What a forward of so many tokens costs."""
+        """The cost of a forward of so many tokens."""
         cost = launch_tokens + tokens
         return max(cost, self.eager_tokens) if eager and self.tokens else cost
 
     def leaving_pays(self, tokens: int, launch_tokens: int) -> bool:
         """Whether so many tokens cost less in one eager forward than in full replays.
 
-        True from ``eager_tokens * tokens / (tokens + launch_tokens)`` on; above `eager_tokens` in
-        any case.
+        With ``G`` tokens in the largest graph, it is true from
+        ``eager_tokens * G / (G + launch_tokens)`` tokens on, and so always from `eager_tokens` on.
         """
         return tokens * (self.tokens + launch_tokens) >= self.eager_tokens * self.tokens
 
@@ -104,21 +108,22 @@ NO_GRAPHS = GraphCost()
 
 
 def groups_of(tokens: int) -> int:
-    """Groups that a graph of so many tokens holds.
+    """Return for how many groups a graph of so many tokens has room.
 
-    Every group may add a tile that is not full, and tiles that are not there cost time.
+    Each group may add a tile that is not full, so a graph launches tiles for that many groups.
+    Tiles that a forward leaves idle still cost time.
     """
     return max(1, tokens // 16)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoad:
-    """What waits, or what one request would add to it.
+    """The size of all that waits, or what one request would add to it.
 
     Attributes:
         tokens: still to be computed.
         rows: of all requests.
-        bytes: of the requests' arrays, their labels repeated for every row.
+        bytes: of the requests' arrays, with their labels counted once for every row.
     """
 
     tokens: int = 0
@@ -146,7 +151,7 @@ def load_of(rows: PackedRows) -> QueueLoad:
 def refusal(limits: QueueLoad, waiting: QueueLoad, request: QueueLoad) -> str:
     """Return why a request may not join what waits; empty if it may.
 
-    Where nothing waits every request may, as a larger one could never be served otherwise.
+    If nothing waits, every request may join: one above the limits could never be served otherwise.
     """
     if waiting == QueueLoad():
         return ""

@@ -1,4 +1,4 @@
-"""From waiting jobs to finished ones: launches forwards, collects them, copes with failures."""
+"""Launch forwards for waiting jobs, collect their results, and recover from failed forwards."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from sglang_prefill_ext.wire.status import Status
 logger = logging.getLogger(__name__)
 
 End: TypeAlias = Callable[[Sequence[Job], Status, str], None]
-"""Called with jobs that are done or have failed, and the message in the latter case."""
+"""Called with jobs that are done or have failed, and with a message if they have failed."""
 
 AfterFailure: TypeAlias = Callable[[Exception], None]
-"""Called with what a forward failed with; raises where no other forward can follow."""
+"""Called with the exception of a failed forward; raises if no other forward can follow."""
 
 
 class Forwards:
     """The queue of jobs, and the forwards in flight that serve them.
 
     Args:
-        executor: computes; None if nothing is ever queued.
+        executor: runs forwards; None if no job is ever queued.
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
-        stats: counts.
-        end: told of every job that needs no further forward.
-        after_failure: what it raises ends the scheduler.
+        stats: counts what is computed.
+        end: called for every job that needs no further forward.
+        after_failure: see `AfterFailure`; what it raises ends the scheduler.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Forwards:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether forwards run on after they were launched."""
+        """Whether a launch returns before its forward is done."""
         return self._executor is not None and self._executor.asynchronous
 
     @property
@@ -76,51 +76,24 @@ class Forwards:
         return [job for launched in self.in_flight for job in launched.jobs]
 
     def launch_next(self, join_tokens: int) -> bool:
-        """Launch the next forward; False if nothing waits. A failure is dealt with here.
+        """Launch the next forward; False if nothing waits. A failure is handled here, not raised.
 
         Args:
-            join_tokens: jobs join the first one only up to so many tokens.
+            join_tokens: see `choose_jobs`.
         """
         jobs = self._choose(join_tokens)
         if self._follows_a_leader(jobs):
             self.collect(leave=0)
             jobs = self._choose(join_tokens)
-        if not jobs:
-            return False
-        assert self._executor is not None, "jobs are declined without an executor"
-        start_s = time.monotonic()
-        for job in jobs:
-            job.start_s = job.start_s or start_s
-        prefixed = None
-        try:
-            prefixed = PrefixedForward(jobs, self._cache)
-            plan = prefixed.plan
-            completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
-        except NoRoomError as error:
-            self.let_go(error.job)
-            if not self.collect(leave=0):  # else they are about to give some
-                message = "The KV cache has no room for the prefix between two forwards."
-                self._end([error.job], Status.NO_ROOM, message)
-            return True
-        except Exception as error:
-            if prefixed is not None:
-                prefixed.rollback()
-            self._fail(jobs, error, shared=len(jobs) > 1)
-            return True
-        launched_jobs = []
-        for job, share in zip(jobs, plan.shares, strict=True):
-            launched_jobs.append(LaunchedJob(job, job.attempt, share))
-            job.tokens_cached += prefixed.cached(job)
-            self._advance(job, share)
-        self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
-        self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
-        return True
+        if jobs:
+            self._launch(jobs)
+        return bool(jobs)
 
     def collect(self, leave: int) -> bool:
         """Wait for forwards, the oldest first, until only `leave` are in flight.
 
         Returns:
-            Whether there was any to wait for.
+            Whether there was a forward to wait for.
         """
         waited = len(self.in_flight) > leave
         while len(self.in_flight) > leave:
@@ -128,17 +101,19 @@ class Forwards:
         return waited
 
     def requeue(self, job: Job) -> None:
-        """Have a job start over."""
+        """Make a job start over from its first forward."""
         self.queue.drop(job)
         self.let_go(job)
         job.restart()
         self.queue.push(job)
 
     def cut(self, job: Job) -> bool:
-        """Divide a large job, that is not queued, behind what is cached of its prefix now.
+        """Divide a large job into pieces, without the prefix tokens that the cache has now.
+
+        The job must not be queued.
 
         Returns:
-            Whether that is another division than the job had.
+            Whether the pieces have changed.
         """
         cached = self.cached_tokens(job)
         if job.pieces and cached == job.cut_behind:
@@ -148,10 +123,12 @@ class Forwards:
         return True
 
     def let_go(self, job: Job, *, computed: bool = False) -> None:
-        """End what a job holds; where a forward in flight still uses it, together with that one.
+        """End the transaction that a job holds, if any.
+
+        If forwards in flight use it, it ends when the last of them does.
 
         Args:
-            computed: all of it was.
+            computed: every forward of the job has succeeded, so the prefix may be cached.
         """
         held, job.held = job.held, None
         if held is None:
@@ -164,8 +141,46 @@ class Forwards:
         else:
             held.rollback()
 
+    def _launch(self, jobs: list[Job]) -> None:
+        """Launch a forward of at least one job."""
+        assert self._executor is not None, "jobs are declined without an executor"
+        start_s = time.monotonic()
+        for job in jobs:
+            job.start_s = job.start_s or start_s
+        prefixed = None
+        try:
+            prefixed = PrefixedForward(jobs, self._cache)
+            plan = prefixed.plan
+            completion = self._executor.launch(plan, prefixed.held, prefixed.stores)
+        except NoRoomError as error:
+            self._go_without(error.job, jobs)
+            return
+        except Exception as error:
+            if prefixed is not None:
+                prefixed.rollback()
+            self._fail(jobs, error, shared=len(jobs) > 1)
+            return
+        launched_jobs = []
+        for job, share in zip(jobs, plan.shares, strict=True):
+            launched_jobs.append(LaunchedJob(job, job.attempt, share))
+            job.tokens_cached += prefixed.cached(job)
+            self._advance(job, share)
+        self.in_flight.append(LaunchedForward(launched_jobs, completion, start_s, prefixed))
+        self._stats.record_forward(plan.num_tokens, plan.num_rows, prefixed.num_cached)
+
+    def _go_without(self, job: Job, jobs: list[Job]) -> None:
+        """A job waits for the room that those of its forward, or forwards in flight, are about to
+        give; it ends where there are none."""
+        self.let_go(job)
+        others = [other for other in jobs if other is not job]
+        if others:
+            self._launch(others)
+        elif not self.collect(leave=0):
+            message = "The KV cache has no room for the prefix between two forwards."
+            self._end([job], Status.NO_ROOM, message)
+
     def _choose(self, join_tokens: int) -> list[Job]:
-        """The jobs of the next forward; large ones among them are divided behind what is cached."""
+        """The jobs of the next forward; large ones are divided anew if the cache has changed."""
         while True:
             jobs = choose_jobs(self.queue, self._policy, join_tokens)
             fresh = [job for job in jobs if job.large and not job.next_piece]
@@ -175,22 +190,29 @@ class Forwards:
                 return jobs
 
     def _recut(self, job: Job) -> bool:
-        if self.cached_tokens(job) == job.cut_behind:
-            return False
-        self.queue.drop(job)
-        self.cut(job)
-        self.queue.push(job)
+        """Whether a large job in the queue is not what it was: divided otherwise, or failed."""
+        try:
+            if self.cached_tokens(job) == job.cut_behind:
+                return False
+            self.queue.drop(job)
+            self.cut(job)
+            self.queue.push(job)
+        except Exception as error:
+            self._fail([job], error, shared=False)
         return True
 
     def cached_tokens(self, job: Job) -> int:
-        """Tokens of a job's prefix that a forward would find in the cache now."""
+        """How many tokens of a job's prefix a forward would find in the cache now."""
         prefix = cacheable_prefix(job.distinct)
         if self._cache is None or prefix is None:
             return 0
         return self._cache.cached_tokens(prefix, job.distinct.adapter)
 
     def _is_under_way(self, job: Job) -> bool:
-        """Whether a forward in flight is about to complete the very prefix of a large job."""
+        """Whether another divided job with the same prefix has its last forward in flight.
+
+        Once that is collected, the prefix is in the cache.
+        """
         prefix = job.distinct.tokens[: job.distinct.prefix_len]
         return any(
             other.launched
@@ -201,7 +223,7 @@ class Forwards:
         )
 
     def _keep(self, job: Job) -> None:
-        """All of a job was computed; its answer is right also if its prefix cannot be kept."""
+        """Cache the prefix of a completed job; if that fails, its answer is still right."""
         try:
             self.let_go(job, computed=True)
         except Exception as error:
@@ -209,9 +231,9 @@ class Forwards:
             self._after_failure(error)
 
     def _follows_a_leader(self, jobs: list[Job]) -> bool:
-        """Whether a forward in flight will cache a prefix of these jobs, and it pays to wait.
+        """Whether it pays to wait for a forward in flight that will cache a prefix of these jobs.
 
-        Waiting costs the overlap of the two forwards, which is about what a launch costs.
+        Waiting loses the overlap of the two forwards, which costs about as much as a launch.
         """
         return any(
             launched.prefixed.is_storing(job.piece.prefix_key)
@@ -252,8 +274,9 @@ class Forwards:
             if not each.waits:
                 continue
             own = values[each.share.values]
-            # NaN of a lone request's own embeddings is its answer: there are models of which
-            # SGLang's own path takes none, where its scheduler would end.
+            # A lone request with embeddings of its own is answered with its NaN. The stock path
+            # cannot try again: for some models it takes no embeddings, and SGLang's scheduler
+            # would end.
             is_final = not shared and len(each.job.rows.overrides) > 0
             if spoilt and not is_final and np.isnan(own).any():
                 not_finite.append(each.job)
@@ -275,7 +298,7 @@ class Forwards:
         self._separate(jobs, Status.FAILED, message, shared=shared)
 
     def _separate(self, jobs: list[Job], status: Status, message: str, *, shared: bool) -> None:
-        """End the job of a forward that came to nothing; if it was shared, let each run alone."""
+        """Let each job of a shared forward that failed run alone; end the job of a lone one."""
         self._stats.retried_forwards += shared
         for job in jobs:
             if shared:

@@ -26,26 +26,30 @@ class Job:
 
     Attributes:
         rid: request id, unique among the requests in flight.
-        rows: what was asked for.
+        rows: the rows that were asked for.
         number: place in the order of arrival.
-        mark: tokens that the scheduler had processed when the job came.
-        priority: higher is served first, in an order that looks at it.
+        mark: tokens that packed forwards had computed in all when the job came.
+        priority: higher is served first, if the order regards it.
         deadline_ms: Unix time in ms, stamped by the front end; None for no deadline.
         keep_prefix: the client says that the prefix will come again.
         arrival_s: monotonic time of arrival, for reporting only, never for a decision.
         reply_to: opaque return route of the transport.
         arrived: the load of the rows.
-        distinct: the rows that are computed; those that were asked for until it is planned.
-        pieces: what the forwards of the job compute; `next_piece` of them were launched.
-        large: the rows fit no forward, unless the prefix cache has enough of the prefix.
-        cut_behind: tokens of the prefix that a large job's pieces take to be cached.
-        cached_tokens: tokens of the prefix that the prefix cache had when another job came.
-        value_places: where the answer's values lie in those computed; None if they are the same.
-        attempt: how often the job started over; what earlier attempts launched is ignored.
-        alone: share no forward, since one with others has failed.
-        held: of a divided job from its first forward on, the room for the prefix's K/V.
-        values: label values of the forwards that have completed, in order.
-        forwards, tokens_computed, tokens_cached: spent so far; cached tokens are those that the
+        distinct: the rows that are computed, `rows` without repeated ones; `rows` until the job is
+            planned.
+        pieces: one per forward of the job; `next_piece` of them were launched.
+        large: the rows do not fit one forward, unless the prefix cache has enough of the prefix.
+        cut_behind: of a large job, the prefix tokens that its pieces leave out as cached.
+        cached_tokens: of a job that is not large, the prefix tokens that the prefix cache had when
+            the job came.
+        value_places: for each value of the answer, its index among the computed values; None if
+            they are the same.
+        attempt: how often the job started over; forwards of earlier attempts are ignored.
+        alone: the job shares no forward any more, because a shared one failed.
+        start_s: monotonic time of the first launch; None before it.
+        held: of a divided job, the transaction of its prefix, from its first forward on.
+        values: values of the forwards that have completed, in order.
+        forwards, tokens_computed, tokens_cached: totals so far; cached tokens are those that the
             prefix cache had when a forward was launched.
     """
 
@@ -80,7 +84,7 @@ class Job:
         self.distinct = self.rows
 
     def restart(self) -> None:
-        """Forget what earlier forwards of the job have computed; nothing is held any more."""
+        """Forget the results of the job's earlier forwards; the caller has ended `held`."""
         self.next_piece = 0
         self.attempt += 1
         self.values.clear()
@@ -102,7 +106,7 @@ class Job:
 
     @property
     def completed(self) -> bool:
-        """Whether the values of every forward have come."""
+        """Whether every forward of the job has delivered its values."""
         return len(self.values) == len(self.pieces)
 
     @property
@@ -113,9 +117,9 @@ class Job:
 
     @property
     def load(self) -> QueueLoad:
-        """What the job adds to the queue as long as it waits.
+        """What the job adds to the queue while it waits.
 
-        Cached tokens count: they may have left the cache by the time the job runs.
+        Cached tokens count, too: they may be evicted before the job runs.
         """
         return QueueLoad(self._tokens_left, self.arrived.rows, self.arrived.bytes)
 
@@ -124,7 +128,7 @@ class Job:
         return sum(piece.num_tokens for piece in self.pieces[self.next_piece :])
 
     def answer(self) -> Float32Array:
-        """Label values of all rows, row by row, once `completed`."""
+        """The values of all rows, row by row, once `completed`."""
         values = np.concatenate(self.values)
         return values if self.value_places is None else values[self.value_places]
 
@@ -136,7 +140,7 @@ class Job:
         retry_after_s: float = 0.0,
         longest_row: int = 0,
     ) -> PackedResult:
-        """The answer to the job as it ends now; `completed` if the status is OK."""
+        """The result of a job that ends now; it must be `completed` if the status is OK."""
         now = time.monotonic()
         start = now if self.start_s is None else self.start_s
         return PackedResult(

@@ -1,4 +1,4 @@
-"""Join pieces of several requests to one forward; pure data."""
+"""Plan one forward: join pieces of several requests to a layout, ids and reads; pure data."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sglang_prefill_ext.wire.reads import Reads
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one piece has in a forward.
+    """One piece's part of a forward.
 
     Attributes:
-        group: the piece's group in the layout.
-        values: its part of the forward's values.
-        num_tokens: tokens computed for it; a shared prefix counts to the first piece of the group.
+        group: number of the piece's group in the layout.
+        values: its slice of the forward's values.
+        num_tokens: tokens computed for it; a shared prefix counts for the first piece of a group.
     """
 
     group: int
@@ -39,7 +39,7 @@ class ForwardPlan:
         override_at: tokens with an embedding of their own; int64, ascending.
         overrides: these embeddings, ``[len(override_at), hidden]``.
         adapter: the LoRA adapter of all pieces; empty for none.
-        reads: what is asked, in the order of the layout.
+        reads: those of all pieces, in the order of the layout.
         shares: one entry per piece, in the order in which the pieces were given.
     """
 
@@ -128,7 +128,11 @@ def _shares(
 def overrides_of(
     segments: Sequence[tuple[Int32Array, OverrideArray]],
 ) -> tuple[NDArray[np.int64], OverrideArray]:
-    """Return what stands where in token ids that are joined, each with a table of its own.
+    """Find the embedding overrides in token ids that are to be concatenated.
+
+    Args:
+        segments: token ids, and the table of embeddings of which a negative id ``i`` names row
+            ``~i``.
 
     Returns:
         Ascending places in the joined ids, int64 ``[n]``; the embeddings there, ``[n, hidden]``.

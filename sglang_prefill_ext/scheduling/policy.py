@@ -1,8 +1,8 @@
-"""Which jobs are taken, and when: those that share the next forward, also beside decode steps.
+"""Which jobs share the next forward, and in which iterations a forward runs beside decode steps.
 
-Beside decode steps work is counted in *token equivalents*, tokens that a packed forward computes in
-the same time, so that all ranks decide alike. A forward of ``n`` tokens takes ``launch_tokens + n``
-of them. Pure, without a clock.
+While generations run, work is counted in *token equivalents*: tokens that a packed forward computes
+in the same time. A forward of ``n`` tokens takes ``launch_tokens + n`` of them. No clock is read,
+so all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SchedulingPolicy:
         budget: of one forward.
         order: of waiting jobs.
         ageing: see `order_key`.
-        launch_tokens: what a launch costs whatever its size, in tokens that are computed in the
-            same time, >= 0; with 0 no job joins another. Where there are graphs, of a replay.
+        launch_tokens: the cost of a launch apart from its tokens, in tokens that are computed in
+            the same time, >= 0; with 0 no job joins another. With graphs, the cost of a replay.
         limits: of the queue.
-        graphs: what is replayed, and what is not costs.
+        graphs: the size of the largest graph, and the cost of a forward without one.
     """
 
     budget: ForwardBudget
@@ -54,7 +54,7 @@ def policy_of(
     launch_tokens: int,
     graphs: GraphCost = NO_GRAPHS,
 ) -> SchedulingPolicy:
-    """Return what the flags ask for; what they leave open is as measured."""
+    """Return the policy that the flags ask for; measured values fill in what they leave open."""
     return SchedulingPolicy(
         budget=budget,
         order=config.order,
@@ -74,21 +74,23 @@ def choose_jobs(
 ) -> list[Job]:
     """Return the jobs whose next pieces make up the next forward; empty if none waits.
 
-    The first in order always runs. Others join in order, up to the first that does not fit: were
-    smaller ones from behind let in, nothing would bound how long a large one waits. A forward has
-    one adapter, so jobs with another one than the first are passed over; they keep their places.
+    The first job in order always runs. Others join in order, up to the first that does not fit: if
+    smaller jobs from behind it could join, nothing would bound how long a large job waits. A
+    forward has one adapter, so jobs with another adapter than the first job's are passed over; they
+    keep their places.
 
-    A job of ``m`` tokens with ``n`` others before it, chosen or passed over, makes each of them
-    wait for its tokens, ``n * m`` in all. It spares a launch to itself and to all that wait behind
-    it. It joins unless the former is more, so forwards stay short under light load and grow with
-    the queue. In an eager forward beside graphs tokens are free up to what its launches cost.
+    A job of ``m`` tokens delays each of the ``n`` jobs before it, chosen or passed over, by its
+    tokens: by ``n * m`` in all. It saves one launch for itself and one for each job behind it. It
+    joins unless the delay exceeds the saving, so forwards stay short under light load and grow with
+    the queue. Where there are graphs, an eager forward has a least cost, `GraphCost.eager_tokens`,
+    so tokens are free up to that cost.
 
-    Nor do jobs join where the forward would leave the graphs for less than that gains: of the
-    forwards that these rules allow, the longest is taken that is replayed, as the first job alone
-    is, or long enough to pay for its launches.
+    If the first job alone would be replayed, a forward that is too long for the graphs has to be
+    worth its launches. So of the forwards that these rules allow, the longest is taken that is
+    either replayed or long enough, see `GraphCost.leaving_pays`.
 
     Args:
-        join_tokens: jobs join only up to so many tokens.
+        join_tokens: jobs join only while the forward has at most so many tokens.
     """
     budget, launch_tokens, graphs = policy.budget, policy.launch_tokens, policy.graphs
     chosen: list[Job] = []
@@ -99,7 +101,7 @@ def choose_jobs(
         piece = job.piece
         if chosen and piece.adapter != chosen[0].piece.adapter:
             if job is queue.begun:
-                break  # were it overtaken, a second divided job might begin
+                break  # if it were overtaken, a second divided job might begin
             continue
         is_shared = piece.prefix_key in prefixes
         added = len(piece.suffix_ids) if is_shared else piece.num_tokens
@@ -121,7 +123,7 @@ def choose_jobs(
         if replayed or eager or graphs.leaving_pays(tokens, launch_tokens):
             num_taken = len(chosen)
         if job.alone or job.piece is not job.pieces[-1]:
-            break  # who is behind a job in the order comes after its last forward
+            break  # jobs behind this one come after its last forward
         if piece.prefix_key is not None:
             prefixes.add(piece.prefix_key)
     return chosen[:num_taken]
@@ -130,8 +132,9 @@ def choose_jobs(
 def in_turn(queue: JobQueue) -> Iterator[Job]:
     """Yield jobs in the order in which forwards may take them.
 
-    A job that takes several forwards starts only when no other one is under way, so that K/V of
-    at most one prefix is held; until then the one under way has its turn.
+    A job of several forwards starts only if no other such job has begun, so that the K/V of at most
+    one prefix are held between forwards. Where a second one has its turn, the begun job runs, and
+    nothing behind it.
     """
     begun = queue.begun
     for job in queue:
@@ -147,22 +150,22 @@ def in_turn(queue: JobQueue) -> Iterator[Job]:
 class IterationPolicy:
     """Decides before every stock batch whether a packed forward goes first.
 
-    Without running decode requests one goes first whenever packed work waits; one forward, one
-    stock batch, so that neither starves. With them, every decode step grants an allowance, which
-    is saved up until it pays for the next forward and no further. Of packed work, in token
-    equivalents, there are therefore at most
+    While no generation runs, a forward goes first whenever packed work waits. Forwards and stock
+    batches alternate, so neither starves. While generations run, every decode step grants an
+    allowance. It is saved up until it pays for the next forward, and no further. Packed work, in
+    token equivalents, is therefore at most
 
     * ``max(allowance, cost of one forward)`` between two decode steps, and
-    * ``n * allowance`` plus one forward between the first and the last of ``n + 1`` steps, which
-      keeps their mean distance within `slowdown`, up to that one forward,
+    * ``n * allowance`` plus one forward between the first and the last of ``n + 1`` steps. This
+      keeps their mean distance within `slowdown`, apart from that one forward.
 
-    unless a forward costs more than `max_wait_steps` steps allow. Then the other bound holds:
-    packed work waits for `max_wait_steps` decode steps at most.
+    If a forward costs more than `max_wait_steps` steps allow, another bound holds instead: packed
+    work waits for at most `max_wait_steps` decode steps.
 
     Attributes:
         step_tokens: token equivalents of one decode step, >= 1.
-        slowdown: decode steps may take so many times as long as without packed work, > 1.
-        launch_tokens: what a forward costs besides its tokens, >= 0.
+        slowdown: by what factor packed work may lengthen the time from step to step, > 1.
+        launch_tokens: the cost of a forward apart from its tokens, >= 0.
         max_wait_steps: decode steps after which waiting packed work runs in any case, >= 0.
     """
 
@@ -179,14 +182,14 @@ class IterationPolicy:
         return int((self.slowdown - 1) * self.step_tokens)
 
     def join_tokens(self, next_tokens: int, *, decoding: bool) -> int | None:
-        """Decide about the iteration that begins; call it once each.
+        """Decide about the iteration that begins; call it once an iteration.
 
         Args:
-            next_tokens: of the first waiting piece; 0 if no packed work waits.
-            decoding: whether the stock batch that follows is a decode step.
+            next_tokens: tokens of the first waiting piece; 0 if no packed work waits.
+            decoding: whether generations are running.
 
         Returns:
-            Up to how many tokens other requests may join the forward, or None for no forward.
+            None for no forward, else how many tokens it may have if other requests join it.
         """
         if not decoding or not next_tokens:
             self._saved = self._waited_steps = 0

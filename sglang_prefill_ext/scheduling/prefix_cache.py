@@ -1,4 +1,4 @@
-"""Prefixes whose K/V exist already, and the cache that keeps them from request to request."""
+"""What scheduling needs of a prefix cache: a `PrefixCache` begins a transaction per prefix."""
 
 from __future__ import annotations
 
@@ -8,57 +8,60 @@ from sglang_prefill_ext.wire.arrays import Int32Array
 
 
 class PrefixTransaction(Protocol):
-    """Room for the K/V of one prefix: match, reserve, compute, then commit or roll back.
+    """The KV slots of one prefix: match, reserve, compute, then commit or roll back.
 
-    What is matched stays where it is until the transaction ends. What is stored is visible to
-    nobody before `commit`. It ends exactly once: with the forward, or where several forwards need
-    the prefix with the request.
+    Matched tokens cannot be evicted before the transaction ends. Other requests see newly stored
+    K/V only after `commit`. A transaction ends exactly once: with its forward or, for a request
+    that is divided into several forwards, with the request.
     """
 
     cached: int
     """Tokens of the prefix whose K/V the cache has; 0 or more."""
     slots: Any
-    """Where in the pool the K/V of the prefix's first tokens lie: int64 on the device, those of the
-    cached tokens, and then those of fresh ones which are reserved."""
+    """Slots in the KV pool, int64 on the device: those of the cached tokens, then those that are
+    reserved for the fresh tokens behind them."""
 
     def reserve(self, *, whole: bool) -> bool:
-        """Take slots behind the cached tokens, evicting what nobody uses; call it once.
+        """Take slots for tokens behind the cached ones, evicting unused entries; call it once.
 
         Args:
-            whole: for all of the prefix, else for what is worth keeping.
+            whole: take slots for the whole prefix, else only for the tokens worth caching.
 
         Returns:
             Whether there was room. If not, nothing is stored.
         """
 
     def commit(self) -> None:
-        """Everything was computed: make visible what is worth keeping, free the rest, let go.
+        """Everything was computed: cache the tokens worth caching, free the other slots, unlock.
 
-        It lets go also if it raises.
+        Unlocks even if it raises.
         """
 
     def rollback(self) -> None:
-        """Something has failed: free what was reserved, and let go."""
+        """Something has failed: free the reserved slots, and unlock."""
 
 
 class PrefixCache(Protocol):
-    """Hands out transactions. Every rank must begin and end the same ones in the same order."""
+    """Begins transactions. Every rank must begin and end the same ones in the same order."""
 
     shares: bool
-    """Whether prefixes go from request to request, else there is only room for those of one."""
+    """Whether later requests can use a prefix; if not, its K/V end with its request."""
     capacity: int
-    """Tokens of the longest prefix that there is room for while nobody has any."""
+    """Tokens of the longest prefix that fits while no slot is taken."""
 
     def begin(self, prefix: Int32Array, adapter: str = "", *, keep: bool) -> PrefixTransaction:
         """Match a prefix of at least one token; nothing is reserved yet.
 
         Args:
-            adapter: that the K/V is computed with; one adapter's is of no use to another.
+            adapter: the LoRA adapter that computes the K/V; other adapters cannot use them.
             keep: the client says that the prefix will come again.
         """
 
     def begin_private(self, num_tokens: int) -> PrefixTransaction:
-        """Room for a prefix of which token ids do not tell all: it is neither matched nor kept."""
+        """Begin for a prefix that must not be cached: it is neither matched nor kept.
+
+        Token ids do not identify it, as it has embeddings of its own, or some of it is read.
+        """
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
-        """How many tokens of a prefix could be matched now; nothing is held."""
+        """How many tokens of a prefix could be matched now; locks nothing."""

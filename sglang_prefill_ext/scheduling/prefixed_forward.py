@@ -1,4 +1,4 @@
-"""One forward: its jobs' pieces, what is known of their prefixes, and who computes it."""
+"""One forward: the plan of its jobs' pieces, their prefix transactions, and its executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Key: TypeAlias = PrefixKey | Job
 
 
 class NoRoomError(Exception):
-    """There is no room for the prefix of a job between its forwards."""
+    """The KV pool has no room to hold the prefix of a divided job between its forwards."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job.rid)
@@ -26,25 +26,26 @@ class NoRoomError(Exception):
 class PrefixedForward:
     """The plan of a forward for some jobs, and its transactions with the prefix cache.
 
-    Pieces with an equal prefix share a transaction, as they share a group; it ends with the
-    forward, so every one ends by `commit` or by `rollback`. A divided job has one of its own,
-    `Job.held`, which ends with the job.
+    Pieces with an equal prefix share a group and a transaction. Such a transaction ends with the
+    forward, so a `PrefixedForward` must end by `commit` or `rollback`. A divided job has a
+    transaction of its own, `Job.held`, which ends with the job.
 
     Args:
         jobs: at least one, each with a piece left.
         cache: None where nothing is cached and no job is divided.
 
     Attributes:
-        plan: the forward, without what the cache has.
+        plan: of the forward, without the tokens that the cache has.
         held: per group the slots, int64 ``[held]``, of its held prefix; None where nothing is held.
-        stores: per group the slots of its first fresh tokens, where these are stored; None where
-            none is.
-        num_cached: tokens that need not be computed, as the cache had them when this forward, or
-            the first one of a divided job, was launched; of every prefix once.
-        ends_here: transactions that others have given up, and that this forward still uses.
+        stores: per group the slots, int64, where K/V of its first fresh tokens are to be stored;
+            None where none are.
+        num_cached: prefix tokens that the cache had at the launch of this forward. Those of a
+            divided job count in its first forward only; a shared prefix counts once.
+        ends_here: transactions of jobs that have ended or start over, still used by this forward.
 
     Raises:
-        NoRoomError: nothing is begun, but `Job.held` of that job is to be rolled back.
+        NoRoomError: all transactions are rolled back, except for `Job.held` of that job, which the
+            caller has to roll back.
     """
 
     def __init__(self, jobs: Sequence[Job], cache: PrefixCache | None) -> None:
@@ -53,7 +54,7 @@ class PrefixedForward:
         self.num_cached = 0
         self.ends_here: list[PrefixTransaction] = []
         try:
-            # What is matched cannot be evicted for others: so all match before any reserves.
+            # Matched tokens cannot be evicted, so all jobs match before any job reserves.
             begun = [] if cache is None else [job for job in jobs if self._begin(job, cache)]
             for job in begun:
                 transaction = self._of(job)
@@ -78,23 +79,29 @@ class PrefixedForward:
                 self.stores[share.group] = transaction.slots[span.held : stop]
 
     def cached(self, job: Job) -> int:
-        """Tokens of a job's prefix that the cache has for the piece in this forward."""
+        """Tokens of a job's prefix that this forward took from the cache.
+
+        0 for the later pieces of a divided job.
+        """
         transaction = self._of(job)
         return transaction.cached if transaction and not job.next_piece else 0
 
     def is_storing(self, key: PrefixKey | None) -> bool:
-        """Whether this forward is about to put that prefix into the cache."""
+        """Whether this forward will put the prefix of that key into the cache."""
         transaction = self._transactions.get(key) if key else None
         return transaction is not None and len(transaction.slots) > transaction.cached
 
     def commit(self) -> None:
-        """The forward has succeeded. What raises has ended; `rollback` then ends the others."""
+        """The forward has succeeded: commit every transaction.
+
+        If a commit raises, its transaction has ended; call `rollback` to end the others.
+        """
         for key in list(self._transactions):
             self._transactions.pop(key).commit()
         self._end_given_up()
 
     def rollback(self) -> None:
-        """The forward has failed, is not to be kept, or was not launched at all."""
+        """The forward has failed, gave NaN, or was not launched: roll back every transaction."""
         for key in list(self._transactions):
             self._transactions.pop(key).rollback()
         self._end_given_up()
@@ -110,7 +117,7 @@ class PrefixedForward:
         return self._transactions.get(key) if key else None
 
     def _begin(self, job: Job, cache: PrefixCache) -> bool:
-        """Whether a transaction was begun for the job."""
+        """Begin a transaction for the job if it needs one; return whether one was begun."""
         piece = job.piece
         if job.held is not None:
             return False
@@ -151,7 +158,7 @@ class Completion(Protocol):
     """A launched forward. On a GPU it runs on after `Executor.launch` has returned."""
 
     def wait(self) -> Float32Array:
-        """Block until the forward is done; return its label values, float32, row by row."""
+        """Block until the forward is done; return the values of its reads, float32, in order."""
 
 
 class Executor(Protocol):
@@ -163,7 +170,7 @@ class Executor(Protocol):
 
     @property
     def causal(self) -> bool:
-        """Whether prompts can share a prefix, because its tokens do not see what follows."""
+        """Whether prompts can share a prefix, because no token sees the tokens after it."""
 
     def launch(
         self,
@@ -188,13 +195,13 @@ class LaunchedJob:
 
     @property
     def waits(self) -> bool:
-        """Whether the job still waits for this forward."""
+        """Whether the job still waits for this forward: it has not ended or started over."""
         return not self.job.ended and self.job.attempt == self.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedForward:
-    """A launched forward that was not collected yet; `launch_s` is monotonic time."""
+    """A launched forward that is not collected yet; `launch_s` is monotonic time."""
 
     launched_jobs: list[LaunchedJob]
     completion: Completion

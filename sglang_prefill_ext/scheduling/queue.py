@@ -1,27 +1,28 @@
 """The jobs that wait, and the order in which they are served.
 
 Time is counted in *processed tokens*, the tokens of all forwards launched so far. A job's key
-hangs on nothing that changes while it waits, so a queue that is sorted once stays sorted.
+depends on nothing that changes while it waits, so a queue that is sorted once stays sorted.
 
-**srpt**, shortest remaining processing time first, with ageing. With ``mark`` the tokens that were
-processed when the job came, ``r`` the tokens that it still needs, without those that the prefix
-cache had then, and ``w`` the ageing::
+**srpt** is shortest remaining processing time first, with ageing. ``mark`` is the processed tokens
+when the job came, ``r`` the tokens that it still needs, less those that the prefix cache had then,
+and ``w`` the ageing::
 
     key = mark + w * r
 
-It is the point by which a job that is slowed down `w` times would be done: small jobs overtake
-large ones, and the older a job, the smaller others must be to overtake it still.
+The key is the point in time by which the job would be done if it ran `w` times slower than alone.
+Small jobs overtake large ones; the longer a job has waited, the smaller a job must be to overtake
+it.
 
 *Bound.* Let ``L`` be the most tokens that ever wait (the queue's limit) and ``B`` the tokens of the
 largest forward. A job's last forward starts before ``w * r + B + L`` further tokens are processed.
 Where requests name adapters, of which ``a`` have jobs that wait, it is ``w * r + a * B + L``.
 Proof: once ``mark + w * r`` tokens are processed, which one forward can overshoot by less than
-``B``, every job that comes later has a larger key and is launched behind, as forwards take jobs in
-order and stop at the first that does not fit. All that can still run before are the jobs that wait
-at that moment, ``L`` tokens at most, this job's among them. A forward passes over jobs with another
-adapter than its first one's and so may take some from behind this job, but only once all before it
-with that adapter are chosen: one forward an adapter, ``B`` tokens each. First come, first served
-waits up to ``L``, so `w` times its own length is the price that a long job pays at most.
+``B``, every job that comes later has a larger key and is launched after this one, as forwards take
+jobs in order and stop at the first that does not fit. Only the jobs that wait at that moment can
+still run before it, ``L`` tokens at most, this job's among them. A forward passes over jobs with
+another adapter than its first one's and so may take some from behind this job, but only once all
+before it with that adapter are chosen: one forward an adapter, ``B`` tokens each. First come, first
+served waits up to ``L``, so a long job pays at most `w` times its own length for the order.
 
 Failed forwards are not counted; their jobs are computed again, each once.
 """
@@ -38,24 +39,23 @@ from sglang_prefill_ext.scheduling.budget import QueueLoad
 from sglang_prefill_ext.scheduling.job import Job
 
 OrderKey: TypeAlias = tuple[float, ...]
-"""Jobs with a smaller key are served first, among equals the one that came first."""
+"""The job with the smallest key is served first; among equal keys, the one that came first."""
 
 
 def srpt_key(mark: int, remaining_tokens: int, ageing: int) -> int:
     """The key of srpt, see the module.
 
     Args:
-        ageing: `w`, in tokens a token, >= 1; higher is better for small jobs and worse for large
-            ones.
+        ageing: the factor `w`, >= 1; a higher one favours small jobs and delays large ones.
     """
     return mark + ageing * remaining_tokens
 
 
 def order_key(order: Order, ageing: int) -> Callable[[Job], OrderKey]:
-    """Return the key of an order.
+    """Return the function that computes a job's key in an order.
 
     Args:
-        ageing: see `srpt_key`. Without effect on fcfs.
+        ageing: see `srpt_key`; fcfs ignores it.
     """
 
     def srpt(job: Job) -> int:
@@ -79,17 +79,17 @@ _Entry: TypeAlias = tuple[OrderKey, int, Job]
 class JobQueue:
     """Jobs with forwards still to launch.
 
-    A job's place is settled when it is pushed. To change what its place or load depends on, drop
-    it first and push it afterwards.
+    A job's place and load are computed when it is pushed. To change what they depend on, drop the
+    job first and push it afterwards.
 
     Args:
-        key: of the order in which jobs are served; arrival decides among equals.
+        key: see `order_key`; arrival decides among equals.
     """
 
     def __init__(self, key: Callable[[Job], OrderKey]) -> None:
         self.load = QueueLoad()
         self.begun: Job | None = None
-        """The one job of which some forwards were launched and others wait, if any."""
+        """The one queued job, if any, that has launched some of its forwards but not all."""
         self._key = key
         self._entries: list[_Entry] = []
         self._pushed: dict[Job, tuple[_Entry, QueueLoad]] = {}
@@ -134,7 +134,7 @@ class JobQueue:
 
         Args:
             now_ms: Unix time in ms.
-            tokens_per_s: how fast forwards compute, > 0; infinite if that is not known.
+            tokens_per_s: the rate of forwards, > 0; infinite if it is not known.
         """
         return [
             job

@@ -1,4 +1,4 @@
-"""The packed path of one scheduler: takes requests, steps, answers.
+"""The packed path of one scheduler: queues requests, runs forwards step by step, answers.
 
 The runtime knows neither torch nor SGLang; it drives an `Executor` and hands results to a
 callback. Every decision depends only on the calls and their order, never on a clock or on the
@@ -36,22 +36,22 @@ from sglang_prefill_ext.wire.stock_reason import StockReason
 
 logger = logging.getLogger(__name__)
 
-# In the place of rows that contradict themselves.
+# Takes the place of the rows of a request that cannot be read.
 _UNREAD = PackedRows(int_array([0]), 0, int_array([1]), Labels(int_array([0])))
 
 Ended: TypeAlias = tuple[Job, PackedResult]
 
 
 class PackedRuntime:
-    """Everything of the packed path behind one interface.
+    """The packed path behind one interface.
 
     Args:
-        executor: runs forwards; None with a `declined_reason`.
+        executor: runs forwards; None if there is a `declined_reason`.
         answer: called with jobs that end together and their results; exactly once for every job.
         policy: which jobs are taken, and when.
         cache: of prefixes; None where there is none.
-        declined_reason: why every job is declined; None if they are not.
-        after_failure: see `Forwards`; by default every failure is over with its forward.
+        declined_reason: why every job is declined; None if jobs are served.
+        after_failure: see `Forwards`; by default other forwards can follow any failure.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class PackedRuntime:
 
     @property
     def next_tokens(self) -> int:
-        """Tokens of the piece that the next forward computes in any case; 0 if none waits."""
+        """Tokens of the first waiting piece, the one that the next forward is sure to compute.
+
+        0 if none waits.
+        """
         return next((job.piece.num_tokens for job in in_turn(self._queue)), 0)
 
     @property
@@ -99,7 +102,7 @@ class PackedRuntime:
 
     @property
     def oldest_wait_s(self) -> float:
-        """For how long the oldest of the queued jobs has been here; 0 if none waits."""
+        """Seconds since the oldest of the queued jobs arrived; 0 if none waits."""
         now = time.monotonic()
         return max((now - job.arrival_s for job in self._queue), default=0.0)
 
@@ -107,9 +110,9 @@ class PackedRuntime:
     def deadline_pace(self) -> float:
         """Tokens per second by which to judge whether a deadline can still be met.
 
-        Infinite, so that only deadlines that have passed count, while the next forward has room
-        for all that waits: nobody gains if one gives up, and forwards that are never tried would
-        leave a pace that was measured on slow ones as it is.
+        Infinite while the next forward has room for all that waits; then only deadlines that have
+        passed count. Ending a job early would help no other job there. And if jobs were ended
+        untried, a pace that was measured on slow forwards would never be corrected.
         """
         if self.policy.budget.fits(self._queue.load.tokens, self._queue.load.rows):
             return math.inf
@@ -129,7 +132,7 @@ class PackedRuntime:
         deadline_ms: float | None = None,
         keep_prefix: bool = False,
     ) -> None:
-        """Queue a request; it is answered later, also if it cannot be run.
+        """Queue a request, or answer it at once if it cannot be run.
 
         Args:
             priority, deadline_ms, keep_prefix: see `Job`.
@@ -157,18 +160,18 @@ class PackedRuntime:
             self._end([job], *bad_end)
 
     def refuse(self, rid: str, reply_to: Any, why: str) -> None:
-        """Answer a request whose rows cannot even be read."""
+        """Answer a request whose rows cannot be decoded."""
         self._end([Job(rid, _UNREAD, reply_to=reply_to)], Status.FAILED, why)
 
     def step(self, *, launch: bool = True, join_tokens: int = UNLIMITED) -> bool:
-        """Launch the next forward and answer what the forwards before it completed.
+        """Launch the next forward, and answer the jobs that earlier forwards completed.
 
-        Where forwards run asynchronously, results are collected one step later, so that the
-        device computes one forward while the host prepares the next.
+        If forwards run asynchronously, a result is collected one step after its launch, so that
+        the device computes one forward while the host prepares the next.
 
         Args:
-            launch: False only collects.
-            join_tokens: jobs join the first one only up to so many tokens.
+            launch: whether to launch; if not, all forwards in flight are collected.
+            join_tokens: see `choose_jobs`.
 
         Returns:
             Whether a forward was launched or collected.
@@ -181,7 +184,8 @@ class PackedRuntime:
     def expire(self, now_ms: float, tokens_per_s: float) -> list[str]:
         """End queued jobs that cannot meet their deadlines any more; return their ids.
 
-        The one decision that hangs on a clock: one rank reads it, all get the same numbers.
+        This is the one decision that depends on a clock. One rank reads it, and all ranks get the
+        same numbers.
 
         Args:
             now_ms: Unix time in ms.
@@ -192,18 +196,19 @@ class PackedRuntime:
         return [job.rid for job in late]
 
     def restart_waiting(self) -> None:
-        """Make queued jobs start over, once what is in flight was collected.
+        """Collect the forwards in flight, then make the begun job, if any, start over.
 
-        What a job holds of its earlier forwards belongs to the weights of that time.
+        The K/V that it holds were computed with weights that may change now.
         """
         self.step(launch=False)
         if self._queue.begun is not None:
             self._forwards.requeue(self._queue.begun)
 
     def abort(self, rid: str, *, everything: bool = False) -> None:
-        """End the job of that id, or all; forwards in flight are let finish.
+        """End the job of that id, or all jobs; forwards in flight still finish.
 
-        SGLang compares beginnings, so that whoever names a request "p" would end all packed ones.
+        The whole id is compared. SGLang compares only the beginning of ids, by which the abort of a
+        request named "p" would end all packed ones, whose ids begin with "packed".
         """
 
         def wanted(job: Job) -> bool:
@@ -214,7 +219,7 @@ class PackedRuntime:
         self._end(waiting + flying, Status.ABORTED, "The request was aborted.")
 
     def _plan(self, job: Job) -> tuple[Status, str] | None:
-        """Divide a job into pieces; return how it ends, and why, if it is not to be queued."""
+        """Divide a job into pieces; if it cannot be queued, return its final status and why."""
         budget = self.policy.budget
         if self.declined_reason is not None:
             return Status.DECLINED, self.declined_reason

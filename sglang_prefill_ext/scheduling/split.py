@@ -28,16 +28,16 @@ class Piece:
     """What one forward computes of one request.
 
     Attributes:
-        span: where the piece lies as long as it does not share its prefix.
+        span: the piece as a group of its own; `planner` joins spans of pieces that share a prefix.
         prefix_ids: the fresh prefix; int32 ``[span.fresh]``.
         suffix_ids: the rows' tokens after the prefix, row by row; int32.
-        overrides: the request's table of embeddings, of which negative ids name rows.
-        adapter: the LoRA adapter that all of it is computed with; empty for none.
-        reads: what is asked.
-        prefix_key: pieces with equal keys compute the same prefix and can share it; None where the
-            request fits no forward, where the prefix is read, and where the request has embeddings
-            of its own: what these are computed to may leave the model's range, and NaN spreads in
-            a group.
+        overrides: the request's table of embeddings; a negative token id ``i`` names row ``~i``.
+        adapter: the LoRA adapter of the request; empty for none.
+        reads: what is read of the piece, in the order of its tokens.
+        prefix_key: pieces with equal keys compute the same prefix and can share it. None where the
+            piece is not the whole request, where the prefix is read, and where the request has
+            embeddings of its own: these may lead to numbers beyond the range of the model's dtype,
+            and NaN spreads in a group.
     """
 
     span: GroupSpan
@@ -54,30 +54,39 @@ class Piece:
 
     @property
     def uses_cache(self) -> bool:
-        """Whether the prefix cache may stand in for a part of the prefix."""
+        """Whether the prefix cache may supply a part of the prefix."""
         return self.prefix_key is not None and _is_cacheable(self.prefix_ids)
 
     @property
     def is_replayable(self) -> bool:
-        """Whether a forward of such pieces is like those that graphs replay, see `eager_reason`."""
+        """Whether graphs can replay a forward of such pieces, apart from its size.
+
+        `eager_reason` in `forward/graphs/plan.py` judges a planned forward.
+        """
         plain = not self.span.held and not self.adapter and not len(self.overrides)
         return plain and self.span.reads_row_ends
 
     def behind(self, cached: int) -> Piece:
-        """The same piece where the first `cached` tokens of its prefix need not be computed."""
+        """The same piece without the first `cached` tokens of its prefix, which are held."""
         span = replace(self.span, held=cached, fresh=self.span.fresh - cached)
         return replace(self, span=span, prefix_ids=self.prefix_ids[cached:])
 
 
 class _Starts(NamedTuple):
-    """Where each row begins, and where the last one ends; int64 ``[rows + 1]`` each."""
+    """Numbers of the first token and first read of each row, and at the end those of all.
+
+    int64 ``[rows + 1]`` each.
+    """
 
     tokens: NDArray[np.int64]
     reads: NDArray[np.int64]
 
 
 def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
-    """Tokens of a row that fits no forward even where its prefix is held; None without one."""
+    """Return the length of the longest row that fits no forward; None if every row fits one.
+
+    The length is that of the suffix: the prefix may be held.
+    """
     if budget.fits(len(rows.tokens), rows.num_reads):
         return None
     lens = rows.suffix_lens.astype(np.int64)
@@ -90,15 +99,15 @@ def unfit_row(rows: PackedRows, budget: ForwardBudget) -> int | None:
 def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> list[Piece]:
     """Divide a request into as few pieces as the budget allows; one if it fits.
 
-    Every token behind the cached ones is computed exactly once. The prefix may be cut anywhere,
-    rows stay whole and in order; among all divisions into equally few pieces this one has the
+    Every token behind the cached ones is computed exactly once. The prefix may be cut anywhere;
+    rows stay whole and in order. Of all divisions into that number of pieces, this one has the
     smallest largest piece.
 
     Args:
-        cached: first tokens of the prefix that the first piece finds in the prefix cache.
+        cached: how many tokens at the start of the prefix the first piece finds in the cache.
 
     Raises:
-        PackingError: there is an `unfit_row`; such a request must not come here.
+        PackingError: a row fits no forward; the caller has to ask `unfit_row` first.
     """
     starts = _Starts(rows.prefix_len + bounds_of(rows.suffix_lens), rows.read_starts())
     if budget.fits(len(rows.tokens) - cached, rows.num_reads):
@@ -109,9 +118,9 @@ def split_request(rows: PackedRows, budget: ForwardBudget, cached: int = 0) -> l
 
 
 def cacheable_prefix(rows: PackedRows) -> Int32Array | None:
-    """The prefix of a request, if the prefix cache may stand in for a part of it.
+    """Return the prefix of a request if the prefix cache may supply a part of it, else None.
 
-    What is read of a prefix has to be computed.
+    Tokens of a prefix that are read have to be computed.
     """
     prefix = rows.tokens[: rows.prefix_len]
     alone = rows.prefix_reads > 0 or len(rows.overrides) > 0
@@ -119,7 +128,7 @@ def cacheable_prefix(rows: PackedRows) -> Int32Array | None:
 
 
 def _is_cacheable(prefix: Int32Array) -> bool:
-    """The cache knows token ids alone, so an embedding may not stand in a prefix."""
+    """The cache is keyed by token ids, so no token of a prefix may have an embedding override."""
     return len(prefix) > 0 and int(prefix.min()) >= 0
 
 
@@ -129,8 +138,8 @@ def _balanced_cuts(
     unfit = unfit_row(rows, budget)
     if unfit is not None:
         raise PackingError(f"a row of {unfit} tokens after the prefix fits no forward of {budget}")
-    # Filling one piece after the other gives the fewest for any limit on their tokens, and
-    # fewer the higher the limit: the lowest limit that needs no more pieces is found by bisection.
+    # Filling one piece after the other gives the fewest pieces for any limit on their tokens. A
+    # higher limit never gives more, so bisection finds the lowest one that gives the fewest.
     fewest = len(_greedy_cuts(rows, starts, budget.max_tokens, budget, cached))
     lowest = max(int(rows.suffix_lens.max()), -(-(len(rows.tokens) - cached) // fewest))
     limit = lowest + bisect_left(
@@ -170,7 +179,7 @@ def _greedy_cuts(
 def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
     held, fresh, first, last = cut
     prefix_ids = rows.tokens[held : held + fresh]
-    # Reads of the prefix are its last tokens, so those of a part of it are its last ones, too.
+    # The read tokens of a prefix are its last ones, and so they are the last ones of a part of it.
     unread = rows.prefix_len - rows.prefix_reads
     prefix_reads = max(0, held + fresh - max(held, unread))
     first_read = max(0, held - unread) if prefix_reads else int(starts.reads[first])
@@ -183,7 +192,7 @@ def _piece(rows: PackedRows, starts: _Starts, cut: _Cut) -> Piece:
         prefix_reads=prefix_reads,
         read_lens=rows.read_lens[first:last] if len(rows.read_lens) else None,
     )
-    # What is read of a prefix has to be computed, and for one request only.
+    # A prefix that is read is computed for one request only.
     whole = span.num_tokens == len(rows.tokens)
     is_shared = whole and not rows.prefix_reads and not len(rows.overrides)
     return Piece(

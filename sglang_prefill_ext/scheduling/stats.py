@@ -1,4 +1,4 @@
-"""Counters of one scheduler: of its packed path, and of its iterations of each kind."""
+"""Counters of one scheduler: totals of its packed path, and iterations by execution class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from sglang_prefill_ext.wire.status import Status
 
 _RATE_MEMORY_S = 5.0
-"""Busy seconds after which a forward counts half in the measured rate."""
+"""Half-life in the measured rate: after so many busy seconds a forward counts half."""
 
 
 @dataclass(slots=True)
@@ -20,10 +20,11 @@ class RuntimeStats:
         retried_forwards: forwards of several requests that failed or gave NaN and were split up.
         rows: rows whose read-out was computed.
         tokens_computed: tokens that went through the model.
-        tokens_cached: prefix tokens that the prefix cache had instead.
-        tokens_saved: tokens that separate prompts would have added, of answered requests.
+        tokens_cached: prefix tokens that came from the prefix cache instead.
+        tokens_saved: tokens that the answered requests, as separate prompts, would have computed
+            beyond those that were.
         busy_s: seconds for which forwards kept the device busy.
-        tokens_per_s: how fast recent forwards were; 0 before the first one.
+        tokens_per_s: the rate of recent forwards; 0 before the first one.
         requests: requests by how they ended.
     """
 
@@ -46,7 +47,7 @@ class RuntimeStats:
         self.rows += rows
 
     def record_pace(self, tokens: int, seconds: float) -> None:
-        """Count a forward that kept the device busy for so long."""
+        """Count a forward of `tokens` tokens that kept the device busy for `seconds`."""
         self.busy_s += seconds
         kept = 0.5 ** (seconds / _RATE_MEMORY_S)
         self._recent_tokens = self._recent_tokens * kept + tokens

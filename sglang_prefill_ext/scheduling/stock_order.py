@@ -1,4 +1,4 @@
-"""``--schedule-policy srpt``: in which order SGLang prefills its own requests; pure, no clock.
+"""``--schedule-policy srpt``: the order in which SGLang prefills stock requests; pure, no clock.
 
 Shortest remaining prefill first, with the key of `queue.srpt_key`: ``mark + w * r``, where
 ``mark`` is the prefill tokens that SGLang had computed when the prompt was queued, ``r`` the tokens
@@ -9,13 +9,13 @@ tokens that are queued or begun at any time, each prompt rounded up to pages. Th
 prompt starts before ``w * n + B + L`` further prefill tokens are computed. Proof: however the cache
 changes, the prompt's key stays at most ``mark + w * n``. Once that many tokens are computed, which
 one batch can overshoot by less than ``B``, every prompt that is queued later has a larger key and
-is taken behind, as batches take prompts in order and stop at the first that does not fit. What can
-still run before waits at that moment or has begun, ``L`` tokens at most. So counts of cached tokens
-may be old without harm. Without ageing there is no such bound.
+is taken after this one, as batches take prompts in order and stop at the first that does not fit.
+Only prompts that wait at that moment or have begun can still run before it, ``L`` tokens at most.
+So outdated counts of cached tokens do no harm. Without ageing there is no such bound.
 
-Not covered: what SGLang passes over although its turn has come, such as an adapter that is not
-loaded yet; rows that decode within a prefill batch; and times in which nothing is prefilled because
-the memory is full.
+Not covered: prompts that SGLang passes over although their turn has come, such as those of an
+adapter that is not loaded yet; rows that decode within a prefill batch; and times in which nothing
+is prefilled because the memory is full.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Prompt:
 
     Attributes:
         mark: prefill tokens that were computed when it was queued.
-        tokens: of the prompt, and of what was generated before a retraction; >= 1.
-        cached_tokens: how many of them need not be computed, as far as known.
+        tokens: of the prompt, and those generated before a retraction; >= 1.
+        cached_tokens: how many of them the prefix cache had when they were last counted.
     """
 
     mark: int
@@ -55,19 +55,20 @@ class Prompt:
         return max(1, self.tokens - self.cached_tokens)
 
     def key(self, ageing: int) -> int:
-        """Prompts with a smaller one are prefilled first."""
+        """The sort key: the prompt with the smallest is prefilled first."""
         return srpt_key(self.mark, self.remaining_tokens, ageing)
 
 
 def to_match(queue: Sequence[_Request], is_new: Callable[[_Request], bool]) -> list[_Request]:
     """Choose the requests whose cached tokens are to be counted in this pass.
 
-    Counting walks the cache along the whole prompt. Those at the head are about to run, and new
-    ones need a place; the counts of the others may be old.
+    Counting walks the prefix cache along the whole prompt, so only two kinds are counted: requests
+    at the head, which are about to run, and new ones, which have no place yet. The counts of the
+    others may be old.
 
     Args:
-        queue: in the order of the last pass, with what came since at its end.
-        is_new: whether a request was never counted.
+        queue: in the order of the last pass, later arrivals at the end.
+        is_new: whether the tokens of a request were never counted.
     """
     return [*queue[:MATCHED_PER_PASS], *filter(is_new, queue[MATCHED_PER_PASS:])]
 
@@ -75,10 +76,11 @@ def to_match(queue: Sequence[_Request], is_new: Callable[[_Request], bool]) -> l
 def chunk_limit(
     begun: Prompt, waiting: Iterable[Prompt], budget: int, page_size: int, ageing: int
 ) -> int | None:
-    """Return the most tokens of a begun prompt's next chunk, so that others can overtake it.
+    """Limit the next chunk of a begun prompt, so that shorter prompts can overtake it.
 
-    Room is left for the prompts in front of the queue that come before the begun one, but never
-    more than half: should they not be admitted for want of memory, the begun one still moves on.
+    The limit leaves room for the prompts at the head of the queue whose keys are smaller, but for
+    no more than half of the budget: if they are not admitted because memory is short, the begun
+    prompt still advances.
 
     Args:
         waiting: in order.
@@ -86,7 +88,7 @@ def chunk_limit(
         page_size: tokens; a chunk ends with a page.
 
     Returns:
-        A multiple of the page size, at least one page; None: all of the budget.
+        Tokens: a multiple of the page size, at least one page; None: the whole budget.
     """
     reserved = 0
     for prompt in waiting:

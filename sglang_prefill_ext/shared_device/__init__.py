@@ -1,1 +1,1 @@
-"""Several schedulers on one device: memory, balance, cores. Neither torch nor SGLang."""
+"""Several schedulers on one device: memory shares, load balance, cores. No torch, no SGLang."""

@@ -1,6 +1,6 @@
-"""Where a prefix is cached, when a request returns to it, and which scheduler gets it.
+"""Load balance: choose the scheduler or replica of a request by its load and its cached prefixes.
 
-One rule for all who balance.
+The data-parallel controller and the router of a fleet share the rule `soonest`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_HOMES = 4096
-"""Prefixes whose home is remembered; the longest unused is forgotten."""
+"""How many prefixes are remembered; beyond that, the least recently used one is forgotten."""
 
 Number = TypeVar("Number", np.int64, np.float64)
 Home = TypeVar("Home")
 
 
 def soonest(waiting: NDArray[Number], saved: NDArray[Number]) -> int:
-    """Return where a request is done first; of equals the first.
+    """Return the place where a request is done first; among equals the first one.
 
-    Who has its prefix takes it, unless what waits there beyond the least costs more than the
-    prefix saves.
+    A place that has the request's prefix gets it, unless its queue exceeds the shortest one by more
+    than the prefix saves.
 
     Args:
-        waiting: what has to be computed before it, in any unit of cost; ``[places]``.
-        saved: what each place need not compute as it has the prefix; ``[places]``.
+        waiting: cost of the work that waits at each place, in any unit; ``[places]``.
+        saved: cost that each place saves because it has the prefix; ``[places]``.
     """
     return int((waiting - saved).argmin())
 
 
 class Homes(Generic[Home]):
-    """Remembers by a key of the prefix where it was computed last."""
+    """Remembers, by a key of the prefix, where each prefix was computed last."""
 
     def __init__(self) -> None:
         self._homes: OrderedDict[Hashable, Home] = OrderedDict()
@@ -49,7 +49,7 @@ class Homes(Generic[Home]):
 
 
 class StockLoad(Protocol):
-    """What SGLang publishes of a scheduler's own requests."""
+    """What SGLang publishes of a scheduler's stock requests."""
 
     timestamp: float
     dp_rank: int
@@ -58,14 +58,15 @@ class StockLoad(Protocol):
 
 
 class SchedulerLoads:
-    """Outstanding tokens of each scheduler.
+    """Outstanding tokens of each scheduler; takes the place of SGLang's `DPBudget`.
 
-    Packed requests are counted exactly: from the moment they are sent until they are answered.
-    Requests of SGLang's own count as SGLang last published them, and those sent since then with
-    their prompts. Takes the place of SGLang's `DPBudget`.
+    Packed requests are counted exactly, from the moment they are sent until they are answered.
+    Stock requests count as SGLang last published them; those sent since then count with their
+    prompts.
 
     Args:
-        done: int64 ``[schedulers]``, live: tokens of the packed requests that were answered.
+        done: int64 ``[schedulers]``: tokens of the packed requests that were answered; each
+            scheduler updates its number in shared memory.
     """
 
     def __init__(self, done: NDArray[np.int64]) -> None:
@@ -85,13 +86,13 @@ class SchedulerLoads:
     ) -> int:
         """Choose the scheduler of a packed request and count it there.
 
-        A request whose prefix is remembered returns to it where that is `soonest`.
+        A request whose prefix is remembered returns to that scheduler if it is `soonest` there.
 
         Args:
-            tokens: of the request, its prefix once.
-            prefix: what to remember the prefix by; empty where nothing is cached.
-            prefix_tokens: how long it is.
-            adapter: with which it is computed, as each adapter has K/V of its own.
+            tokens: tokens of the request; its prefix counts once.
+            prefix: bytes that identify the prefix; empty if nothing is cached.
+            prefix_tokens: length of the prefix.
+            adapter: the LoRA adapter that computes it, as each adapter has K/V of its own.
         """
         key = hash((adapter, prefix))
         home = self._homes.get(key) if prefix else None
@@ -105,13 +106,13 @@ class SchedulerLoads:
         return rank
 
     def dispatch(self, _method: object, estimated_tokens: int = 0) -> int:
-        """Choose the scheduler of a request of SGLang's own and count it until the next load."""
+        """Choose the scheduler of a stock request, and count it until the next published load."""
         rank = int(self.outstanding.argmin())
         self._stock[rank] += estimated_tokens
         return rank
 
     def update_budget(self, loads: Iterable[StockLoad]) -> None:
-        """Take over what schedulers have published, unless it is what was seen before."""
+        """Take over the loads that schedulers have published, except those seen before."""
         for load in loads:
             if load.timestamp != self._seen_s[load.dp_rank]:
                 self._seen_s[load.dp_rank] = load.timestamp

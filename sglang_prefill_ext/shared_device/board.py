@@ -1,4 +1,4 @@
-"""Numbers that the schedulers of one device tell each other and whoever sends them work."""
+"""Shared memory by which the schedulers of one device and their controller exchange numbers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 BOARD_VARIABLE = "PREFILL_ONLY_BOARD"
-"""Environment variable by which schedulers find the board of the process that starts them."""
+"""Environment variable with the path of the board, set by the process that starts schedulers."""
 
 _KV_BYTES, _RESERVE_BYTES, _FIRST_DONE = range(3)
 
 
 class Board:
-    """Shared memory of int64: two for the memory of each scheduler, and one for each of them.
+    """Shared memory of int64 numbers: `kv_bytes`, `reserve_bytes`, and `done` of each scheduler.
 
-    Every number has one writer, so no lock is needed. The memory has no name in any directory
-    and ends with the processes that use it.
+    Every number has one writer, so no lock is needed. The memory has no name in any directory, and
+    is freed when the last process that uses it ends.
     """
 
     def __init__(self, path: str, schedulers: int) -> None:
         """Open the board.
 
         Args:
-            path: of its file, as `path` of the board that was created.
-            schedulers: how many there are.
+            path: `path` of the board that was created.
+            schedulers: number of schedulers.
 
         Raises:
             OSError: there is no such board.
@@ -37,7 +37,7 @@ class Board:
 
     @classmethod
     def create(cls, schedulers: int) -> Self:
-        """Make a board of zeros; it lives as long as this process or anyone who opened it."""
+        """Make a board of zeros; it exists until this process and all that opened it have ended."""
         file = os.memfd_create(BOARD_VARIABLE)
         os.ftruncate(file, (_FIRST_DONE + schedulers) * np.dtype(np.int64).itemsize)
         return cls(f"/proc/{os.getpid()}/fd/{file}", schedulers)
@@ -49,7 +49,7 @@ class Board:
 
     @property
     def kv_bytes(self) -> int:
-        """What each scheduler may take for K/V; 0 until the first one has worked it out."""
+        """Bytes that each scheduler may take for K/V; 0 before the first one has written it."""
         return int(self._numbers[_KV_BYTES])
 
     @kv_bytes.setter
@@ -58,7 +58,7 @@ class Board:
 
     @property
     def reserve_bytes(self) -> int:
-        """What each scheduler may take beside weights and K/V; 0 likewise."""
+        """Bytes that each scheduler may take beside weights and K/V; 0 before it is written."""
         return int(self._numbers[_RESERVE_BYTES])
 
     @reserve_bytes.setter
@@ -67,5 +67,5 @@ class Board:
 
     @property
     def done(self) -> NDArray[np.int64]:
-        """int64 ``[schedulers]``, live: tokens of the packed requests that each has answered."""
+        """int64 ``[schedulers]``, a view: tokens of the packed requests that each has answered."""
         return self._numbers[_FIRST_DONE:]

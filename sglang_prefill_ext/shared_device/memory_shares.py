@@ -1,4 +1,4 @@
-"""How schedulers on one device divide its memory."""
+"""Divide the memory of one device among several schedulers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class FirstScheduler:
-    """What the first scheduler found once its model was loaded; all in bytes.
+    """What the first scheduler finds after its model is loaded; sizes in bytes.
 
     Attributes:
         free_before: memory that was free before it loaded anything.
-        room: what would be left for K/V if it were alone: free memory less the reserve.
+        room: memory that it could take for K/V if it were alone: free memory less the reserve.
         static_fraction: share of `free_before` for weights and K/V; the rest is the reserve for
             activations and CUDA graphs.
-        fraction_given: the user chose it, and so the reserve of all schedulers together.
-            Otherwise SGLang estimated the reserve of one, and each scheduler needs as much.
+        fraction_given: the user chose `static_fraction`, so the reserve is that of all schedulers
+            together. Otherwise SGLang estimated the reserve of one scheduler, and each needs as
+            much.
         weights_shared: the weights are in memory once for all schedulers.
     """
 
@@ -32,7 +33,7 @@ class FirstScheduler:
 
     @property
     def weights(self) -> int:
-        """What loading took."""
+        """Memory that the weights take."""
         return max(0, int(self.free_before * self.static_fraction) - self.room)
 
     @property
@@ -41,7 +42,7 @@ class FirstScheduler:
 
     @property
     def further_cost(self) -> int:
-        """What each further scheduler takes beside its K/V."""
+        """Memory that each further scheduler takes beside its K/V."""
         copied = 0 if self.weights_shared else self.weights
         return copied + (0 if self.fraction_given else self.reserve)
 
@@ -50,7 +51,7 @@ def kv_share(first: FirstScheduler, schedulers: int) -> int:
     """Bytes that each of `schedulers` may take for K/V, the first included.
 
     Raises:
-        ConfigError: they do not fit.
+        ConfigError: the schedulers do not fit.
     """
     others = (schedulers - 1) * first.further_cost
     share = (first.room - others) // schedulers
@@ -70,7 +71,7 @@ def reserve_share(first: FirstScheduler, schedulers: int) -> int:
 
 
 def token_share(max_total_tokens: int, schedulers: int) -> int:
-    """K/V slots of each scheduler, of those that the user gave for the device.
+    """KV slots of each scheduler if the user gave `max_total_tokens` for the device.
 
     Raises:
         ConfigError: there are fewer slots than schedulers.

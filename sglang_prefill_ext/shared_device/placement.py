@@ -1,4 +1,4 @@
-"""Where schedulers run: cores, visible devices, CUDA MPS; and whether several will pay there."""
+"""Placement of several schedulers on one device: cores, visible devices, CUDA MPS, and doubts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MPS_CONTROL = "control"  # the pipe that the daemon makes there
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a process may use.
+    """The cores and devices that a process may use.
 
     Attributes:
         pid: its id.
-        cores: that it may run on, ascending.
+        cores: the cores that it may run on, ascending.
         visible_devices: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        mps: whether a control daemon of CUDA MPS has its pipe where this process looks for it.
-        mps_directory: where that is.
+        mps: whether the pipe of a CUDA MPS control daemon is in `mps_directory`.
+        mps_directory: where this process looks for that pipe.
         mps_thread_percentage: ``CUDA_MPS_ACTIVE_THREAD_PERCENTAGE``; None if it is not set.
     """
 
@@ -76,12 +76,12 @@ def core_groups(cores: Sequence[int], schedulers: int, each: int = 0) -> list[li
     """Divide cores among schedulers.
 
     Args:
-        cores: that may be used.
-        schedulers: how many groups.
-        each: cores of a group; 0 divides all evenly, and has groups share where cores are few.
+        cores: the usable cores.
+        schedulers: number of groups.
+        each: cores of a group; 0: divide all evenly; groups share cores if there are too few.
 
     Raises:
-        ConfigError: there are not so many cores.
+        ConfigError: there are fewer than `each * schedulers` cores.
     """
     if each * schedulers > len(cores):
         raise ConfigError(

@@ -35,35 +35,49 @@ _NAMES = ", ".join([*DEVICES, MEASURED])
 
 def plan(
     model: Annotated[Path, typer.Argument(help="Directory with the model's config.json.")],
-    gpus: Annotated[int, typer.Option(help="Equal devices, to be used together.")] = 4,
+    gpus: Annotated[int, typer.Option(help="Number of equal GPUs.")] = 4,
     shape: Annotated[
-        str, typer.Option(help="Of a request, in tokens: <query>+<item>x<items>.")
+        str, typer.Option(help="Shape of a request, in tokens: <query>+<item>x<items>.")
     ] = "120+180x10",
     device: Annotated[str, typer.Option(help=f"One of {_NAMES}.")] = "h100-sxm",
-    clients: Annotated[int, typer.Option(help="Requests under way at any time.")] = 1,
+    clients: Annotated[int, typer.Option(help="Requests under way at a time.")] = 1,
     rate: Annotated[
-        float | None, typer.Option(help="Requests a second, in the place of --clients.")
+        float | None, typer.Option(help="Requests per second, instead of --clients.")
     ] = None,
-    number_bytes: Annotated[int, typer.Option(min=1, help="Of a weight; 2 for bfloat16.")] = 2,
+    number_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of a weight; 2 for bfloat16.")
+    ] = 2,
     expert_imbalance: Annotated[
         float,
-        typer.Option(min=1, help="Rows of the busiest GPU's experts over the mean, of --ep-size."),
+        typer.Option(
+            min=1, help="Rows of the busiest GPU's experts over the mean, with --ep-size."
+        ),
     ] = 1.0,
-    tflops: Annotated[float | None, typer.Option(help="Peak, in place of the device's.")] = None,
-    gb_s: Annotated[float | None, typer.Option(help="Peak of its memory, likewise.")] = None,
-    memory_gb: Annotated[float | None, typer.Option(help="Of a device, likewise.")] = None,
-    link_gb_s: Annotated[
-        float | None, typer.Option(help="That an all-reduce reaches each way, likewise.")
+    tflops: Annotated[
+        float | None, typer.Option(help="Peak TFLOP/s, instead of the device's.")
     ] = None,
-    link_us: Annotated[float | None, typer.Option(min=0, help="Of an exchange, likewise.")] = None,
+    gb_s: Annotated[
+        float | None, typer.Option(help="Peak GB/s of its memory, instead of the device's.")
+    ] = None,
+    memory_gb: Annotated[
+        float | None, typer.Option(help="GB of memory, instead of the device's.")
+    ] = None,
+    link_gb_s: Annotated[
+        float | None, typer.Option(help="GB/s each way that an all-reduce reaches.")
+    ] = None,
+    link_us: Annotated[
+        float | None, typer.Option(min=0, help="Microseconds of an exchange between GPUs.")
+    ] = None,
     launch_ms: Annotated[
-        float | None, typer.Option(min=0, help="Measured, of a forward; needed for cpu.")
+        float | None,
+        typer.Option(min=0, help="Measured ms of launching a forward; required for cpu."),
     ] = None,
     tokens_per_s: Annotated[
-        float | None, typer.Option(help="Measured, of one device; for cpu, and needed there.")
+        float | None,
+        typer.Option(help="Measured tokens/s of one device; only for cpu, and required there."),
     ] = None,
 ) -> None:
-    """Predict latency and throughput of every way to divide a model over GPUs; starts nothing."""
+    """Predict latency and throughput for every way to divide a model over GPUs."""
     sizes, wanted, load = ModelShape.from_directory(model), Shape.parse(shape), Load(clients, rate)
     peaks = {"tflops": tflops, "gb_s": gb_s, "memory_gb": memory_gb}
     common = {"launch_ms": launch_ms, "link_gb_s": link_gb_s, "link_us": link_us}
@@ -88,14 +102,14 @@ def _refuse(device: str, unused: dict[str, float | None]) -> None:
     for name, value in unused.items():
         if value is not None:
             raise ConfigError(
-                f"{_flag(name)} {value:g}: it does nothing with --device {device}; leave it out."
+                f"{_flag(name)} {value:g}: it has no effect with --device {device}; leave it out."
             )
 
 
 def _measured(model: ModelShape, given: dict[str, float | None]) -> Device:
     if missing := [name for name, value in given.items() if value is None]:
         raise ConfigError(
-            f"--device {MEASURED}: its speed has to be given; add {', '.join(map(_flag, missing))}."
+            f"--device {MEASURED}: its speed must be given; add {', '.join(map(_flag, missing))}."
         )
     return Device.measured(model, **{name: value or 0.0 for name, value in given.items()})
 

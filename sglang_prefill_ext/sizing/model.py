@@ -22,8 +22,10 @@ _UNCOUNTED = (
     "conv_L_cache",
     "mamba_d_state",
     "ssm_state_size",
+    "interleave_moe_layer_step",
 )
-"""Settings of models with compressed K/V or recurrent layers, which are not counted here."""
+"""Settings of models that are not counted here: with compressed K/V, with recurrent layers, or with
+two sizes of MLPs, as Llama 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ def _number(config: Mapping[str, Any], names: Iterable[str]) -> int:
     return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
+def _size(config: Mapping[str, Any], name: str) -> int:
+    """Raises: KeyError, ValueError: there is none."""
+    size = config[name]
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"{name} is {size!r:.80}")
+    return size
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a decoder with gated MLPs and full attention.
@@ -100,7 +110,7 @@ class ModelShape:
             )
         try:
             return cls._of_config(json.loads(path.read_text()))
-        except (KeyError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"model {str(model)!r}: config.json is not that of a decoder that can be counted "
                 f"({type(error).__name__}: {error}); name a Qwen-, Llama-, Mistral- or "
@@ -112,15 +122,15 @@ class ModelShape:
         config = config.get("text_config") or config
         if uncounted := [name for name in _UNCOUNTED if config.get(name)]:
             raise ValueError(f"it has {uncounted[0]}")
-        heads = config["num_attention_heads"]
+        heads = _size(config, "num_attention_heads")
         return cls(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
+            layers=_size(config, "num_hidden_layers"),
+            hidden=_size(config, "hidden_size"),
             heads=heads,
-            kv_heads=config["num_key_value_heads"],
+            kv_heads=_size(config, "num_key_value_heads"),
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=config["intermediate_size"],
-            vocabulary=config["vocab_size"],
+            intermediate=_size(config, "intermediate_size"),
+            vocabulary=_size(config, "vocab_size"),
             experts=Experts.of_config(config),
             tied=bool(config.get("tie_word_embeddings", False)),
         )

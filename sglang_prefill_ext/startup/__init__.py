@@ -1,1 +1,1 @@
-"""What is checked and run before the first request. Pure."""
+"""Checks and forwards that run before the first request. Neither torch nor SGLang."""

@@ -1,4 +1,4 @@
-"""Whether the answers of both paths to the known prompts are the same; pure numpy."""
+"""Decide whether packed and stock path answer the known prompts the same; pure numpy."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from sglang_prefill_ext.config import AttentionWay
 LABEL_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.25}
 """Largest difference of a log-probability, by dtype (natural logarithm).
 
-Ten times the parity that is aimed at in float32. In bfloat16 logits from 16 to 32 are multiples of
-0.125, and each path may round the other way: two such steps. What is wrong, such as a mask or a
-position, moves log-probabilities by about 1 and more."""
+In float32 it is ten times the difference that is aimed at. In bfloat16, logits from 16 to 32 are
+multiples of 0.125, and the two paths may round in opposite directions: two such steps. An error,
+such as a wrong mask or position, changes log-probabilities by about 1 and more."""
 
 VECTOR_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.1}
 """Largest distance of two vectors, in lengths of the stock one: a cosine of 0.995 in bfloat16."""
 
 NOISE_FACTOR = 4
-"""Where the stock path's own answers to a prompt alone and in a batch differ by d, the paths may
-differ by so many times d: they choose other kernels, and sum in another order, in more places."""
+"""If the stock path's own answers to a prompt alone and in a batch differ by d, the paths may
+differ by so many times d. They choose other kernels and sum in another order, as a batch does, but
+in more places."""
 
 LARGEST_FACTOR = 4
-"""No tolerance is more than so many times that of its dtype, however noisy the model: that is what
-a wrong mask or position moves. One prompt may come near it, in half precision, if its median answer
-is within the tolerance: a router may choose another expert where two are almost equal."""
+"""No tolerance exceeds so many times that of its dtype, however noisy the model: beyond it lie the
+differences that a wrong mask or position makes. In half precision one prompt may be off by as much
+if its median answer is within the usual tolerance: where two experts are almost equally probable, a
+router may choose another one."""
 
 LARGE_LOGPROB = 10.0
-"""Beyond this the difference is relative: it counts per multiple of 10, as rounding grows with the
+"""Differences of log-probs beyond this are relative, per multiple of 10, as rounding grows with the
 logits."""
 
 MOST_OUTLIERS = 1
-"""Prompts that may be beyond the usual tolerance."""
+"""How many prompts may exceed the usual tolerance."""
 
 Matrix = NDArray[np.float64]
 
 
 class Tolerance(NamedTuple):
-    """What is no error of a prompt's answers.
+    """How far the answers of both paths to a prompt may differ.
 
     Attributes:
-        usual: how far they may be apart.
-        worst: how far those of one prompt may be, whose median is within the usual.
+        usual: the most for all prompts but `MOST_OUTLIERS`, and for the median of every prompt.
+        worst: the most for any prompt.
     """
 
     usual: float
@@ -56,12 +58,12 @@ class AnswerCheck:
     """How far the two paths' answers differ; the same on every rank.
 
     Attributes:
-        prompts: of each prompt, tokens of the prefix it shares and tokens of its own.
-        differences: the largest of each prompt, see `gaps`; infinite where only one path gave a
-            number.
-        medians: the median one of each prompt.
-        tolerance: what they may be at most.
-        seconds: what finding out took.
+        prompts: of each prompt, the tokens of its shared prefix and its own tokens.
+        differences: the largest difference of each prompt, see `gaps`; infinite if only one path
+            gave a number.
+        medians: the median difference of each prompt.
+        tolerance: limits of both.
+        seconds: duration of the check.
     """
 
     prompts: tuple[tuple[int, int], ...]
@@ -72,7 +74,7 @@ class AnswerCheck:
 
     @property
     def same(self) -> bool:
-        """Whether the answers are within the tolerance; nothing compared is not."""
+        """Whether the answers are within the tolerance; False if there were no prompts."""
         usual, worst = self.tolerance
         beyond = sum(difference > usual for difference in self.differences)
         within = bool(self.differences) and max(self.medians) <= usual
@@ -83,7 +85,7 @@ class AnswerCheck:
         return max(self.differences, default=float("inf"))
 
     def as_dict(self) -> dict[str, object]:
-        """Return it ready for JSON, where an infinite difference is None."""
+        """Return the result ready for JSON; an infinite difference becomes None."""
         return {
             "verdict": "same" if self.same else "differ",
             "prompts": len(self.prompts),
@@ -103,7 +105,10 @@ class AnswerCheck:
 
 
 class Attempt(NamedTuple):
-    """A way to run packed forwards; `suspect` is what the attempt before it had besides."""
+    """A way to run packed forwards.
+
+    `suspect` names what the attempt before used and this one does not.
+    """
 
     attention: AttentionWay
     graphs: bool
@@ -117,7 +122,7 @@ class Attempt(NamedTuple):
 
 
 def attempts(attention: AttentionWay, *, graphs: bool) -> list[Attempt]:
-    """What is tried in turn until a way answers as the stock path does, the way asked for first."""
+    """Return the ways to try in turn until one answers like the stock path, beginning with this."""
     tried = [Attempt(attention, graphs)]
     if graphs:
         tried.append(Attempt(attention, False, "replaying forwards as graphs"))
@@ -127,16 +132,16 @@ def attempts(attention: AttentionWay, *, graphs: bool) -> list[Attempt]:
 
 
 def gaps(stock: Matrix, packed: Matrix, *, vectors: bool) -> Matrix:
-    """How far each answer is from the other path's, ``[prompts, answers]``.
+    """Return the differences between the answers of both paths, ``[prompts, answers]``.
 
     Args:
-        stock, packed: ``[prompts, values]``. A NaN, or an infinite number, is like itself and
-            infinitely far from anything else.
-        vectors: the values of a prompt are a vector, else log-probabilities.
+        stock, packed: ``[prompts, values]``. NaN equals NaN, an infinite number equals itself, and
+            both are infinitely far from anything else.
+        vectors: whether the values of a prompt are a vector; else they are log-probabilities.
 
     Returns:
-        Of vectors the Euclidean distance, in lengths of the stock one if that is over 1; else the
-        difference of every log-probability, see `LARGE_LOGPROB`.
+        For vectors, one Euclidean distance a prompt, divided by the length of the stock vector if
+        that is over 1; else the difference of every log-probability, see `LARGE_LOGPROB`.
     """
     equal = (stock == packed) | (np.isnan(stock) & np.isnan(packed))
     with np.errstate(invalid="ignore"):
@@ -152,11 +157,12 @@ def gaps(stock: Matrix, packed: Matrix, *, vectors: bool) -> Matrix:
 
 
 def tolerance_of(dtype: str, *, quantised: bool, vectors: bool, noise: float = 0.0) -> Tolerance:
-    """Return what difference is no error.
+    """Return the tolerance for a model.
 
     Args:
-        dtype: of the model's numbers, e.g. ``"float32"``.
-        quantised: weights or the KV cache are, and round like half precision or more.
+        dtype: of the model, e.g. ``"float32"``.
+        quantised: whether weights or the KV cache are quantised; they then round at least as
+            coarsely as half precision.
         vectors: see `gaps`.
         noise: the largest gap between the stock path's answers to a prompt alone and in a batch.
     """

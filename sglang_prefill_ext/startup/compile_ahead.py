@@ -1,8 +1,8 @@
-"""Forwards of every kind, run before the first request; pure.
+"""Run one forward of every kind before the first request, so that all kernels are compiled; pure.
 
-A Triton kernel is compiled when it is first launched in some form, which takes seconds: with a
-held prefix or without one, in one launch, merged or divided, with few rows or many. Each of them
-is tried here, in the model's own layers, so that no request waits for a compiler.
+A Triton kernel is compiled at its first launch in each form, which takes seconds. There are forms
+with and without a held prefix, for fused, merged and divided attention, and for few and many rows.
+Each form is launched here from the model's own layers, so that no request waits for a compiler.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from sglang_prefill_ext.wire.read import Labels, Vectors
 
 
 class Shape(NamedTuple):
-    """A request with rows of one token that takes two forwards: its prefix is fresh, then held. One
-    that fits a forward takes one.
+    """A request with rows of one token, of which the first forward computes the prefix.
+
+    If it takes a second forward, the prefix is held there.
 
     Attributes:
-        prefix: tokens of the prefix; fewer where prompts cannot be so long.
-        tokens: of the request; fewer where its forwards would not be full.
+        prefix: tokens of the prefix; fewer if prompts cannot be so long.
+        tokens: tokens of the request; if `full`, rounded down to whole forwards.
         forward: most tokens of a forward.
-        full: its forwards have as many tokens as they may.
+        full: whether each of its forwards has as many tokens as it may.
     """
 
     prefix: int
@@ -42,21 +43,22 @@ class Shape(NamedTuple):
 
 
 SMALL = Shape(prefix=64, tokens=256, forward=128)
-"""Each kind of read-out has its own launch: 64 rows are few for it, and 128 are many."""
+"""The read-out is launched in one form for few rows and in another for many: its first forward has
+64 rows, its second 128."""
 
 LONE = Shape(prefix=0, tokens=1, forward=1)
-"""All layers see one token: what models have compiled by torch, such as Cohere's norms and the
-embeddings that tensor-parallel ranks share, has a form of its own for that."""
+"""A forward of one token: parts of models that torch compiles, such as Cohere's norms and the
+embeddings that tensor-parallel ranks share, have a form of their own for it."""
 
 LARGE = Shape(prefix=2048, tokens=16_384, forward=8192)
-"""AUTO merges both forwards, and also those of half the size where a forward may have no more."""
+"""Forwards for which AUTO chooses merged attention, also if the budget halves their size."""
 
 LONG = Shape(DIVIDED_PREFIX_TOKENS, DIVIDED_PREFIX_TOKENS + 16, DIVIDED_PREFIX_TOKENS, full=False)
-"""Its last forward reads few rows behind a prefix so long that its keys are divided."""
+"""Its last forward reads few rows after a prefix so long that its keys are divided."""
 
 
 class CompilingExecutor(Executor, Protocol):
-    """What is asked of an executor besides; see `Model`."""
+    """An executor that also tells what decides which kernels it launches; see `Model`."""
 
     @property
     def attention(self) -> AttentionWay: ...
@@ -71,11 +73,11 @@ class CompilingExecutor(Executor, Protocol):
 def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: PrefixCache) -> None:
     """Run forwards of every kind that requests within the budget can ask for.
 
-    Torch compiles nothing, and prompts that share no prefix have one kind of forward, which has run
-    when a budget was measured.
+    Nothing runs with attention by torch, which compiles nothing. Nothing runs for an encoder, whose
+    prompts share no prefix: it has one kind of forward, which calibration has run.
 
     Args:
-        slots: room for the prefix of a request between its forwards; nobody else has any.
+        slots: gives room for the prefix of a request between its forwards; all of it is free.
 
     Raises:
         RuntimeError: what `PackedExecutor.launch` raises.
@@ -95,7 +97,7 @@ def compile_ahead(executor: CompilingExecutor, budget: ForwardBudget, slots: Pre
                 try:
                     executor.launch(prefixed.plan, prefixed.held, prefixed.stores).wait()
                 finally:
-                    prefixed.rollback()  # nothing is worth keeping
+                    prefixed.rollback()  # cache nothing
                 job.next_piece += 1
         finally:
             if job.held is not None:

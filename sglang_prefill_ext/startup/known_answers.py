@@ -1,7 +1,7 @@
 """A fixed set of prompts that the packed and the stock path must answer alike; pure.
 
-Run once at start: what could make the paths differ is this model's code, its kernels and this
-device, of which a weight update changes none. The prefix cache takes no part.
+They are asked once, at start. If the paths differ, the cause is this model's code, its kernels or
+this device, and a weight update changes none of these. The prefix cache is not used.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sglang_prefill_ext.wire.read import Labels, Vectors
 from sglang_prefill_ext.wire.status import Status
 
 MOST_TOKENS = 400
-"""Of all forwards together; fewer where a forward or a prompt may not be so long."""
+"""Tokens of all requests together; fewer if a forward or a prompt may not be so long."""
 
 LABELS = 16
 
 _SEED = 20
 
-# Prefix and suffixes of each request, in tokens of `MOST_TOKENS`. The first two share a forward,
-# the last one takes two and so holds the K/V of its prefix in between.
+# Tokens of prefix and suffixes of each request if all have `MOST_TOKENS`. The first two share a
+# forward. The last one takes two, and so holds the K/V of its prefix in between.
 _SHAPES = ((47, (1, 5, 30)), (0, (1, 7, 69)), (211, (2, 27)))
 
 Agree = Callable[[list[float]], list[float]]
@@ -43,14 +43,14 @@ Agree = Callable[[list[float]], list[float]]
 def known_requests(
     *, vocab_size: int, vector_width: int, longest_prompt: int, max_tokens: int
 ) -> list[PackedRows]:
-    """Return requests with short and long rows, of one token too, with and without a prefix.
+    """Return requests with long and short rows (down to one token), with and without a prefix.
 
     Args:
         vocab_size: token ids are below it.
-        vector_width: of the model's vectors; 0 where labels are read.
+        vector_width: of the model's vectors; 0 if labels are read.
         longest_prompt: most tokens of a prompt, >= 1.
-        max_tokens: of one forward; all requests together take three quarters of it at most,
-            as long as their rows keep a token each.
+        max_tokens: most tokens of one forward; all requests together have at most three quarters of
+            it, as far as every row can keep one token.
     """
     tokens = max(1, min(MOST_TOKENS, 3 * max_tokens // 4, 3 * longest_prompt // 2))
     labels = np.unique(np.linspace(0, vocab_size - 1, LABELS).astype(np.int32))
@@ -82,12 +82,12 @@ def packed_answers(
     budget: ForwardBudget,
     slots: PrefixCache | None = None,
 ) -> list[Float32Array]:
-    """Run requests as the packed path runs those of users; their values, ``[rows, values]`` each.
+    """Run requests as the packed path runs those of users; return ``[rows, values]`` of each.
 
-    The largest request takes more than one forward, the others share one.
+    The largest request takes more than one forward; the others share one.
 
     Args:
-        slots: room for the prefix of the former between its forwards.
+        slots: gives room for the largest request's prefix between its forwards.
 
     Raises:
         PackedForwardError: a forward failed.
@@ -100,7 +100,7 @@ def packed_answers(
         budget=replace(budget, max_tokens=min(tokens, budget.max_tokens)),
         order=Order.FCFS,
         ageing=1,
-        launch_tokens=UNLIMITED,  # whatever fits into a forward joins it
+        launch_tokens=UNLIMITED,  # every request that fits into a forward joins it
         limits=QueueLoad(tokens=UNLIMITED, rows=UNLIMITED, bytes=UNLIMITED),
     )
     results: dict[str, PackedResult] = {}

@@ -72,7 +72,7 @@ def check_memory(
         raise wrong(
             field,
             f"{tokens} tokens and {numbers} numbers of the answer take {needed >> 20} MiB, which "
-            f"is more than the limit of {config.max_queued_mib}. Split the request, or raise "
+            f"is more than the limit of {config.max_queued_mib} MiB. Split the request, or raise "
             f"{flag_name('max_queued_mib')}.",
         )
 

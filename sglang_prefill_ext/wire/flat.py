@@ -41,7 +41,7 @@ def int32_array(data: bytes, *, field: str) -> Int32Array:
         RequestError: the number of bytes is no multiple of 4.
     """
     if len(data) % 4:
-        raise wrong(field, f"{len(data)} bytes are no int32 numbers. Send 4 bytes for each.")
+        raise wrong(field, f"{len(data)} bytes are no int32 numbers. Send 4 bytes per number.")
     return from_bytes(data)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-_CHOICE = "one token, whose choice takes more than its logits, or which a stop string may end"
-_MORE_OUTPUT = "one token, and more output than it and its log-probs"
-_TIED = "one token, tied to a session, a separate cache, one replica or a decode server"
-_HANDED_ON = (
-    "over gRPC only: vectors of a generation model, which SGLang refuses; Matryoshka dimensions,"
-    " which the engine packs"
+_CHOICE = (
+    "a single token that needs more than its logits to be chosen, or that a stop string may end"
 )
-_MODEL = "the whole server: the model is not packed"
+_MORE_OUTPUT = "a single token, with more output than the token and its log-probs"
+_TIED = "a single token, tied to a session, a separate cache, one replica or a decode server"
+_HANDED_ON = (
+    "over gRPC only: the front end hands on vectors of a generation model (SGLang refuses them)"
+    " and Matryoshka dimensions (the engine packs them)"
+)
+_MODEL = "the whole server: this model is not packed"
 _ADAPTERS = (
-    "the whole server: LoRA adapters may change the embedding table, the output head or experts"
-    " (`--lora-target-modules`)"
+    "the whole server: LoRA adapters may change the embedding table, the output head or the"
+    " experts; narrow `--lora-target-modules`"
 )
 
 
@@ -34,24 +36,24 @@ class StockReason(StrEnum):
         reason.meaning = meaning
         return reason
 
-    OPTED_OUT = "opted_out", "header `x-prefill-only: off`"
-    NO_ITEMS = "no_items", "`items` is empty, so there are no scores"
+    OPTED_OUT = "opted_out", "the client sent `x-prefill-only: off`"
+    NO_ITEMS = "no_items", "`items` is empty"
     UNUSUAL_INPUT = (
         "unusual_input",
-        "types, labels or a temperature for SGLang to judge",
+        "a type, label or temperature that SGLang may refuse; its answer says so",
     )
     PROMPT_TOO_LONG = (
         "prompt_too_long",
-        "a prompt over the context length, which SGLang refuses or truncates",
+        "a prompt is longer than the context; SGLang refuses or truncates it",
     )
     ROW_OVER_BUDGET = (
         "row_over_budget",
-        "an item longer than `--prefill-only-max-forward-tokens` or memory allow",
+        "one prompt is longer than `--prefill-only-max-forward-tokens` or memory allow",
     )
-    NOT_FINITE = "not_finite", "the forward gave NaN"
+    NOT_FINITE = "not_finite", "the packed forward gave NaN"
     NO_KV_ROOM = (
         "no_kv_room",
-        "a request of several forwards whose prefix finds no room in 15/16 of the KV pool",
+        "the request takes several forwards, and its prefix found no room in the KV pool",
     )
     EMBED_OVERRIDES = (
         "embed_overrides",
@@ -59,12 +61,12 @@ class StockReason(StrEnum):
     )
     TOKEN_POSITIONS = (
         "token_positions",
-        "vectors of chosen tokens from a head that reads only the last token (SGLang's Llama"
-        " classifier), or spans of a joint schema head",
+        "vectors of chosen tokens, but the head reads only the last token (SGLang's Llama"
+        " classifier) or spans (joint schema)",
     )
     POOLED_HIDDEN_STATES = (
         "pooled_hidden_states",
-        "hidden states together with `dimensions`, or of a generation model, which SGLang refuses",
+        "hidden states together with `dimensions`, or of a generation model (SGLang refuses)",
     )
     MULTIMODAL = "multimodal", "images, audio or video"
     GRAMMAR = "grammar", _CHOICE
@@ -84,18 +86,21 @@ class StockReason(StrEnum):
     DISAGGREGATION = "disaggregation", _TIED
     POOLING = (
         "pooling",
-        "the whole server: the model pools other tokens than the last (encoders: the first), or"
-        " makes sparse vectors",
+        "the whole server: the model does not pool the last token (encoders: the first), or makes"
+        " sparse vectors",
     )
     HEALTH_CHECK = "health_check", "SGLang's own `/health_generate` on an embedding server"
     NOT_GENERATION = (
         "not_generation",
-        "in explanations and over gRPC only: `/v1/score` of a model that makes vectors",
+        "only in `explain` and over gRPC: `/v1/score` of a model that makes vectors",
     )
     NO_VECTORS = "no_vectors", _HANDED_ON
     DIMENSIONS = "dimensions", _HANDED_ON
-    NO_TOKENIZER = "no_tokenizer", "text for a server with `--skip-tokenizer-init`"
-    MULTI_ITEM_SCORING = "multi_item_scoring", "the server runs with `--enable-mis`"
+    NO_TOKENIZER = "no_tokenizer", "text, but the server has `--skip-tokenizer-init`"
+    MULTI_ITEM_SCORING = (
+        "multi_item_scoring",
+        "SGLang's own multi-item scoring; remove `--enable-mis`",
+    )
     MODEL_ARCHITECTURE = "model_architecture", _MODEL
     LOGIT_SOFT_CAP = "logit_soft_cap", _MODEL
     CROSS_ATTENTION = "cross_attention", _MODEL
@@ -106,16 +111,16 @@ class StockReason(StrEnum):
     NO_ATTENTION_LAYERS = "no_attention_layers", _MODEL
     SEVERAL_ADAPTERS = (
         "several_adapters",
-        "a call for vectors with different LoRA adapters for its prompts",
+        "one call for vectors names different LoRA adapters; send a call per adapter",
     )
     LORA_OVERLAP_LOADING = (
         "lora_overlap_loading",
-        "the server runs with `--enable-lora-overlap-loading`",
+        "the whole server: remove `--enable-lora-overlap-loading`",
     )
     LORA_ENCODER = "lora_encoder", "the whole server: LoRA adapters with an encoder"
     LORA_VOCABULARY = "lora_vocabulary", _ADAPTERS
     LORA_EXPERTS = "lora_experts", _ADAPTERS
     KNOWN_ANSWERS_DIFFER = (
         "known_answers_differ",
-        "the whole server: the known answers of the two paths differ",
+        "the whole server: both paths differ on the known answers",
     )

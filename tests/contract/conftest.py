@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(scope="session")
 def probe() -> dict[str, Any]:
     """What `patch_probe` saw on the installed SGLang."""
-    script = Path(__file__).with_name("patch_probe.py")
+    command = [sys.executable, "-m", "tests.contract.patch_probe"]
     run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr[-4000:]
     report: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])

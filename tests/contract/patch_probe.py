@@ -25,10 +25,11 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 
 from sglang_prefill_ext.border import patches  # noqa: E402
 from sglang_prefill_ext.errors import UnsupportedSGLangError  # noqa: E402
-from sglang_prefill_ext.patching import doctor, lock, scan, upstream  # noqa: E402
+from sglang_prefill_ext.patching import doctor, scan  # noqa: E402
 from sglang_prefill_ext.patching.source import underlying  # noqa: E402
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch  # noqa: E402
 from sglang_prefill_ext.patching.table import PATCHES  # noqa: E402
+from tools import lock, upstream  # noqa: E402
 
 ENGINE_GROUPS = tuple(group for group in Group if group is not Group.FLAGS)
 

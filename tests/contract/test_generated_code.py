@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.grpc_frontend.generate import PROTO, generate
+from tools.proto import PROTO, generate
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
@@ -20,7 +20,7 @@ def test_the_code_is_that_of_the_definition(tmp_path: Path, suffix: str) -> None
 
 
 def test_a_broken_definition_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_prefill_ext.grpc_frontend.generate.PROTO", "missing.proto")
+    monkeypatch.setattr("tools.proto.PROTO", "missing.proto")
     with pytest.raises(RuntimeError, match="protoc ended with"):
         generate(tmp_path)
 

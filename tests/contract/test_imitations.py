@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.patching.docs import PAGE
+from tools.patch_docs import PAGE
 
 ROOT = Path(__file__).parents[2]
 TESTS = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}

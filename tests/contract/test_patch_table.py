@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext import SUPPORTED_SGLANG
-from sglang_prefill_ext.patching import docs, upstream
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
 from sglang_prefill_ext.patching.table import PATCHES
+from tools import patch_docs as docs
+from tools import upstream
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sglang_prefill_ext"
@@ -42,7 +43,7 @@ def test_an_entry_is_complete(patch: Patch) -> None:
 
 def test_the_documentation_is_up_to_date() -> None:
     written = docs.PAGE.read_text()
-    assert written == upstream.renewed(docs.PAGE, docs.tables(DIFFS)), docs.__doc__
+    assert written == upstream.renewed(docs.PAGE, docs.tables()), docs.__doc__
     assert f"`{SUPPORTED_SGLANG}`" in written
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_prefill_ext.patching import upstream
+from tools import upstream
 
 DIFFS = upstream.read_series(upstream.DIRECTORY)
 INSTALLED = metadata.distribution("sglang")

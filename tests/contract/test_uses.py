@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.patching import lock, scan
-from sglang_prefill_ext.patching.docs import PAGE
-from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE
+from sglang_prefill_ext.patching import scan
 from sglang_prefill_ext.patching.spec import Group, Use, UseKind
 from sglang_prefill_ext.patching.table import PATCHES
 from sglang_prefill_ext.patching.uses import LIBRARY_USES, USES
+from tools import lock
+from tools.handed import HANDED, READ_ELSEWHERE
+from tools.patch_docs import PAGE
 
 PACKAGE = Path(__file__).parents[2] / "sglang_prefill_ext"
 MODULES = scan.read_package()

@@ -109,12 +109,19 @@ def _generate(draw: st.DrawFn) -> Json:
             top_p=st.sampled_from([1, 0.5]),
             ignore_eos=st.booleans(),
             skip_special_tokens=st.booleans(),
-            stop_token_ids=st.lists(_TOKENS, max_size=3),
-            logit_bias=st.dictionaries(_TOKENS.map(str), st.sampled_from([1, -2.5]), max_size=2),
-            min_new_tokens=st.just(0),
-            repetition_penalty=st.just(1.1),
         )
     )
+    if draw(st.booleans()):  # with any of these it goes another way through the front end
+        sampling |= draw(
+            _optional(
+                stop_token_ids=st.lists(_TOKENS, max_size=3),
+                logit_bias=st.dictionaries(
+                    _TOKENS.map(str), st.sampled_from([1, -2.5]), max_size=2
+                ),
+                min_new_tokens=st.just(0),
+                repetition_penalty=st.just(1.1),
+            )
+        )
     prompt = st.fixed_dictionaries({"input_ids": _PROMPTS | _prompt_lists()})
     prompt |= st.fixed_dictionaries({"text": _TEXTS | st.lists(_TEXTS, min_size=1, max_size=3)})
     wanted = _optional(

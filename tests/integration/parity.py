@@ -50,6 +50,21 @@ def assert_same(found: Any, wanted: Any, where: str = "") -> None:
     assert not said, said
 
 
+def assert_same_ranking(found: list[Json], wanted: list[Json]) -> None:
+    """Answers of /v1/rerank: documents of about the same score may change places.
+
+    SGLang's own scores of equal documents differ in the last bits. So `top_n` may leave out another
+    of them, too.
+    """
+    rankings = [[each["score"] for each in ranked] for ranked in (found, wanted)]
+    assert all(scores == sorted(scores, reverse=True) for scores in rankings)
+    assert_same(*rankings)
+    own, other = ({each["index"]: each for each in ranked} for ranked in (found, wanted))
+    assert len(own) == len(found)
+    for number in own.keys() & other.keys():
+        assert_same(own[number], other[number])
+
+
 def assert_same_response(found: httpx.Response, wanted: httpx.Response) -> None:
     """Assert that both are the same answer up to the tolerance, or the same error byte by byte."""
     assert found.status_code == wanted.status_code, (found.text, wanted.text)

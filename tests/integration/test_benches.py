@@ -174,7 +174,7 @@ def test_soak(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
     verdict = run.run()
     assert started == [["--enable-prefill-only", "--dtype", "float32"]]
     assert run.rate_per_s > 0
-    assert {name.split()[0] for name in run.windows[0].memory_mib} >= {"scheduler", "detokenizer"}
+    assert {name.split()[0] for name in run.results[0].memory_mib} >= {"scheduler", "detokenizer"}
     assert verdict.pauses >= 0
     assert set(run.gate.agreement) == {"micro, gate", "micro, saturation", "micro, soak"}
 
@@ -184,7 +184,7 @@ def test_soak_of_a_fleet(model: Path, server: LocalServer, monkeypatch: pytest.M
     plan = SoakPlan(2.0, 0.5, SHAPE, 2, saturation_seconds=0.0, every_s=0.5, engines=1)
     run = SoakRun("micro", model, plan, silent)
     verdict = run.run()
-    roles = {name.split()[0] for name in run.windows[0].memory_mib}
+    roles = {name.split()[0] for name in run.results[0].memory_mib}
     assert roles >= {"fleet_router", "scheduler", "tokenizer"}
     assert verdict.pauses >= 0
     assert set(run.gate.agreement) == {"micro, gate", "micro, saturation", "micro, soak"}
@@ -262,7 +262,7 @@ def test_load_generators(generators: GeneratorRun) -> None:
     for path in BOTH:
         generators.measure(path, 0)
     closed, opened = compare_paths(generators.results)
-    assert (closed.load, opened.load) == ("2 clients, ids", "50% of stock, ids")
+    assert (closed.stock.load, opened.stock.load) == ("2 clients, ids", "50% of stock, ids")
     assert closed.extension.packed_share == opened.extension.packed_share == 1.0
     assert generators.gate.agreement["5+2x3 ids"].rows >= 3 * 60
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from sglang_prefill_ext.local_server import LocalServer
-from tests.integration.client import Client, score_body
+from tests.integration.client import Client, Json, score_body, wait_until
 from tests.integration.parity import assert_same_answers
 from tests.integration.processes import scheduler_pid, stopped
 
@@ -27,6 +28,21 @@ def test_clients_wait_for_a_scheduler_that_stands_still(
         assert not any(reply.done() for reply in replies)
     assert_same_answers([reply.result() for reply in replies], wanted)
     assert client.score(BODIES[0], stock=True)["usage"] == wanted[0]["usage"]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_request_whose_client_has_left_is_dropped(
+    server: LocalServer, client: Client, path: str
+) -> None:
+    """Also one that has a record of SGLang's, as all but the plainest have."""
+    body: Json = {"rid": "left", "text": "a b", "sampling_params": {"max_new_tokens": 1}}
+    if path == "/v1/completions":
+        body = {"model": "m", "prompt": "a b", "max_tokens": 1}
+    with stopped(scheduler_pid(server)):
+        with pytest.raises(httpx.ReadTimeout):
+            client.http.post(path, json=body, timeout=0.5)
+        wait_until(lambda: not client.status()["frontend"]["in_flight"])
+    assert client.post(path, body).status_code == 200
 
 
 def test_a_status_after_a_silent_scheduler_is_a_fresh_one(

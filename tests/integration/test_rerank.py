@@ -20,7 +20,7 @@ from tests.integration.client import Client, Json
 from tests.integration.fuzz_bodies import RERANK
 from tests.integration.fuzz_paths import TIMES, fuzz
 from tests.integration.own_server import Serving, serving
-from tests.integration.parity import TOLERANCE
+from tests.integration.parity import TOLERANCE, assert_same_ranking
 from tests.integration.reference import Reference
 from tests.integration.stock_metrics import growth
 
@@ -111,10 +111,7 @@ def prompts_of(decoder: Reference, body: Json) -> list[str]:
     ids=["plain", "one", "instruct", "other-text", "repeated", "jina"],
 )
 def test_answers_are_stocks(client: Client, body: Json) -> None:
-    packed, stock = both(client, body)
-    assert [each | {"score": 0} for each in packed] == [each | {"score": 0} for each in stock]
-    for one, other in zip(packed, stock, strict=True):
-        assert one["score"] == pytest.approx(other["score"], rel=0, abs=TOLERANCE)
+    assert_same_ranking(*both(client, body))
 
 
 @pytest.mark.parametrize("server", ["reranker", "classifier"])

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from bench.__main__ import RESULTS
-from bench.command import begin, no_figures_on_error
+from bench.command import Bench
 from bench.fleet.faults.plot import save_faults_plot
 from bench.fleet.faults.schedule import draw_faults
 from bench.fleet.faults.session import FaultsRun
-from bench.record import append
+from bench.options import Name
 from sglang_prefill_ext.modelmaker import make_model
 
 _SHOWN = 20
@@ -27,36 +26,33 @@ def main(
     clients: Annotated[int, typer.Option(min=1)] = 6,
     deadline_s: Annotated[float, typer.Option(min=1, help="Of every request.")] = 15.0,
     seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
-    name: Annotated[str, typer.Option(help="File name in bench/results.")] = "fleet-faults",
+    name: Name = "fleet-faults",
 ) -> None:
     """Stop, kill and cut engines, routers and connections, and judge every answer.
 
     Ends with status 1 where an answer was wrong, lost or late, or where memory is not as before.
     """
-    console, context = begin("bench.fleet.faults")
-    with no_figures_on_error(console), tempfile.TemporaryDirectory(prefix="faults-") as directory:
+    bench = Bench("bench.fleet.faults", name)
+    with bench.no_figures_on_error(), tempfile.TemporaryDirectory(prefix="faults-") as directory:
         logs = Path(directory)
         make_model("reranker", logs / "reranker")
         run = FaultsRun(
             *(logs / "reranker", draw_faults(faults, minutes, seed), engines, routers),
-            *(clients, deadline_s, logs, lambda what: console.print(what, highlight=False)),
+            *(clients, deadline_s, logs, bench.console.print),
         )
         result = run.run()
-    for kind, count in result.faults.items():
-        console.print(f"{count:5d} {kind}", highlight=False)
-    for error, count in result.errors.items():
-        console.print(f"{count:5d} {error}", highlight=False)
-    console.print(
+    for what, count in (*result.faults.items(), *result.errors.items()):
+        bench.console.print(f"{count:5d} {what}")
+    bench.console.print(
         f"{result.requests} requests: {result.right} right, {result.clear_errors} clear errors, "
         f"{result.wrong} wrong, {result.lost} lost, {result.late} late; "
         f"{result.sent_again} sent again; P50 {result.p50_ms:.0f} ms, P99 {result.p99_ms:.0f} ms, "
-        f"longest {result.longest_ms:.0f} ms",
-        highlight=False,
+        f"longest {result.longest_ms:.0f} ms"
     )
     for each in run.unwanted[:_SHOWN]:
-        console.print(f"{each.end}, {each.seconds:.1f} s: {each.why}", style="red")
-    append(RESULTS / f"{name}.jsonl", [result], context | {"seed": seed})
-    save_faults_plot(RESULTS / f"{name}.png", result)
+        bench.console.print(f"{each.end}, {each.seconds:.1f} s: {each.why}", style="red")
+    bench.record([result], seed=seed)
+    save_faults_plot(bench.picture, result)
     if run.unwanted:
         raise typer.Exit(1)
 

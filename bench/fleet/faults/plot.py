@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
+from bench.drawing import picture
 from bench.fleet.faults.session import FaultsResult
-
-mpl.use("Agg")
 
 _LABEL_CHARS = 60
 _ROW_INCHES = 0.3
@@ -28,16 +25,15 @@ def save_faults_plot(path: Path, result: FaultsResult) -> None:
     }
     rows = max(len(result.faults), len(ends))
     size = (11, 1.2 + _ROW_INCHES * rows)
-    figure, (left, right) = plt.subplots(1, 2, figsize=size, layout="constrained")
-    _bars(left, result.faults, f"{sum(result.faults.values())} faults in {result.seconds:.0f} s")
     times = f"P50 {result.p50_ms:.0f} ms, P99 {result.p99_ms:.0f} ms"
-    _bars(right, ends, f"{result.requests} requests, {times}", log=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    with picture(path, 1, 2, figsize=size) as (left, right):
+        _bars(
+            left, result.faults, f"{sum(result.faults.values())} faults in {result.seconds:.0f} s"
+        )
+        _bars(right, ends, f"{result.requests} requests, {times}", log=True)
 
 
-def _bars(panel: plt.Axes, counts: Mapping[str, int], title: str, *, log: bool = False) -> None:
+def _bars(panel: Any, counts: Mapping[str, int], title: str, *, log: bool = False) -> None:
     names = [shorten(name, _LABEL_CHARS) for name in counts]
     bars = panel.barh(range(len(names)), list(counts.values()), color="#4878a8")
     panel.bar_label(bars, fontsize=7, padding=2)

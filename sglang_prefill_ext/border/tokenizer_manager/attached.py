@@ -205,7 +205,7 @@ def _rows_of(values: list[Any]) -> list[list[float]]:
         return msgspec.convert(rows, list[list[float]])
     except msgspec.ValidationError as error:
         raise RequestError(
-            f"What this model answers does not travel over gRPC ({error}). Ask over HTTP."
+            f"The answers of this model cannot be sent over gRPC ({error}). Use HTTP."
         ) from error
 
 

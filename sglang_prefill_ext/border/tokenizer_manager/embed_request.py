@@ -30,6 +30,8 @@ def ineligible_embed_reason(request: Any, *, reads_places: bool) -> StockReason 
         return StockReason.SEVERAL_ADAPTERS
     if request.return_prompt_token_ids or request.sampling_params not in (None, {}):
         return StockReason.UNUSUAL_INPUT
+    if not request.log_metrics or not -(2**63) <= (request.priority or 0) < 2**63:
+        return StockReason.UNUSUAL_INPUT
     if request.return_pooled_hidden_states and request.dimensions is not None:
         return StockReason.POOLED_HIDDEN_STATES
     if isinstance(request.rid, str) and request.rid.startswith(HEALTH_CHECK):

@@ -20,9 +20,9 @@ from sglang_prefill_ext.process.collector import (
     FROZEN_THRESHOLDS,
     GcAction,
     GcReport,
-    IdleWatch,
     collections_of_generations,
 )
+from sglang_prefill_ext.process.idle_watch import IdleWatch
 from sglang_prefill_ext.process.stages import STARTUP
 
 logger = logging.getLogger(__name__)

@@ -98,7 +98,15 @@ def check_overrides(obj: Any, kind: EmbeddingKind, *, encoder: bool = False) -> 
 
 
 def _converted(call: ScoreCall, kind: type, convert: Callable[[Any], Any]) -> ScoreCall:
-    return replace(call, **{name: _each(getattr(call, name), kind, convert) for name in OVERRIDES})
+    """Convert all embeddings; what items share is converted once."""
+    known: dict[int, Any] = {}
+
+    def once(value: Any) -> Any:
+        if id(value) not in known:
+            known[id(value)] = convert(value)
+        return known[id(value)]
+
+    return replace(call, **{name: _each(getattr(call, name), kind, once) for name in OVERRIDES})
 
 
 def _each(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:

@@ -92,7 +92,7 @@ def _call_of(manager: Any, frontend: TokenFrontend, request: Any) -> TokenCall:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request that was taken over from SGLang.
+    """A request that was taken over from SGLang, and whether its client still waits for it.
 
     Attributes:
         state: SGLang's record of it. If the manager has no record of the request's name any more,
@@ -117,7 +117,7 @@ class _Work:
 
     async def _serve(self, call: TokenCall, options: RequestOptions) -> None:
         try:
-            read_out = await self.frontend.read(call, options)
+            read_out = await self.frontend.read(call, options, self)
         except StockPathTaken as taken:
             self.frontend.path.metrics.record_fallback(taken.reason)
             if self._is_wanted():
@@ -132,6 +132,10 @@ class _Work:
     async def _answer(self, output: Any) -> None:
         if self._is_wanted():
             await self.manager._handle_batch_output(output)
+
+    async def is_disconnected(self) -> bool:
+        """Whether SGLang has told its scheduler, which does not know the request, to abort it."""
+        return bool(self.state.abort_sent)
 
     def _is_wanted(self) -> bool:
         return self.manager.rid_to_state.get(self.request.rid) is self.state

@@ -37,7 +37,8 @@ class Replicas:
             if found[2] is None or 1 <= least <= most:
                 return cls(least, most)
         raise ConfigError(
-            f"--replicas {text!r} is no number of engines. Give one, as 4, or a range, as 1-8."
+            f"--replicas {text!r} is no number of engines. "
+            "Give a number such as 4, or a range such as 1-8."
         )
 
 

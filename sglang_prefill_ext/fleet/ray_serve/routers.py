@@ -54,7 +54,8 @@ class RouterReplica:
         self._left_s: dict[str, float] = {}
         self._deployment: dict[str, int] = {}
         self._said: Engines | None = None
-        self._url = f"http://{settings.host}:{settings.port}"
+        self._settings = settings
+        self._url = settings.url_at("localhost")
         self._auth = authorization(api_key)
         self._stop = asyncio.Event()
         self._say()
@@ -86,7 +87,7 @@ class RouterReplica:
 
     async def where(self) -> str:
         """The URL of these routers, for clients."""
-        return self._url.replace("//0.0.0.0:", f"//{ray.util.get_node_ip_address()}:")
+        return self._settings.url_at(ray.util.get_node_ip_address())
 
     async def check_health(self) -> None:
         """Raises: EngineUnavailableError: no router answers."""

@@ -1,1 +1,1 @@
-"""Small packed forwards as graphs: one launch instead of some hundred."""
+"""CUDA graphs of small packed forwards: one launch instead of some hundred."""

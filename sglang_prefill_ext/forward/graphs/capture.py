@@ -1,4 +1,4 @@
-"""Record work once, and run it again on what its tensors hold by then."""
+"""Record work once as a CUDA graph, and replay it on the current contents of its tensors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 Work: TypeAlias = Callable[[], Tensor]
-"""Work on the device that asks the host for nothing new; its result is one tensor."""
+"""Work on the device that needs no new data from the host; returns one tensor."""
 
 WARM_UPS = 2
-"""Runs before a capture: kernels are compiled, and libraries set up what they keep."""
+"""Runs before a capture, in which kernels are compiled and libraries allocate workspaces."""
 
 
 class Capture(Protocol):
     """A way to record work."""
 
     def capture(self, work: Work) -> Work:
-        """Return what runs `work` again: on the same tensors, into the same result.
+        """Return a function that runs `work` again, on the same tensors and into the same result.
 
         Raises:
             RuntimeError: the work cannot be recorded.
@@ -28,7 +28,7 @@ class Capture(Protocol):
 
 
 class CallAgain:
-    """Records nothing: where launches cost little, the work itself is run again."""
+    """Records nothing, but calls the work again; for devices where launches cost little."""
 
     def capture(self, work: Work) -> Work:
         work()
@@ -54,7 +54,7 @@ class CudaCapture:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 result = work()
         finally:
-            torch.cuda.set_stream(current)  # torch leaves the other one current if ending fails
+            torch.cuda.set_stream(current)  # if the capture fails, torch leaves its stream current
         return _Replay(graph, result, work)
 
 
@@ -63,7 +63,7 @@ class _Replay:
     graph: torch.cuda.CUDAGraph
     result: Tensor
     work: Work
-    """Holds the tensors that the graph reads at the addresses which they had."""
+    """Keeps alive the tensors whose addresses the graph reads."""
 
     def __call__(self) -> Tensor:
         self.graph.replay()
@@ -71,5 +71,5 @@ class _Replay:
 
 
 def capture_for(device: torch.device) -> Capture:
-    """Return the way of a device."""
+    """Return the `Capture` for a device."""
     return CudaCapture() if device.type == "cuda" else CallAgain()

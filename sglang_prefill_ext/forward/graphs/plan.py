@@ -1,7 +1,7 @@
-"""Which forwards are replayed as graphs, how they are padded to a graph's size, and what is told.
+"""Decide which forwards graphs can replay, pad them to a graph's size, and count them. Pure numpy.
 
-Padding is one more row behind all others, which nobody reads. So it is computed like any other row:
-finite, in its own place and seen by no one. Only its time is lost. Pure numpy.
+Padding is one more row after all others, which is not read. It is computed like any other row, so
+its numbers are finite and no other row sees it. It costs nothing but time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 REPLAYED = "graph"
 NO_GRAPHS = "no_graphs"
-"""How a forward runs where there are none although they were asked for."""
+"""Why a forward runs eagerly if there are no graphs although they were asked for."""
 
 
 @dataclass(slots=True)
@@ -28,10 +28,11 @@ class GraphUse:
 
     Attributes:
         sizes: tokens of each graph.
-        obstacle: why there is none, or no longer, although they were asked for; empty if there is.
-        bytes: memory of the device that all of them keep; 0 without CUDA, where it is not known.
-        seconds: for which the start was longer.
-        forwards: `REPLAYED` ones, and eager ones by reason. Empty unless graphs were asked for.
+        obstacle: why there are no graphs, or no longer, although they were asked for; else empty.
+        bytes: device memory that all graphs keep; 0 without CUDA, where it is not known.
+        seconds: how long the capture took at start.
+        forwards: counts of forwards: `REPLAYED`, and eager ones by reason. Empty unless graphs were
+            asked for.
     """
 
     sizes: tuple[int, ...] = ()
@@ -46,18 +47,19 @@ class GraphUse:
 
 
 SMALLEST_TOKENS = 16
-"""Still smaller graphs would save less than their memory is worth."""
+"""Smaller graphs would save too little time for the memory that they take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The size of a graph: forwards up to it are padded to it.
+    """The size of a graph; smaller forwards are padded to it.
 
-    All tokens go on behind the last layer, since each may be a row of its own. That makes the half
-    of one layer wider, and leaves the last layer's attention that of any other.
+    In a graph all tokens pass through the whole last layer and the final norm, since any of them
+    may be the end of a row. So the last layer's attention is computed like that of other layers,
+    and its output projection and MLP for more tokens than in an eager forward.
 
     Attributes:
-        tokens: of the forward, >= 1.
+        tokens: of the padded forward, >= 1.
     """
 
     tokens: int
@@ -72,9 +74,9 @@ class Bucket:
 
 
 def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
-    """Powers of two and one and a half times these, ascending; the last one is `max_tokens`.
+    """Buckets of powers of two and of 1.5 times these, ascending; the last is `max_tokens`.
 
-    So a forward is padded by half of its tokens at most, unless it has very few.
+    So padding adds at most half of a forward's tokens, unless it has very few.
     """
     sizes = {max_tokens}
     power = SMALLEST_TOKENS
@@ -85,11 +87,11 @@ def buckets_up_to(max_tokens: int) -> tuple[Bucket, ...]:
 
 
 def eager_reason(plan: ForwardPlan, *, most_held: int, stores: bool) -> str:
-    """Return why a forward is not like those that graphs replay, or "".
+    """Return why graphs cannot replay a forward, its size apart; empty if they can.
 
     Args:
-        most_held: tokens of held prefixes that graphs can read where these lie.
-        stores: whether K/V are stored where graphs store none.
+        most_held: most tokens of held prefixes that graphs can read in the pool.
+        stores: whether the forward stores K/V although graphs cannot.
     """
     if sum(group.held for group in plan.layout.groups) > most_held:
         return "held_prefix"
@@ -107,9 +109,9 @@ class PaddedForward:
     """A forward of exactly the size of a bucket.
 
     Attributes:
-        layout: of `bucket.tokens` tokens; a padding row is the last one.
+        layout: of `bucket.tokens` tokens; the last row is padding, if any is needed.
         token_ids: int64 `[bucket.tokens]`.
-        row_ends: int64 `[bucket.tokens]`: tokens that are read; zeros behind those of the rows.
+        row_ends: int64 `[bucket.tokens]`: the last token of each row, then zeros.
     """
 
     layout: ForwardLayout

@@ -1,8 +1,8 @@
-"""Small packed forwards as graphs: one launch instead of some hundred.
+"""Capture graphs of small packed forwards, choose the one for a forward, and replay it.
 
-The model's layers and their attention are captured, for a few sizes. All that they read of a
-forward is a few integer arrays of fixed size, which one transfer replaces before a replay. The
-read-out, whose size depends on what is asked, runs eagerly behind it.
+The model's layers with their attention are captured, for a few sizes. A graph reads a forward from
+a few integer arrays of fixed sizes; one transfer replaces their contents before a replay. The
+read-out, whose size depends on the reads, runs eagerly after it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _GRAPH_WAYS = {AttentionWay.AUTO: AttentionWay.FUSED} | dict.fromkeys(LIBRARIES,
 
 
 class PackedGraphs:
-    """The graphs of a model, and the choice among them; none until they are captured.
+    """The graphs of a model, and the choice among them; there are none before `capture`.
 
     Args:
-        attention: of eager forwards. Graphs have FUSED where it is AUTO, and MERGE where a library
-            shares in it, whose calls are planned on the host.
-        pool: in which prefixes are cached; None: forwards with such run eagerly.
+        attention: that of eager forwards. Graphs use FUSED instead of AUTO, and MERGE instead of a
+            library, whose calls are planned on the host.
+        pool: in which prefixes are cached; None: forwards with held or stored prefixes run eagerly.
 
     Attributes:
-        asked: whether somebody wants graphs.
+        asked: whether `capture` was called.
     """
 
     def __init__(self, model: Model, attention: AttentionWay, pool: KVPool | None = None) -> None:
@@ -68,15 +68,16 @@ class PackedGraphs:
     def run(
         self, plan: ForwardPlan, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
     ) -> Tensor | None:
-        """Replay a forward, on the current stream and in inference mode, if graphs are `asked` for.
+        """Replay a forward on the current stream, if a graph holds it; graphs must be `asked` for.
 
-        A replay that fails is the last one: this forward and all later ones run eagerly.
+        Call it in inference mode. After a replay that fails, this forward and all later ones run
+        eagerly.
 
         Args:
             held, stores: see `PrefixedForward`.
 
         Returns:
-            What `Model.prepare` makes of the rows' ends; None: the forward is to be run eagerly.
+            The output of `Model.prepare` at the rows' ends; None: run the forward eagerly.
         """
         reason, graph = self._choice(plan, stores)
         hidden = None
@@ -93,9 +94,10 @@ class PackedGraphs:
         return hidden
 
     def capture(self, max_tokens: int) -> None:
-        """Capture all sizes up to `max_tokens`, at least 1. `use.obstacle` says what went wrong.
+        """Capture graphs of all sizes up to `max_tokens` >= 1; `use.obstacle` says if it failed.
 
-        None is larger than the longest prompt, as a row of padding may be as long as its graph.
+        No graph is larger than the longest prompt, as its row of padding may have nearly as many
+        tokens as the graph.
         """
         largest = min(max_tokens, self._model.longest_prompt or max_tokens)
         self.asked = True
@@ -113,8 +115,11 @@ class PackedGraphs:
             logger.info("Prefill-only serving: captured %s", self.use)
 
     def give_up(self, obstacle: str) -> None:
-        """Go on without graphs. Those that were replayed keep their memory, which was not counted
-        as free; what runs now may still use it."""
+        """Replay no graph any more; `obstacle` says why.
+
+        Captured graphs keep their memory, as kernels that still run may use it. Calibration did not
+        count that memory as free.
+        """
         self.use.obstacle = obstacle
         self.use.sizes = ()
         logger.error("Packed forwards run eagerly, without CUDA graphs, because %s", obstacle)
@@ -126,11 +131,11 @@ class PackedGraphs:
                 model, kind = self._model, (self._way, capture)
                 if self._pool is not None:
                     self._slots = GraphSlots(self._pool, buckets[-1].tokens, model.device)
-                # In the memory of the largest one, the others find room.
+                # The largest first: the smaller ones then fit into its memory pool.
                 for bucket in reversed(buckets):
                     self._graphs.insert(0, ForwardGraph(bucket, model, *kind, self._slots))
         except Exception as failure:
-            # Models, compilers and drivers fail in any way; each means that there are no graphs.
+            # Models, compilers and drivers raise all kinds of errors; any means: no graphs.
             self._graphs.clear()
             self.give_up(f"the capture of {[*buckets]} failed: {_said(failure)}")
             logger.debug("The capture that failed", exc_info=failure)
@@ -139,7 +144,7 @@ class PackedGraphs:
     def _choice(
         self, plan: ForwardPlan, stores: Sequence[Tensor | None]
     ) -> tuple[str, ForwardGraph | None]:
-        """How a forward runs, and the smallest graph that holds it if it is replayed."""
+        """Return `REPLAYED` and the smallest graph that holds a forward, or why it runs eagerly."""
         if self.use.obstacle:
             return NO_GRAPHS, None
         pooled = self._slots is not None
@@ -153,15 +158,15 @@ class PackedGraphs:
 
 
 def _said(failure: Exception) -> str:
-    """On one line."""
+    """The type and text of an exception, on one line."""
     return " ".join(f"{type(failure).__name__}: {failure}".split())
 
 
 class ForwardGraph:
-    """Forwards of up to the size of a bucket, captured once.
+    """One graph: replays every forward that its bucket holds.
 
     Args:
-        slots: of the pool; None: nothing is held or stored.
+        slots: how the graph reads and writes the KV pool; None: nothing is held or stored.
 
     Raises:
         RuntimeError: see `Capture`.
@@ -193,15 +198,15 @@ class ForwardGraph:
         self._replay = capture.capture(work)
 
     def run(self, plan: ForwardPlan) -> Tensor:
-        """Hidden states (or vectors) of the rows' ends, a tensor of their own."""
+        """Replay the graph; return hidden states (or vectors) of the rows' ends, as a copy."""
         _, arrays = self._inputs(pad(plan.layout, plan.token_ids, self.bucket))
         on_cuda = self._model.device.type == "cuda"
-        # In order with the replay before it, which reads the same buffer, as all are on one stream.
+        # The replay before this one reads the same buffer; both are on one stream, so in order.
         self._buffer.copy_(in_one_buffer(arrays, pinned=on_cuda), non_blocking=True)
         return self._replay()[self._row_ends[: len(plan.reads)]]
 
     def _inputs(self, padded: PaddedForward) -> tuple[KernelAttention, list[NDArray[np.generic]]]:
-        """The attention of a forward, and all arrays that are read of it."""
+        """The attention of a padded forward, and all arrays that the graph reads of it."""
         model = self._model
         attention = KernelAttention(
             padded.layout,
@@ -209,7 +214,7 @@ class ForwardGraph:
             model.heads,
             model.dtype,
             model.device,
-            most_groups=self.bucket.groups + 1,  # one is padding
+            most_groups=self.bucket.groups + 1,  # one more for padding
         )
         arrays: list[NDArray[np.generic]] = [padded.token_ids, padded.layout.positions()]
         return attention, [*arrays, padded.row_ends, *attention.host_arrays()]

@@ -1,4 +1,4 @@
-"""Slots of the KV pool as data of graphs, which know nothing but where these arrays are."""
+"""Arrays of KV pool slots that graphs read at fixed addresses, updated before each replay."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sglang_prefill_ext.forward.kv_pool import KVPool
 from sglang_prefill_ext.layout.tokens import ForwardLayout
 
 HELD_TOKENS = 1 << 14
-"""Entries of the page table. Where a forward's cached prefixes are longer, its attention takes the
-device longer than an eager forward's launches take the host."""
+"""Entries of the page table. With more held tokens, attention takes the device longer than eager
+launches take the host, so a replay would save nothing."""
 
 
 class GraphSlots:
-    """What replayed forwards read of the pool and write to it; the same arrays for all graphs.
+    """The slots that a replayed forward reads and writes; all graphs share these arrays.
 
     Args:
         tokens: of the largest graph.
 
     Attributes:
-        page_table: int32 `[HELD_TOKENS]`: the slots of all held prefixes, one behind the other.
+        page_table: int32 `[HELD_TOKENS]`: the slots of all held prefixes, group after group.
     """
 
     def __init__(self, pool: KVPool, tokens: int, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class GraphSlots:
     def bring(
         self, layout: ForwardLayout, held: Sequence[Tensor | None], stores: Sequence[Tensor | None]
     ) -> None:
-        """Make the next replay that of a forward; no launch where nothing is held or stored.
+        """Write a forward's slots for the next replay; launches nothing if there are none.
 
         Args:
             held, stores: see `PrefixedForward`.
@@ -48,16 +48,16 @@ class GraphSlots:
             if slots is not None:
                 parts += [self._nobodys[: start - end], slots]
                 end = start + len(slots)
-        stop = max(end, self._num_stores)  # what the forward before it has left
+        stop = max(end, self._num_stores)  # also overwrite the slots of the forward before
         if stop:
             parts.append(self._nobodys[: stop - end])
             torch.cat(parts, out=self._stores[:stop])
         self._num_stores = end
 
     def exchange(self, layer: int, k: Tensor, v: Tensor) -> HeldKV:
-        """Store a layer's K/V of all tokens, those that are not kept in slot 0; return the pool's.
+        """Store K/V of all tokens of a layer, then return the layer's buffers in the pool.
 
-        To be captured.
+        K/V that are not kept go to slot 0. This runs within a capture.
         """
         self._pool.store(layer, self._stores[: len(k)], k, v)
         return self._pool.buffers(layer)

@@ -1,1 +1,1 @@
-"""What is read off the hidden states of a forward."""
+"""Read-outs: from the hidden states of a forward to label values, tokens and vectors."""

@@ -1,4 +1,4 @@
-"""The most probable next tokens, and drawn ones; each function makes a `Pick`."""
+"""Read the most probable next tokens, or drawn ones; each function returns a `Pick`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sglang_prefill_ext.wire.sampling import Sampling
 
 
 def best_tokens(num_best: int) -> Pick:
-    """Of equally probable tokens the one of the lowest id, as a greedy sampler does."""
+    """Pick the most probable tokens; among equals the lowest id wins, as in greedy sampling."""
 
     def pick(chunk: LogitChunk) -> tuple[Tensor, Best[Tensor]]:
         log_probs = chunk.logits.log_softmax(dim=-1)
-        # Of the logits, as SGLang's sampler does: the log-probs of two that differ may be equal.
+        # Like SGLang's sampler, compare logits: two that differ may have equal log-probs.
         token = chunk.logits.argmax(dim=-1, keepdim=True)
         top, ids = log_probs[:, :0], token[:, :0]
         if num_best > 1:
@@ -32,11 +32,11 @@ def best_tokens(num_best: int) -> Pick:
 def drawn_tokens(
     num_best: int, model: Model, sampling: Sampling, positions: NDArray[np.int64]
 ) -> Pick:
-    """A token is drawn behind every read.
+    """Draw the next token of every read.
 
     Args:
-        sampling: of the reads, all of one `Draw`.
-        positions: of the reads in their prompts, int64 ``[reads]``.
+        sampling: parameters of the reads, all of one kind of `Draw`.
+        positions: positions of the read tokens in their prompts, int64 ``[reads]``.
     """
 
     def pick(chunk: LogitChunk) -> tuple[Tensor, Best[Tensor]]:

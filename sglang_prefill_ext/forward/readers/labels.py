@@ -1,4 +1,4 @@
-"""Read label values from hidden states without ever holding rows x vocabulary."""
+"""Read label values and tokens from hidden states, without holding logits of reads x vocabulary."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from sglang_prefill_ext.wire.reads import LabelKind, Reads
 from sglang_prefill_ext.wire.sampling import Draw
 
 DRAW_MEMORY = 8
-"""How many times more memory a draw takes than a read: tokens are sorted, and drawn in double
-precision where they are to be drawn again."""
+"""How many times more memory drawing takes than reading log-probs: a sampler sorts the vocabulary,
+and uses float64 if draws have a seed."""
 
 
 class LabelReader:
-    """``log softmax(logits)[label]`` (natural log) of every read's labels, and the best tokens.
+    """Reads ``log_softmax(logits)[label]`` (natural log) of every label, and the best tokens.
 
-    A softmax over the labels alone needs no normalisation over the vocabulary; where a forward
-    asks for no more, plain logits are returned and only the labels' columns are computed.
+    A softmax over the labels alone needs no normalisation over the vocabulary. Reads that ask for
+    no more get plain logits; if the head is a plain product, only the labels' columns are computed.
 
     Args:
-        max_rows: most reads whose logits over the vocabulary exist at a time.
-        kernels: use the Triton kernel where the model's head allows it.
+        max_rows: most reads in one chunk of logits over the vocabulary.
+        kernels: use the Triton kernel if the model's head allows it.
     """
 
     def __init__(self, model: Model, *, max_rows: int, kernels: bool) -> None:
@@ -47,13 +47,14 @@ class LabelReader:
         self._kernels = kernels
 
     def read(self, hidden: Tensor, plan: ForwardPlan) -> Tensor:
-        """Read a forward; only reads that ask for it pass over the vocabulary.
+        """Return the values of a forward's reads; only reads that need it use the whole vocabulary.
 
         Args:
             hidden: ``[reads, hidden]``.
 
         Returns:
-            float32, the values of the reads as an answer has them, on the device of `hidden`.
+            float32 ``[plan.reads.num_values]``, in the order of the reads, on the device of
+            `hidden`.
         """
         reads, kinds = plan.reads, plan.reads.by_kind()
         if len(kinds) == 1 and kinds[0][1].all():
@@ -75,7 +76,13 @@ class LabelReader:
         kind: LabelKind,
         chosen: NDArray[np.bool_],
     ) -> Tensor:
-        """Read those of the layout's reads that are of a kind."""
+        """Return the values of the chosen reads, which are all of one kind.
+
+        Args:
+            hidden, reads: those of the chosen reads alone.
+            layout: of the whole forward.
+            chosen: ``[reads of the forward]``.
+        """
         logits_of, most = self._model.logits, self._max_rows
         if kind.draw is not Draw.NONE:
             positions = layout.positions()[layout.read_positions()[chosen]]
@@ -126,7 +133,7 @@ def _read_with_kernel(
 def _joined(
     logits: Tensor, lse: Tensor | None, gather: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Of the whole vocabulary, from what this rank and the others made of their tokens."""
+    """Combine logits and log-sum-exp of all ranks, each of its own part of the vocabulary."""
     if lse is None:
         return combine_shards(gather(logits), None)
     shards = gather(torch.cat((logits, lse)))  # one exchange for both

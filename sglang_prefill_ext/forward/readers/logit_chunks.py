@@ -1,4 +1,4 @@
-"""Logits over the vocabulary, a few reads at a time, so that reads x vocabulary never exists."""
+"""Compute logits over the vocabulary for a chunk of reads at a time, and read values from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sglang_prefill_ext.wire.reads import Best, Reads, answer_order
 
 @dataclass(frozen=True, slots=True)
 class LogitChunk:
-    """Consecutive reads.
+    """The logits of consecutive reads.
 
     Attributes:
-        reads: which of all reads they are.
+        reads: their slice of all reads.
         label_ids, label_lens: labels of these reads, see `Reads`.
         logits: float32 ``[reads, columns]``.
     """
@@ -31,7 +31,11 @@ class LogitChunk:
     logits: Tensor
 
     def at_labels(self, table: Tensor) -> Tensor:
-        """``[labels]`` of ``[reads, columns]``: the column that each label names, of its read."""
+        """``[labels]``: for each label, its column of `table` in the row of its read.
+
+        Args:
+            table: ``[reads, columns]``.
+        """
         if not len(self.label_ids):
             return table.new_empty(0)
         read_of_label = np.repeat(np.arange(len(self.label_lens)), self.label_lens)
@@ -40,7 +44,7 @@ class LogitChunk:
 
 
 Pick: TypeAlias = Callable[[LogitChunk], tuple[Tensor, Best[Tensor] | None]]
-"""Takes the labels' values, ``[labels]``, and the best tokens; may overwrite the logits."""
+"""Returns the labels' values, ``[labels]``, and the best tokens; may overwrite the logits."""
 
 
 def logits_at_labels(chunk: LogitChunk) -> tuple[Tensor, None]:
@@ -48,7 +52,7 @@ def logits_at_labels(chunk: LogitChunk) -> tuple[Tensor, None]:
 
 
 def log_probs_at_labels(chunk: LogitChunk) -> tuple[Tensor, None]:
-    # On a CPU in half the time of `logsumexp`, which makes a pass of each of its parts.
+    # On a CPU this takes half the time of `logsumexp`, which makes several passes.
     return chunk.at_labels(chunk.logits.log_softmax(dim=-1)), None
 
 
@@ -59,9 +63,9 @@ def values_by_chunk(
     chunk_reads: int,
     pick: Pick,
 ) -> Tensor:
-    """Return the values of reads of one kind, at least one.
+    """Return the values of at least one read, all of one kind.
 
-    The logits of two chunks exist at a time.
+    The logits of up to two chunks exist at a time.
 
     Args:
         hidden: ``[reads, hidden]``.
@@ -69,7 +73,7 @@ def values_by_chunk(
         chunk_reads: most reads of a chunk.
 
     Returns:
-        float32 ``[reads.num_values]``, as an answer has them, on the device of `hidden`.
+        float32 ``[reads.num_values]``, read by read, on the device of `hidden`.
     """
     ends = bounds_of(reads.lens)
     labels, best = [], []

@@ -12,12 +12,12 @@ from sglang_prefill_ext.scheduling.planner import ForwardPlan
 
 
 class VectorReader:
-    """As many leading numbers of every row's vector, and of the state behind it, as it asks for.
+    """Returns of every row the first numbers of its vector and state, as many as the row asks for.
 
     Args:
-        width: of the vectors.
-        unit_length: the model's vectors have length 1, and so have their beginnings (Matryoshka
-            embeddings, https://arxiv.org/abs/2205.13147).
+        width: of the model's vectors, without the states that follow them.
+        unit_length: the model's vectors have length 1; shortened ones are normalised to it again
+            (Matryoshka embeddings, https://arxiv.org/abs/2205.13147).
     """
 
     def __init__(self, width: int, *, unit_length: bool) -> None:
@@ -44,7 +44,7 @@ class VectorReader:
         beginnings = vectors * (columns < wanted[:, None])
         if self._unit_length:
             beginnings = normalize(beginnings, p=2, dim=-1)
-        # Not by a mask, whose size the host would wait for.
+        # Indexing by a mask would make the host wait for the size of the result.
         rows = torch.repeat_interleave(wanted, output_size=plan.reads.num_values)
         first = wanted.cumsum(0) - wanted
         numbers = torch.arange(plan.reads.num_values, device=vectors.device)

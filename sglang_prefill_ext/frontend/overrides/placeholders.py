@@ -165,10 +165,18 @@ def _joined(matrices: Sequence[_Matrix]) -> OverrideArray:
 def _matrices(
     call: ScoreCall, in_query: int, num_items: int, kind: EmbeddingKind
 ) -> tuple[list[_Matrix | None], list[_Matrix | None]]:
-    """Embeddings of the query, one matrix for all items or one an item; and those of the items."""
+    """Embeddings of the query, one matrix for all items or one an item; and those of the items.
+
+    Items that share an array share its matrix.
+    """
+    known: dict[int, _Matrix] = {}
 
     def checked(field: str, value: Any) -> _Matrix | None:
-        return None if value is None else checked_overrides(field, value, kind)
+        if value is None:
+            return None
+        if id(value) not in known:
+            known[id(value)] = checked_overrides(field, value, kind)
+        return known[id(value)]
 
     if call.stacked_query_item_embed_overrides is None:
         own = call.item_embed_overrides
@@ -188,12 +196,16 @@ def _matrices(
 def _numbered(
     groups: Sequence[list[_Matrix | None]],
 ) -> tuple[OverrideArray, list[list[list[int] | None]]]:
-    """Return one table of all matrices, and the ids that name the rows of each."""
-    matrices = [each for group in groups for each in group if each is not None]
-    table, ids = distinct_overrides(_joined(matrices))
-    left = iter(np.split(ids, np.cumsum([len(each) for each in matrices])[:-1]))
+    """Return one table of all matrices, and the ids that name the rows of each.
+
+    One that comes again is neither copied nor numbered again.
+    """
+    matrices = {id(each): each for group in groups for each in group if each is not None}
+    table, ids = distinct_overrides(_joined([*matrices.values()]))
+    parts = np.split(ids, np.cumsum(list(map(len, matrices.values())))[:-1])
+    ids_of = {name: part.tolist() for name, part in zip(matrices, parts, strict=False)}
     return table, [
-        [None if each is None else next(left).tolist() for each in group] for group in groups
+        [None if each is None else ids_of[id(each)] for each in group] for group in groups
     ]
 
 

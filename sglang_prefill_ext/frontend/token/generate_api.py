@@ -7,7 +7,7 @@ in its own words, or serves them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,13 +16,16 @@ from sglang_prefill_ext.frontend.answers import in_parts
 from sglang_prefill_ext.frontend.options import Int64, decoded
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer
 
+_Number: TypeAlias = Int64 | float
+"""As it came: SGLang refuses 2 and 2.0 in different words."""
+
 
 class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     max_new_tokens: Literal[0, 1]
-    temperature: float | UnsetType = UNSET
-    top_p: float | UnsetType = UNSET
+    temperature: _Number | UnsetType = UNSET
+    top_p: _Number | UnsetType = UNSET
     top_k: Int64 | UnsetType = UNSET
-    min_p: float | UnsetType = UNSET
+    min_p: _Number | UnsetType = UNSET
     sampling_seed: Int64 | UnsetType = UNSET
     ignore_eos: bool | UnsetType = UNSET
     skip_special_tokens: bool | UnsetType = UNSET

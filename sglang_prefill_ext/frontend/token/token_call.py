@@ -126,13 +126,14 @@ class TokenNumbers:
     Attributes:
         top_logprobs_num, logprob_start_len: SGLang does not refuse lists, which are for many
             prompts.
+        stop_token_ids: SGLang ignores None, which a tokenizer without such a token has.
     """
 
     top_logprobs_num: int | list[int] | None = 0
     logprob_start_len: int | list[int] | None = -1
     top_k: int = -1
     min_new_tokens: int = 0
-    stop_token_ids: Collection[int] = ()
+    stop_token_ids: Collection[int | None] = ()
 
     def check(self, vocab_size: int) -> None:
         """Refuse numbers that SGLang's scheduler cannot handle with a vocabulary of this size.
@@ -150,7 +151,7 @@ class TokenNumbers:
         if self.top_k > _LARGEST_TOP_K:
             raise wrong("top_k", f"{self.top_k} is too large; send -1 for the whole vocabulary.")
         for token in self.stop_token_ids if self.min_new_tokens > 0 else ():
-            if not 0 <= token < vocab_size:
+            if token is not None and not 0 <= token < vocab_size:
                 raise wrong(
                     "stop_token_ids",
                     f"{token} beside min_new_tokens; valid ids are 0 to {vocab_size - 1}.",

@@ -53,13 +53,16 @@ class TokenFrontend:
         )
         return call
 
-    async def read(self, call: TokenCall, options: RequestOptions) -> ReadOut:
+    async def read(self, call: TokenCall, options: RequestOptions, request: Any = None) -> ReadOut:
         """Serve a call whose sender is admitted already.
+
+        Args:
+            request: of the sender, see `Gatherer.ask`.
 
         Raises:
             StockPathTaken, PrefillExtError: see `PackedExchange.ask`.
         """
-        (read_out,) = await self._ask(ReadKind.of(call), [call], options, None)
+        (read_out,) = await self._ask(ReadKind.of(call), [call], options, request)
         return read_out
 
     async def read_all(

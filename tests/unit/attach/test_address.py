@@ -118,7 +118,7 @@ def test_the_socket_of_a_successor_stays(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_made_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file cannot be made .*Choose another path"):
+    with pytest.raises(ConfigError, match=r"file cannot be created .*Choose another path"):
         claim(tmp_path / "file" / "engine.sock")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(ConfigError, match="Choose a directory that you may write"):

@@ -27,8 +27,7 @@ GREEN = Agreement(100, 1e-7, 2e-7, 0, 1e-5)
 
 @pytest.fixture(autouse=True)
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (mixed, decode):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
     monkeypatch.setattr(MixRun, "run", _mix)
     monkeypatch.setattr(DecodeRun, "run", _decode)

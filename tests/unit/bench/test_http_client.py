@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench.http_client import LoadError, connect, connect_streaming, post_bytes
+from bench.http_client import LoadError, StreamConnection, connect, post_bytes
 from bench.workloads import generate_body
 from tests.unit.bench.stand_in import StandIn
 
@@ -59,7 +59,7 @@ GENERATE = post_bytes("/generate", generate_body([5, 6], 3))
 
 
 async def streamed(stand_in: StandIn, times: int) -> list[bytes]:
-    connection = await connect_streaming(stand_in.port)
+    connection = await connect(stand_in.port, StreamConnection)
     try:
         answers = [await connection.stream(GENERATE) for _ in range(times)]
     finally:

@@ -45,7 +45,7 @@ class Server(LocalServer):
         pid_file.with_suffix(".new").rename(pid_file)
 
 session.MeasuredServer = Server
-session.make_cases = lambda model, plan: []
+session.make_cases = lambda model, shapes, **how: []
 command.make_model = lambda preset, directory: directory
 typer.run(command.main)
 """
@@ -53,7 +53,7 @@ typer.run(command.main)
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     monkeypatch.setattr(command, "make_model", lambda preset, directory: directory)
     app = typer.Typer()
     app.command()(command.main)

@@ -22,8 +22,8 @@ CONFIG = {
 }
 
 
-def plan(*loads: Load, dtype: str = "float32", text: bool = False) -> Plan:
-    return Plan((Shape(3, 2, 4), Shape(5, 0, 1)), loads, 1.0, 2, ("--on",), dtype, text)
+def plan(*loads: Load, dtype: str = "float32") -> Plan:
+    return Plan((Shape(3, 2, 4), Shape(5, 0, 1)), loads, 1.0, 2, ("--on",), dtype)
 
 
 def bodies(requests: list[bytes]) -> list[dict[str, object]]:
@@ -77,7 +77,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_cases_hold_distinct_timed_and_gate_requests(model: Path) -> None:
-    first, second = make_cases(model, plan())
+    first, second = make_cases(model, plan().shapes)
     assert (first.shape, second.shape) == (Shape(3, 2, 4), Shape(5, 0, 1))
     assert first.operation_ratio > 1.0
     timed, gate = bodies(first.pool), bodies(first.gate)
@@ -87,8 +87,8 @@ def test_cases_hold_distinct_timed_and_gate_requests(model: Path) -> None:
 
 
 def test_text_is_the_decoded_tokens(model: Path) -> None:
-    ids = bodies(make_cases(model, plan())[0].pool)[0]
-    text = bodies(make_cases(model, plan(text=True))[0].pool)[0]
+    ids = bodies(make_cases(model, plan().shapes)[0].pool)[0]
+    text = bodies(make_cases(model, plan().shapes, text=True)[0].pool)[0]
     assert isinstance(ids["query"], list)
     assert text["query"] == " ".join(f"w{token}" for token in ids["query"])
 

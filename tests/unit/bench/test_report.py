@@ -52,7 +52,9 @@ def test_cells_are_kept_apart_and_need_both_paths() -> None:
         result("stock", shape="50+150x50"),
         result("extension", shape="50+150x50"),
     ]
-    seen = [(c.preset, c.shape, c.closed, c.ratio) for c in compare_paths(results)]
+    seen = [
+        (c.stock.preset, c.stock.shape, c.stock.closed, c.ratio) for c in compare_paths(results)
+    ]
     assert seen == [
         ("micro", "60+2x50", True, 3.0),
         ("micro", "60+2x50", False, 1.0),

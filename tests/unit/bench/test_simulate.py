@@ -15,7 +15,7 @@ from bench.simulation.variants import VARIANTS
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "results"
-    monkeypatch.setattr(simulate, "RESULTS", directory)
+    monkeypatch.setattr("bench.command.RESULTS", directory)
     return directory
 
 

@@ -14,7 +14,7 @@ from bench.simulation.decode_run import REGIMES, VARIANTS
 def test_prints_and_records_a_line_per_regime_load_and_variant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulate_decode, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     app = typer.Typer()
     app.command()(simulate_decode.main)
     options = ["--requests", "100", "--load", "0.5", "--load", "0.9", "--name", "two"]

@@ -36,6 +36,7 @@ def test_the_body_is_sent_and_the_facts_come_back(stand_in: StandIn, slash: str)
         (Reply(404), ConfigError, "Start the server with --enable-prefill-only"),
         (Reply(400, '{"message": "too long"}'), ServerRefusedError, "HTTP 400: too long"),
         (Reply(502, "<html>"), ServerRefusedError, "HTTP 502: <html>"),
+        (Reply(502, "[" * 100_000), ServerRefusedError, r"HTTP 502: \[\["),
         (Reply(200, "hello"), UnexpectedAnswerError, "answered 'hello'"),
         (Reply(200, "[]"), UnexpectedAnswerError, "not an object"),
         (Reply(0), ServerUnavailableError, "no connection with http"),
@@ -49,7 +50,7 @@ def test_what_the_server_does_wrong_is_said(
         explain(stand_in.url, BODY)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_what_is_no_request_is_not_sent(stand_in: StandIn, body: bytes) -> None:
     with pytest.raises(RequestError, match="Give a body of /v1/score"):
         explain(stand_in.url, body)

@@ -21,6 +21,7 @@ from sglang_prefill_ext.errors import (
     ConfigError,
     DeadlineExceededError,
     PrefillExtError,
+    RequestError,
     ServerBusyError,
     ServerRefusedError,
     ServerUnavailableError,
@@ -146,6 +147,22 @@ async def test_what_is_refused_has_the_status_of_http(path: Path, ask: Ask) -> N
             assert caught.value.status == status
 
 
+@pytest.mark.parametrize(
+    ("query", "item", "options"),
+    [
+        ("\ud800", "b", Options()),
+        ("a", "\udc00", Options()),
+        ("a", "b", Options(priority=2**31)),
+    ],
+    ids=["query", "item", "priority"],
+)
+async def test_what_a_message_cannot_hold_is_refused_before_it_is_sent(
+    ask: Ask, query: str, item: str, options: Options
+) -> None:
+    with pytest.raises(RequestError, match=r"/v1/score with 1 item: gRPC cannot carry it"):
+        await ask("127.0.0.1:9", "score", lambda score: score(query, [item], [4], options=options))
+
+
 async def test_a_call_that_finds_nobody_is_repeated_until_its_time_is_over(
     path: Path, ask: Ask
 ) -> None:
@@ -216,6 +233,6 @@ async def test_a_key_is_not_sent_in_the_clear_without_a_word(kind: Any) -> None:
     kind("grpcs://example.org:1", api_key="key")
     for address in ("localhost:1", "127.0.0.1:1", "[::1]:1"):
         kind(f"grpc://{address}", api_key="key")
-    with pytest.raises(ConfigError, match="grpc://x:1 is behind a name") as raised:
+    with pytest.raises(ConfigError, match="grpc://x:1 contains a name") as raised:
         kind("grpc://me:secret@x:1")
     assert "secret" not in str(raised.value)

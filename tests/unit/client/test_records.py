@@ -40,7 +40,7 @@ def test_lines_of_json_each_stand_alone() -> None:
     assert [line for line, _ in found] == [1, 4, 5, 6, 7]
     assert found[0][1] == {"a": 1}
     assert found[1][1].startswith("not JSON: ")
-    assert found[2][1] == "not a JSON object. Write one object a line."
+    assert found[2][1] == "not a JSON object. Write one object per line."
     assert found[3][1].startswith("not JSON: ")
     assert found[4][1] == {"a": "é"}
 
@@ -63,7 +63,7 @@ def test_rows_of_csv_each_stand_alone() -> None:
     assert found[0][1] == {"query": "[1] q", "items": "one"}
     assert found[1][1] == {"query": "q", "items": ["a", "b"]}
     assert found[2][1].startswith("a list is not JSON: ")
-    assert found[3][1] == found[4][1] == "the row has not as many cells as the header."
+    assert found[3][1] == found[4][1] == "the row has fewer or more cells than the header."
     assert found[5][1] == {"query": "two\nlines", "items": "x"}
     assert found[6][1].startswith("not UTF-8: ")
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from starlette.responses import StreamingResponse
 
 from sglang_prefill_ext.attach.carrier import Offer, Reranking
 from sglang_prefill_ext.border.http_server.carrier_routes import add_carrier_routes
 from sglang_prefill_ext.config import PrefillOnlyConfig
+from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.status import Status
 from tests.unit.attach.engines import StubEngine, facts
@@ -72,15 +73,19 @@ class Stub:
 
     Attributes:
         whole: bodies of requests that it got as a whole, by path.
+        timeout: of the last one of them, as its header says.
         dies_within: answers to these break off.
+        broken: it does not tell of itself.
         busy_s: for which it has computed, as it tells.
     """
 
     offer: Offer = field(default_factory=an_offer)
     engine: CountingEngine = field(default_factory=CountingEngine)
     whole: list[tuple[str, bytes]] = field(default_factory=list)
+    timeout: str | None = None
     url: str = ""
     dies_within: bool = False
+    broken: bool = False
     busy_s: float = 1.0
 
     def app(self) -> FastAPI:
@@ -90,12 +95,15 @@ class Stub:
         @app.api_route("/{path:path}", methods=["GET", "POST"])
         async def anything(request: Request) -> StreamingResponse:
             self.whole.append((request.url.path, await request.body()))
+            self.timeout = request.headers.get(TIMEOUT_HEADER)
             kept = {"x-own": request.headers.get("x-mine", ""), "content-type": "text/odd"}
             return StreamingResponse(self._parts(), 418, kept)
 
         return app
 
     async def _status(self) -> list[dict[str, Any]]:
+        if self.broken:
+            raise HTTPException(500)
         return [STATUS | {"busy_s": self.busy_s}]
 
     async def _parts(self) -> AsyncIterator[bytes]:

@@ -37,6 +37,13 @@ def test_flags_that_say_nothing_are_refused(
     assert words in str(outcome.exception)
 
 
+@pytest.mark.parametrize("flag", ["--grace-s=inf", "--extra-work=inf"])
+def test_numbers_that_do_not_travel_to_routers_are_refused(flag: str) -> None:
+    outcome = CliRunner().invoke(cli.app, ["fleet", "--engines=http://a:1", flag])
+    assert outcome.exit_code == 2
+    assert flag.split("=")[0] in outcome.output
+
+
 def test_idle_connections_stay_for_as_long_as_those_of_sglangs_servers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

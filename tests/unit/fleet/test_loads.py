@@ -271,6 +271,28 @@ def test_what_is_cancelled_says_nothing_of_the_replica() -> None:
     assert state(loads, "a", 5.0) == ReplicaState(0.0, SPEED)
 
 
+def test_what_waited_behind_a_cancelled_part_is_neither_late_nor_slow() -> None:
+    loads = loads_of("a")
+    long = loads.sent("a", 10.0, 0.0)
+    short = [loads.sent("a", 0.1, 1.0) for _ in range(2)]
+    loads.cancelled(long, 8.0)
+    assert outstanding(loads, "a", 8.0) == pytest.approx(0.2)
+    assert loads.health("a", 8.0) is Health.UP
+    loads.ended(short[0], 8.1, ok=True)
+    assert state(loads, "a", 8.1).speed.token_s == pytest.approx(SPEED.token_s)
+    assert loads.health("a", 9.0) is Health.SUSPECT  # the other one is late itself
+
+
+def test_silence_is_noticed_though_all_parts_are_cancelled_soon() -> None:
+    loads, now_s = loads_of("a"), 0.0
+    tickets = [loads.sent("a", 0.05, now_s) for _ in range(2)]
+    for _ in range(20):
+        now_s += 0.1
+        tickets.append(loads.sent("a", 0.05, now_s))
+        loads.cancelled(tickets.pop(0), now_s)
+    assert loads.health("a", now_s) is Health.SUSPECT
+
+
 def test_who_has_the_prefix_is_told_to_the_planner() -> None:
     now = loads_of("a", "b").snapshot(0.0, with_prefix={"b"})
     assert [each.has_prefix for each in now.states] == [False, True]

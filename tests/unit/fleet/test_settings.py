@@ -20,6 +20,8 @@ def test_urls_are_divided_by_commas() -> None:
         ("http://a:port", "is no URL"),
         ("http://a:99999", "is no URL"),
         ("http://a:30000/v1", "more than a host and a port"),
+        ("http://a:30000?x", "more than a host and a port"),
+        ("http://a:30000#x", "more than a host and a port"),
         ("http://user@a:30000", "more than a host and a port"),
         ("http://a:1,http://a:1/", "comes twice"),
     ],
@@ -32,6 +34,21 @@ def test_what_is_no_engine_is_refused(text: str, why: str) -> None:
 def test_settings_travel_as_json() -> None:
     settings = Settings(port=5, extra_work=0.5)
     assert Settings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "url"),
+    [
+        ("127.0.0.1", "10.0.0.1", "http://127.0.0.1:5"),
+        ("0.0.0.0", "10.0.0.1", "http://10.0.0.1:5"),
+        ("::", "fd00::1", "http://[fd00::1]:5"),
+        ("::1", "10.0.0.1", "http://[::1]:5"),
+    ],
+)
+def test_routers_have_an_url_whatever_address_they_listen_at(
+    host: str, address: str, url: str
+) -> None:
+    assert Settings(host=host, port=5).url_at(address) == url
 
 
 def test_engines_travel_as_a_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ import aiohttp
 import pytest
 from starlette.requests import Request
 
-from sglang_prefill_ext.errors import EngineUnavailableError
+from sglang_prefill_ext.errors import EngineUnavailableError, RequestError
 from sglang_prefill_ext.fleet.loads import Loads
 from sglang_prefill_ext.fleet.planning.cost import Speed
 from sglang_prefill_ext.fleet.proxy import NotSentError, hand_on
 from sglang_prefill_ext.fleet.replica import Replica
 from sglang_prefill_ext.fleet.whole import WholeRequests
+from tests.unit.fleet.stub_engines import Stub, served
 
 
 def whole_of(*names: str) -> tuple[WholeRequests, Loads]:
@@ -54,14 +56,47 @@ async def test_the_only_engine_is_not_asked_again() -> None:
     assert asked == ["a"]
 
 
+async def no_message() -> Any:
+    await asyncio.Event().wait()
+
+
+async def no_send(_message: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(("given", "told"), [("1000000", 400_000), ("1", 1), ("0", 0), ("", None)])
+async def test_an_engine_that_is_asked_later_has_the_time_that_is_left(
+    given: str, told: int | None
+) -> None:
+    stub = Stub()
+    headers = [(b"x-prefill-only-timeout-ms", given.encode())] if given else []
+    scope = {"type": "http", "method": "POST", "path": "/x", "query_string": b""}
+    request = Request(scope | {"headers": headers}, receive=no_message)
+    request.state.came_ms = time.time() * 1e3 - 600_000
+    async with served(stub.app()) as url, aiohttp.ClientSession() as http:
+        replica = cast(Replica, SimpleNamespace(http=http, url=url))
+        await hand_on(replica, request, b"", no_send)
+    if told is None:
+        assert stub.timeout is None
+    else:
+        assert stub.timeout is not None
+        assert told * 0.5 <= int(stub.timeout) <= told
+
+
+async def test_what_is_no_path_reaches_no_engine() -> None:
+    scope = {"type": "http", "method": "GET", "query_string": b"", "headers": []}
+    for raw in (b"*", b"@127.0.0.1:9/"):
+        request = Request(scope | {"path": "x", "raw_path": raw}, receive=no_message)
+        replica = cast(Replica, SimpleNamespace(url="http://127.0.0.1:9"))
+        with pytest.raises(RequestError, match="is no path"):
+            await hand_on(replica, request, b"", no_send)
+
+
 async def test_who_takes_no_connection_was_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "sglang_prefill_ext.fleet.proxy._CONNECT_TIMEOUT",
         aiohttp.ClientTimeout(total=None, connect=0.2),
     )
-
-    async def no_message() -> Any:
-        await asyncio.Event().wait()
 
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -74,5 +109,6 @@ async def test_who_takes_no_connection_was_sent_nothing(monkeypatch: pytest.Monk
             replica = SimpleNamespace(http=http, url=url)
             scope = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
             request = Request(scope | {"headers": []}, receive=no_message)
+            request.state.came_ms = 0.0
             with pytest.raises(NotSentError, match="cannot be reached"):
                 await hand_on(cast(Replica, replica), request, b"", send=cast(Any, None))

@@ -114,6 +114,25 @@ def test_what_cannot_work_is_said_before_anything_starts(
     assert not supervised
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--port=70000",
+        "--keepalive-s=2592000",
+        "--max-connection-age-s=2592000",
+        "--max-calls=2147483648",
+        "--grace-s=inf",
+    ],
+)
+def test_numbers_that_no_front_end_could_start_with_are_refused(
+    supervised: list[tuple[Settings, int]], flag: str
+) -> None:
+    run = CliRunner().invoke(cli.app, ["serve-grpc", "--attach=/x", "--port=0", flag])
+    assert run.exit_code == 2
+    assert flag.split("=")[0] in run.output
+    assert not supervised
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
 @pytest.mark.parametrize("tls", [True, False])
 def test_tokens_in_the_clear_are_warned_of(

@@ -73,6 +73,20 @@ async def test_texts_are_encoded_by_a_copy_of_the_engines_tokenizer(path: Path) 
     assert engine.link.encoded == []
 
 
+@pytest.mark.parametrize("status", [400, 500])
+async def test_of_a_long_error_clients_get_the_beginning(path: Path, status: int) -> None:
+    engine = StubEngine()
+    engine.stock_outcome = StockError("", status, "é" * 10_000)
+    codes = {400: grpc.StatusCode.INVALID_ARGUMENT, 500: grpc.StatusCode.INTERNAL}
+    async with served(engine, path) as (channel, _):
+        request = id_request([1], [[2]])
+        request.options.stock = True
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub_of(channel).Score(request)
+    assert failed.value.code() is codes[status]
+    assert str(failed.value.details()).startswith("é" * 500)
+
+
 async def test_labels_of_each_items_own(path: Path) -> None:
     async with served(StubEngine(), path) as (channel, _):
         request = id_request([1], [[7], [8]])

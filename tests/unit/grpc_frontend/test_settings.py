@@ -72,6 +72,10 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
     file.write_text(" \n")
     with pytest.raises(ConfigError, match="holds no token"):
         transport.bearer_tokens(settings(tokens=file))
+    for wrong in (b"# of team a\none\n", b"one two\n", "ключ\n".encode(), b"\xff\xfe"):
+        file.write_bytes(wrong)
+        with pytest.raises(ConfigError, match="has a line that is no token"):
+            transport.bearer_tokens(settings(tokens=file))
     file.write_text("one\ntwo\n")
     assert transport.bearer_tokens(settings(tokens=file)) == ["one", "two"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.patching import guard, lock, scan
+from sglang_prefill_ext.patching import guard, scan
 from sglang_prefill_ext.patching.scan import BORDER, PACKAGE
 from sglang_prefill_ext.patching.spec import Aspect, Group, Use, UseKind
 from tests.unit.patching.stub_sglang import (
@@ -20,6 +20,7 @@ from tests.unit.patching.stub_sglang import (
     known_body,
     step_patch,
 )
+from tools import lock
 
 HOOKS = f"""
 from {MODULE} import Message, wait

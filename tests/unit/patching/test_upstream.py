@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_prefill_ext.patching import upstream
 from sglang_prefill_ext.patching.spec import Group, Kind, Patch
+from tools import upstream
 
 TEXT = """\
 From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001

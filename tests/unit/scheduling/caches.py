@@ -73,6 +73,7 @@ class MemoryCache:
     Args:
         keeps: whether prefixes are stored.
         failing_begins: numbers (from 1) of the calls of `begin` that raise.
+        failing_looks: likewise of `cached_tokens`.
         capacity: slots.
 
     Attributes:
@@ -86,6 +87,7 @@ class MemoryCache:
         *,
         keeps: bool = True,
         failing_begins: frozenset[int] = frozenset(),
+        failing_looks: frozenset[int] = frozenset(),
         capacity: int = SLOTS - 1,
     ) -> None:
         self.keeps = keeps
@@ -95,8 +97,8 @@ class MemoryCache:
         self.begun: list[MemoryTransaction] = []
         self.keep_asked: list[bool] = []
         self.adapters: list[str] = []
-        self._failing_begins = failing_begins
-        self._begins = 0
+        self._failing_begins, self._failing_looks = failing_begins, failing_looks
+        self._begins = self._looks = 0
         # In no order, as those of a server are after a while.
         self.free: list[int] = (torch.randperm(SLOTS - 1) + 1)[:capacity].tolist()
 
@@ -114,6 +116,9 @@ class MemoryCache:
         return self._begin((-1,) * num_tokens, private=True)
 
     def cached_tokens(self, prefix: Int32Array, adapter: str = "") -> int:
+        self._looks += 1
+        if self._looks in self._failing_looks:
+            raise MemoryError("no room")
         return self.match(tuple(prefix.tolist()))[1]
 
     def take(self, num_tokens: int) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sglang_prefill_ext.config import Order
@@ -333,6 +333,33 @@ def test_a_prefix_for_which_there_is_no_room_now_goes_elsewhere() -> None:
     setup.cache.check_idle()
 
 
+@pytest.mark.parametrize("look", [1, 3])
+def test_a_cache_that_cannot_be_looked_into_fails_that_job_alone(look: int) -> None:
+    setup = Setup(FailingExecutor(), MemoryCache(failing_looks=frozenset([look])))
+    setup.submit_large(LARGE, rows=3)
+    setup.submit([1])
+    setup.finish()
+    assert setup.answers == {"job-0": Status.FAILED, "job-1": Status.OK}
+
+
+@given(
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(1, 9), min_size=1)), max_size=6),
+)
+@example(asynchronous=False, shapes=[(3, [9, 9]), (10, [2, 9])])
+def test_whoever_finds_room_alone_finds_some_in_company(
+    asynchronous: bool, shapes: list[tuple[int, list[int]]]
+) -> None:
+    policy = replace(JOINING, budget=ForwardBudget(20))
+    setup = Setup(FailingExecutor(asynchronous), MemoryCache(capacity=12, keeps=False), policy)
+    for number, (prefix, lens) in enumerate(shapes):
+        rows = [[100 + row] * length for row, length in enumerate(lens)]
+        prompts = request([number] * prefix, *rows)
+        setup.runtime.submit(f"job-{number}", prompts.pack(), None)
+    setup.finish()
+    assert list(setup.answers.values()) == [Status.OK] * len(shapes)
+
+
 def test_forwards_in_flight_may_give_the_room_that_is_missing() -> None:
     executor = FailingExecutor(asynchronous=True, failing_waits=frozenset([1]))
     setup = Setup(executor, MemoryCache(capacity=210), ALONE)
@@ -353,16 +380,19 @@ FAILURES = st.frozensets(st.integers(1, 10), max_size=3)
 @given(
     st.builds(FailingExecutor, st.booleans(), FAILURES, FAILURES),
     FAILURES,
+    FAILURES,
     st.sampled_from([JOINING, ALONE, replace(JOINING, budget=ForwardBudget(9))]),
     CALLS,
 )
 def test_whatever_happens_every_transaction_ends(
     executor: FailingExecutor,
     failing_begins: frozenset[int],
+    failing_looks: frozenset[int],
     policy: SchedulingPolicy,
     calls: list[list[int] | str],
 ) -> None:
-    setup = Setup(executor, MemoryCache(failing_begins=failing_begins), policy)
+    cache = MemoryCache(failing_begins=failing_begins, failing_looks=failing_looks)
+    setup = Setup(executor, cache, policy)
     submitted = 0
     for call in calls:
         if isinstance(call, list):

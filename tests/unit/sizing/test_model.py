@@ -115,7 +115,16 @@ def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
         ModelShape.from_directory(tmp_path)
     with pytest.raises(ConfigError, match="it has kv_lora_rank"):
         _read(tmp_path, kv_lora_rank=512)
-    for broken in ("{", "{}"):
+    with pytest.raises(ConfigError, match="it has interleave_moe_layer_step"):
+        _read(tmp_path, interleave_moe_layer_step=2)
+    for name, size in (
+        ("num_attention_heads", 0),
+        ("num_hidden_layers", "36"),
+        ("num_key_value_heads", None),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} is {size!r}"):
+            _read(tmp_path, **{name: size})
+    for broken in ("{", "{}", "[]", '{"text_config": "x"}'):
         (tmp_path / "config.json").write_text(broken)
         with pytest.raises(ConfigError, match=r"config\.json is not that of a decoder"):
             ModelShape.from_directory(tmp_path)

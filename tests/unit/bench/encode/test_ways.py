@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 
 from bench.encode import run, ways
-from bench.encode.ways import BATCH, Shape, rows_of
+from bench.encode.ways import BATCH, draw_texts, rows_of
 from bench.gate import GateError
+from bench.workloads import Shape
 from sglang_prefill_ext.texts.frame import NO_FRAME
 from sglang_prefill_ext.texts.libraries import flat
 from sglang_prefill_ext.texts.splice import Boundaries, Splice
 from tests.unit.texts.test_comparison import Bytes, WrongOnce
 
-SHAPE = Shape(query=4, item=2, items=3)
+SHAPE = Shape(query_tokens=4, item_tokens=2, items=3)
 
 
 class Texts:
@@ -40,25 +41,22 @@ def all_ways() -> dict[str, ways.Way]:
 
 
 def test_requests_have_their_shape_and_are_the_same_again() -> None:
-    assert Shape.parse(str(SHAPE)) == SHAPE
-    drawn = SHAPE.draw(2, seed=3)
-    assert drawn == SHAPE.draw(2, seed=3)
+    drawn = draw_texts(SHAPE, 2, seed=3)
+    assert drawn == draw_texts(SHAPE, 2, seed=3)
     assert drawn[0] != drawn[1]
     for query, items in drawn:
         assert (len(query.split()), [len(item.split()) for item in items]) == (4, [2, 2, 2])
-    with pytest.raises(ValueError, match="invalid literal"):
-        Shape.parse("many")
 
 
 def test_every_way_makes_the_same_ids() -> None:
-    query, items = SHAPE.draw(1, seed=0)[0]
+    query, items = draw_texts(SHAPE, 1, seed=0)[0]
     wanted = [list((query + item).encode()) for item in items]
     for name, way in all_ways().items():
         assert (name, rows_of(way(query, items)).tolist()) == (name, wanted)
 
 
 def test_every_way_is_measured_and_compared() -> None:
-    results = run.measure(all_ways(), SHAPE, SHAPE.draw(3, seed=0), "bytes")
+    results = run.measure(all_ways(), SHAPE, draw_texts(SHAPE, 3, seed=0), "bytes")
     assert [each.way for each in results] == list(all_ways())
     assert {each.compared for each in results} == {9}
     by_way = {each.way: each for each in results}
@@ -71,7 +69,7 @@ def test_no_figure_of_a_way_that_makes_other_ids() -> None:
     found = all_ways()
     found["wrong"] = lambda query, items: [[1] for _ in items]
     with pytest.raises(GateError, match="wrong"):
-        run.measure(found, SHAPE, SHAPE.draw(1, seed=0), "bytes")
+        run.measure(found, SHAPE, draw_texts(SHAPE, 1, seed=0), "bytes")
 
 
 def test_strings_that_differ_are_counted() -> None:

@@ -12,7 +12,7 @@ from bench.expert_parallelism import __main__ as command
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     found = typer.Typer()
     found.command()(command.main)
     return found

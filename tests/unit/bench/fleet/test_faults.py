@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.__main__ import RESULTS
+from bench.command import RESULTS
 from bench.difference import difference
 from bench.fleet.faults.asks import Ask, End
 from bench.fleet.faults.load import Load

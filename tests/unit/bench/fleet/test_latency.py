@@ -36,7 +36,7 @@ def test_subjects_take_turns_and_are_recorded(
     monkeypatch.setattr(latency, "engine", lambda *_: nullcontext(engine))
     monkeypatch.setattr(latency, "scheduler_apart", lambda _pids: nullcontext())
     monkeypatch.setattr(latency, "router", router)
-    monkeypatch.setattr(latency, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     app = typer.Typer()
     app.command()(latency.main)
     sizes = ["--preset", "micro", "--shape", "3+2x4", "--seconds", "0", "--turns", "2"]

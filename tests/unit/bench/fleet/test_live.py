@@ -25,7 +25,7 @@ def test_engines_take_turns_and_are_recorded(
     ports = [stand_in.port] * 2
     monkeypatch.setattr(live, "engines_on", lambda *_: nullcontext(ports))
     monkeypatch.setattr(live, "router", router)
-    monkeypatch.setattr(live, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     app = typer.Typer()
     app.command()(live.main)
     sizes = ["--preset", "micro", "--shape", "3+2x4", "--seconds", "0", "--turns", "2"]

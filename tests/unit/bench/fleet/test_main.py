@@ -13,7 +13,7 @@ from bench.fleet.policies import POLICIES
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     return tmp_path
 
 
@@ -26,7 +26,7 @@ def test_prints_appends_and_draws(results: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "120+180x10, half speed, 2 replicas" in result.output
     for policy in POLICIES:
-        assert sum(f"   {policy} " in line for line in result.output.splitlines()) == 2
+        assert sum(f"  {policy} " in line for line in result.output.splitlines()) == 2
     lines = [json.loads(line) for line in (results / "two.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * len(POLICIES)
     assert {"commit", "machine", "seed", "noise", "speed", "p99_ms"} <= set(lines[0])

@@ -17,5 +17,6 @@ def test_the_newest_verdict_of_each_judge_is_drawn(tmp_path: Path) -> None:
     ]
     record.write_text("".join(json.dumps(each) + "\n" for each in verdicts))
     assert [each["judge"] for each in plot._newest(record)] == ["a 1", "b 3"]
-    plot.save_differences_plot(record)
-    assert record.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    picture = record.with_suffix(".png")
+    plot.save_differences_plot(picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -36,7 +36,7 @@ def test_an_outcome_counts_what_was_chosen() -> None:
 def test_the_command_writes_what_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     monkeypatch.setattr(command, "decision_us", lambda: 1.5)
     command.main(tokens=[128], forwards=2, seed=0, name="some")
     printed = capsys.readouterr().out

@@ -23,7 +23,7 @@ def test_predicted_and_measured_are_printed_and_recorded(
     monkeypatch.setattr(command, "status_page", lambda _: {"schedulers": [SCHEDULER]})
     monkeypatch.setattr(command, "measure_link", lambda _: Link(1.0, 100.0))
     monkeypatch.setattr(command, "usable_cores", lambda: {0, 1})
-    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr("bench.command.RESULTS", tmp_path)
     app = typer.Typer()
     app.command()(command.main)
     sizes = ["--preset", "micro", "--shape", "3+2x4", "--seconds", "0", "--turns", "2"]

@@ -21,5 +21,5 @@ def test_a_tokenizer_library_that_is_missing_is_refused(monkeypatch: pytest.Monk
 def test_a_socket_that_cannot_be_made_is_refused() -> None:
     config = PrefillOnlyConfig(attach="/dev/null/engine.sock")
     server_args = SimpleNamespace(**{activation.ATTRIBUTE: SimpleNamespace(config=config)})
-    with pytest.raises(SystemExit, match="--prefill-only-attach: /dev/null cannot be made"):
+    with pytest.raises(SystemExit, match="--prefill-only-attach: /dev/null cannot be created"):
         flags.refuse_impossible(None, server_args)

@@ -18,15 +18,14 @@ def request(**fields: Any) -> Any:
     names = """text input_ids image_data video_data audio_data input_embeds embed_overrides
         embed_override_token_id positional_embed_overrides lora_path
         multi_item_delimiter_indices token_indices_to_pool decision_layout dimensions rid
-        sampling_params""".split()
+        sampling_params priority""".split()
     switches = (
         "is_cross_encoder_request",
         "return_pooled_hidden_states",
         "return_prompt_token_ids",
     )
-    return SimpleNamespace(
-        **(dict.fromkeys(names) | dict.fromkeys(switches, False) | fields)  # type: ignore[arg-type]
-    )
+    defaults: dict[str, Any] = dict.fromkeys(names) | dict.fromkeys(switches, False)
+    return SimpleNamespace(**(defaults | {"log_metrics": True} | fields))
 
 
 def reason_of(asked: Any, *, reads_places: bool = True) -> str | None:
@@ -42,6 +41,7 @@ def reason_of(asked: Any, *, reads_places: bool = True) -> str | None:
         ({"input_ids": [1, 2]}, EmbedCall([[1, 2]], True, None)),
         ({"input_ids": [[1, 2], [3]]}, EmbedCall([[1, 2], [3]], False, None)),
         ({"text": "a", "rid": "mine"}, EmbedCall(["a"], True, None)),
+        ({"text": "a", "priority": -(2**63)}, EmbedCall(["a"], True, None)),
         ({"text": ["a"], "rid": ["mine"]}, EmbedCall(["a"], False, None)),
         (
             {"text": "a", "return_pooled_hidden_states": True},
@@ -95,6 +95,9 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"is_cross_encoder_request": True, "text": None, "input_ids": [1]}, "unusual_input"),
         ({"return_pooled_hidden_states": True, "dimensions": 4}, "pooled_hidden_states"),
         ({"return_prompt_token_ids": True}, "unusual_input"),
+        ({"log_metrics": False}, "unusual_input"),
+        ({"priority": 2**63}, "unusual_input"),
+        ({"priority": -(2**63) - 1}, "unusual_input"),
         ({"sampling_params": {"": None}}, "unusual_input"),
         ({"sampling_params": []}, "unusual_input"),
         ({"rid": "HEALTH_CHECK_1"}, "health_check"),

@@ -94,6 +94,8 @@ def test_arrays_become_the_tensors_that_stock_joins() -> None:
     assert {each.dtype for each in tensors.query_embed_overrides} == {torch.float32}
     assert [each.tolist() for each in tensors.item_embed_overrides[0]] == [ROW]
     assert tensors.item_embed_overrides[1] is None
+    shared = with_tensors(ScoreCall(item_embed_overrides=[halves, halves])).item_embed_overrides
+    assert shared[0] is shared[1]
     plain = ScoreCall(query="q")
     assert with_tensors(plain) is with_arrays(plain) is plain
 

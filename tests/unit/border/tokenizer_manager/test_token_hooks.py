@@ -11,7 +11,7 @@ import pytest
 
 from sglang_prefill_ext.border.tokenizer_manager import token_hooks
 from sglang_prefill_ext.border.tokenizer_manager.call_context import CallContext
-from sglang_prefill_ext.errors import PackedForwardError
+from sglang_prefill_ext.errors import PackedForwardError, RequestAbortedError
 from sglang_prefill_ext.frontend.batch_exchange import ReadOut
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.token.token_call import token_call_of
@@ -38,7 +38,7 @@ class Manager:
     """Keeps what it is told to answer and to send on; fails at the first answers if asked to."""
 
     def __init__(self, failures: int = 0) -> None:
-        self.rid_to_state = {"r": object()}
+        self.rid_to_state: dict[str, Any] = {"r": SimpleNamespace(abort_sent=False)}
         self.model_config = SimpleNamespace(vocab_size=100, hf_eos_token_id=None)
         self.tokenizer = Tokenizer()
         self.answers: list[Any] = []
@@ -70,8 +70,11 @@ class Frontend:
         self.gate.set()
         self._error = error
 
-    async def read(self, _call: Any, _options: Any) -> ReadOut:
-        await self.gate.wait()
+    async def read(self, _call: Any, _options: Any, request: Any) -> ReadOut:
+        while not self.gate.is_set():
+            await asyncio.sleep(0)
+            if await request.is_disconnected():
+                raise RequestAbortedError("gone")
         if self._error is not None:
             raise self._error
         return ReadOut(np.array([[-0.5, TOKEN]], dtype=np.float32), 0)
@@ -104,6 +107,19 @@ async def test_who_has_left_is_answered_nothing(
     frontend.gate.set()
     await task
     assert manager.answers == manager.sent == []
+
+
+async def test_what_sglang_aborts_is_not_waited_for() -> None:
+    """Of a client that has left; its state is there until the request is answered."""
+    manager, frontend = Manager(), Frontend()
+    frontend.gate.clear()
+    task = begun(manager, frontend)
+    await asyncio.sleep(0)
+    manager.rid_to_state["r"].abort_sent = True
+    await task
+    (reason,) = reasons(manager)
+    assert (reason["type"], reason["status_code"]) == ("abort", 503)
+    assert frontend.path.metrics.as_dict()["requests"] == {"aborted": 1}
 
 
 @pytest.mark.parametrize("error", [ValueError("of ours"), KeyError("of ours")])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,19 @@ def test_halves_stay_halves_and_equal_ones_are_sent_once() -> None:
     placed = place_overrides(same, [1, 2], CALL.items, KIND)
     assert placed is not None
     assert (placed.items[0], placed.overrides.tolist()) == ([-1, 3], [[0.5, 1.0]])
+
+
+def test_an_array_that_items_share_is_not_copied_for_each() -> None:
+    """One of a decision is every question's, however large it is and however many these are."""
+    shared, items = np.ones((64, 512), np.float32), [[PLACEHOLDER] * 64] * 50
+    call = ScoreCall([1], items, [1], False, False, PLACEHOLDER, None, [shared] * len(items))
+    tracemalloc.start()
+    placed = place_overrides(call, [1], items, EmbeddingKind(512, "float32"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert placed is not None
+    assert placed.items == [[-1] * 64] * len(items)
+    assert peak < 10 * shared.nbytes
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def read(**fields: Any) -> GenerateBody | None:
         {"text": "a", "sampling_params": ONE_TOKEN, "lora_path": "adapter"},
         {"input_ids": [-1, 2**63 - 1], "sampling_params": ONE_TOKEN},  # for SGLang to refuse
         {"sampling_params": {**ONE_TOKEN, "top_p": 0.5, "top_k": 3, "min_p": 0.1}},
+        {"text": "a", "sampling_params": {"max_new_tokens": 1, "temperature": -1, "top_p": 2}},
+        {"text": "a", "sampling_params": {"max_new_tokens": 1, "temperature": -1.0, "min_p": 2}},
         {"text": "a", "sampling_params": {**ONE_TOKEN, "sampling_seed": 7, "ignore_eos": True}},
         {
             "text": "a",
@@ -47,7 +49,7 @@ def read(**fields: Any) -> GenerateBody | None:
 def test_plain_requests_are_read(fields: dict[str, Any]) -> None:
     found = read(**fields)
     assert found is not None
-    assert found.arguments() == fields
+    assert json.dumps(found.arguments(), sort_keys=True) == json.dumps(fields, sort_keys=True)
 
 
 @pytest.mark.parametrize(

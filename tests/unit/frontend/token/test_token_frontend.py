@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from sglang_prefill_ext.config import PrefillOnlyConfig
-from sglang_prefill_ext.errors import PackedForwardError, RequestError, ServerBusyError
+from sglang_prefill_ext.errors import (
+    PackedForwardError,
+    RequestAbortedError,
+    RequestError,
+    ServerBusyError,
+)
+from sglang_prefill_ext.frontend import worker
 from sglang_prefill_ext.frontend.exchange import StockPathTaken
 from sglang_prefill_ext.frontend.options import RequestOptions
 from sglang_prefill_ext.frontend.token import token_frontend
@@ -19,6 +25,7 @@ from sglang_prefill_ext.wire.packed import PackedResult, PackedRows
 from sglang_prefill_ext.wire.stock_reason import StockReason
 from tests.unit.frontend.links import StubLink, answer_at_once, path_of, stub_answer
 from tests.unit.frontend.token.token_requests import log_probs, tokenized, values_of
+from tests.unit.waiting import until
 
 
 class Setup:
@@ -82,6 +89,19 @@ async def test_of_calls_whose_forward_fails_only_the_failing_one_is_lost() -> No
     good, bad, other = await setup.read(call(1), call(9), call(2))
     assert isinstance(bad, PackedForwardError)
     assert good.table.shape == other.table.shape == (1, 2)
+
+
+async def test_a_call_that_nobody_waits_for_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left:
+        async def is_disconnected(self) -> bool:
+            return True
+
+    monkeypatch.setattr(worker, "_DISCONNECT_POLL_S", 0.001)
+    setup = Setup(right)
+    setup.link.on_send = lambda rid, rows: None
+    with pytest.raises(RequestAbortedError):
+        await setup.frontend.read(call(1), RequestOptions(), Left())
+    await until(lambda: setup.link.aborted == [rid for rid, _ in setup.link.sent] != [])
 
 
 async def test_a_busy_server_refuses_all_calls_of_a_batch() -> None:

@@ -19,6 +19,7 @@ VOCAB = 50
         {"logprob_start_len": 9_999},  # is compared with the prompt elsewhere
         {"top_k": 2**31 - 1},
         {"min_new_tokens": 1, "stop_token_ids": [0, VOCAB - 1]},
+        {"min_new_tokens": 1, "stop_token_ids": [None, 3]},
         {"stop_token_ids": [-1, VOCAB]},
     ],
     ids=str,

@@ -1,6 +1,6 @@
 """Generates the Python code of `prefill.proto`.
 
-``python -m sglang_prefill_ext.grpc_frontend.generate`` renews it in the source tree.
+``python -m tools.proto`` renews it in the source tree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 PROTO = "sglang_prefill_ext/grpc_frontend/prefill.proto"
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 
 
 def generate(directory: Path) -> None:

@@ -1,6 +1,6 @@
 """The diffs in ``patches/`` and what they say.
 
-``python -m sglang_prefill_ext.patching.upstream`` renews the table in ``patches/README.md``.
+``python -m tools.upstream`` renews the table in ``patches/README.md``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 from sglang_prefill_ext.patching.spec import Patch
 from sglang_prefill_ext.patching.table import PATCHES
 
-DIRECTORY = Path(__file__).parents[2] / "patches"
-"""Part of the repository, not of the installed package."""
+DIRECTORY = Path(__file__).parents[1] / "patches"
 
 _COLUMNS = {"Upstream-Status": "upstream", "Targets": "against"}
 """Trailer -> what the table calls it."""

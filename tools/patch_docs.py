@@ -1,6 +1,6 @@
 """The tables of changes in ``docs/patches.md``.
 
-``python -m sglang_prefill_ext.patching.docs`` renews them after every change of the table.
+``python -m tools.patch_docs`` renews them after every change of the table.
 """
 
 from __future__ import annotations
@@ -11,57 +11,52 @@ from textwrap import wrap
 
 from sglang_prefill_ext.patching.spec import Group, Patch
 from sglang_prefill_ext.patching.table import PATCHES
-from sglang_prefill_ext.patching.upstream import DIRECTORY, Diff, read_series, renewed
+from tools.upstream import renewed
 
-PAGE = Path(__file__).parents[2] / "docs" / "patches.md"
-"""Part of the repository, not of the installed package."""
+PAGE = Path(__file__).parents[1] / "docs" / "patches.md"
 
 _SGLANG = "sglang.srt."
 _BORDER = "sglang_prefill_ext.border."
 
 _APPLIED: Mapping[Group, str] = {
-    Group.FLAGS: "Applied always; they change nothing until a flag is used. All other groups are "
+    Group.FLAGS: "Always applied, but without effect until a flag is used. All other groups are "
     "applied only with `--enable-prefill-only`.",
     Group.FRONTEND: "Applied in the tokenizer manager, the HTTP server and `Engine`.",
     Group.SCHEDULER: "Applied in the scheduler of every rank.",
     Group.DETOKENIZER: "Applied in every detokenizer.",
     Group.DP_CONTROLLER: "Applied in the data-parallel controller.",
-    Group.CPU: "Applied with those of the scheduler, on the CPU platform of this package.",
+    Group.CPU: "Applied in the scheduler, on the CPU platform of this package.",
 }
 
 _COLUMNS = """\
-| | changes | by the hook | without it | diffs | until SGLang has |
-|---|---|---|---|---|---|"""
+| | patched | hook | without the patch |
+|---|---|---|---|"""
 
 
-def tables(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
+def tables(patches: Sequence[Patch] = PATCHES) -> str:
     """What is changed, a table a group."""
-    adds = {diff.name: diff.adds for diff in diffs}
     lines: list[str] = []
     for group in Group:
         if members := [patch for patch in patches if patch.group is group]:
-            rows = (_row(patch, adds) for patch in members)
+            rows = map(_row, members)
             lines += [f"## Group `{group}`", "", *wrap(_APPLIED[group], 100), ""]
             lines += [_COLUMNS, *rows, ""]
     return "\n".join(lines).rstrip()
 
 
-def _row(patch: Patch, adds: Mapping[str, list[str]]) -> str:
+def _row(patch: Patch) -> str:
     loaded = " Only where its module is loaded already." if patch.only_if_imported else ""
-    added = [name for diff in patch.diffs for name in adds[diff]]
     cells = [
         patch.id,
         f"{patch.kind} `{patch.target.removeprefix(_SGLANG)}`",
         f"`{patch.hook.removeprefix(_BORDER)}`",
         patch.why + loaded,
-        ", ".join(f"[{diff[:4]}](../patches/{diff})" for diff in patch.diffs),
-        ", ".join(f"`{name.removeprefix(_SGLANG)}`" for name in added),
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
-    PAGE.write_text(renewed(PAGE, tables(read_series(DIRECTORY))), encoding="utf-8")
+    PAGE.write_text(renewed(PAGE, tables()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The locks of what is used and changed of SGLang: generated from our source and its own.
 
-``python -m sglang_prefill_ext.patching.lock`` writes them (``make lock`` the docs as well), after
+``python -m tools.lock`` writes them (``make lock`` the docs as well), after
 a change of what the border uses or of the table of changes, and for a new release of SGLang; the
 diff tells what has changed.
 """
@@ -17,28 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import msgspec
-
 from sglang_prefill_ext.patching import guard, scan, source
-from sglang_prefill_ext.patching.handed import HANDED, READ_ELSEWHERE
 from sglang_prefill_ext.patching.scan import GUARDED, LIBRARIES, Modules, is_of
 from sglang_prefill_ext.patching.spec import Group, Patch, Use, UseKind
 from sglang_prefill_ext.patching.table import LOCK, PATCHES
-
-PATH = Path(__file__).with_name("uses.lock.json")
+from sglang_prefill_ext.patching.uses import PATH, load
+from tools.handed import HANDED, READ_ELSEWHERE
 
 Handed = Mapping[Group, Sequence[str]]
-
-
-def load(path: Path = PATH) -> tuple[Use, ...]:
-    """Read a lock.
-
-    Raises:
-        OSError: there is none; it comes with the package.
-        ValueError: it is none, as after a merge with conflicts.
-    """
-    locked = json.loads(path.read_text()).items()
-    return tuple(msgspec.convert({"target": target, **entry}, Use) for target, entry in locked)
 
 
 def dump(uses: Iterable[Use]) -> str:

@@ -1,0 +1,45 @@
+"""What all measurements on one model have in common, whatever is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from bench.score_gate import ScoreGate
+
+
+class Planned(Protocol):
+    """A plan; the dtype is that of the model in all servers, and decides the gate's tolerance."""
+
+    @property
+    def dtype(self) -> str: ...
+
+
+PlanT = TypeVar("PlanT", bound=Planned)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True)
+class Run(Generic[PlanT, ResultT]):
+    """All measurements on one model.
+
+    Attributes:
+        preset: the model's name in results.
+        model: its directory.
+        plan: what to run.
+        tell: told what happens, in a few words; never a figure.
+        results: what was measured so far.
+        gate: of all answers so far.
+    """
+
+    preset: str
+    model: Path
+    plan: PlanT
+    tell: Callable[[str], None]
+    results: list[ResultT] = field(init=False, default_factory=list)
+    gate: ScoreGate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gate = ScoreGate(self.plan.dtype)

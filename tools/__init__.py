@@ -1,0 +1,1 @@
+"""What maintainers run in a checkout: generated code, locks and tables. No part of the package."""
