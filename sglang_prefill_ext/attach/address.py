@@ -1,4 +1,4 @@
-"""The socket file over which front ends reach the engine."""
+"""Checks and makes the socket file over which front ends reach the engine."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Broker:
                     aborted.cancel()
             case _ if message.rid in peer.tasks:
                 # Only the first call is served; its answer ends both, as they have the same name.
-                logger.error("A front end named two calls %r", message.rid)
+                logger.error("A front end gave two calls the same id %r", message.rid)
             case _:
                 task = peer.tasks[message.rid] = asyncio.create_task(self._serve(name, message))
                 task.add_done_callback(lambda _: peer.tasks.pop(message.rid, None))

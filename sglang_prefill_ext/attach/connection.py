@@ -126,7 +126,7 @@ class EngineConnection:
         """End the call of an answer that cannot be read, or the session if it is no answer."""
         why = f"The engine sends what cannot be read ({error}). Install one version."
         if not isinstance(error, msgspec.DecodeError):
-            logger.error("A message of the engine could not be taken", exc_info=error)
+            logger.error("A message of the engine could not be handled", exc_info=error)
         if heading.rid and self._session is not None:
             logger.warning("%s", why)
             self._session.fail(heading.rid, why)

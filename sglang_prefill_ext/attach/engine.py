@@ -49,7 +49,7 @@ async def result_of(engine: Engine, row_bytes: bytes, options: RequestOptions) -
     """Serve rows whose adapter is a name; errors become a result, too."""
     try:
         if options.deadline_ms is not None and not math.isfinite(options.deadline_ms):
-            # A queue cannot be sorted by NaN.
+            # A deadline of NaN would break the order of the queue.
             raise PackingError(f"a deadline cannot be {options.deadline_ms}")
         rows = rows_from_bytes(row_bytes)
         async with engine.adapter(rows.adapter) as adapter:

@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""`AsyncPrefillClient`, the client for asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepares one attempt of a request and reads its answer or error; the address, key and times."""
+"""Prepares one attempt of a request (address, key, timeouts), and reads its answer or error."""
 
 from __future__ import annotations
 

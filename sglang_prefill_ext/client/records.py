@@ -1,5 +1,7 @@
-"""Reads records of JSONL and CSV files, and answers many at a time, in order; a bad one costs only
-itself."""
+"""Reads records of JSONL and CSV files, and answers many at a time, in order.
+
+A bad record fails alone.
+"""
 
 from __future__ import annotations
 

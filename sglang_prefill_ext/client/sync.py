@@ -1,4 +1,4 @@
-"""The client for threads."""
+"""`PrefillClient`, the blocking client, which threads may share."""
 
 from __future__ import annotations
 

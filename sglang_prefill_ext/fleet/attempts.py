@@ -162,7 +162,7 @@ class Attempts:
             return _named(part, replica, PackedResult(Status.UNREACHABLE, str(error)))
         except Exception as error:  # a defect of ours, not a failure of the replica
             self._loads.cancelled(ticket, now_s)
-            logger.exception("A part could not be asked for")
+            logger.exception("A part of a request could not be served")
             why = f"{type(error).__name__}: {error}"
             return _named(part, replica, PackedResult(Status.FAILED, why))
         if answer.result.status is Status.REJECTED:

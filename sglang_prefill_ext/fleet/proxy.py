@@ -121,7 +121,11 @@ def _passed(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 def _target(replica: Replica, request: Request) -> URL:
-    """What to ask for; nothing that a client sends makes it another host."""
+    """The URL to ask at the engine. No path that a client sends can change its host.
+
+    Raises:
+        RequestError: the path does not begin with a slash.
+    """
     scope = request.scope
     path = scope.get("raw_path") or scope["path"].encode()
     if not path.startswith(b"/"):
@@ -131,7 +135,10 @@ def _target(replica: Replica, request: Request) -> URL:
 
 
 def _timeout_of(request: Request) -> str | None:
-    """Milliseconds in which the answer has to begin; a wrong header is the engine's to refuse."""
+    """Milliseconds left for the answer to begin, as the header for the engine.
+
+    None without a timeout, or if a header is wrong, which the engine refuses.
+    """
     try:
         options = options_of(request.headers, request.state.came_ms)
     except RequestError:

@@ -116,7 +116,7 @@ async def keep_asking(
         except EngineUnavailableError as error:
             on_silence(replica, error)
         except Exception:
-            logger.exception("What engine %s tells cannot be taken", replica.url)
+            logger.exception("The state of engine %s cannot be processed", replica.url)
         await asyncio.sleep(BEAT_S)
 
 

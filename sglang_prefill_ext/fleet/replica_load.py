@@ -133,9 +133,9 @@ class ReplicaLoad:
     def outstanding_s(self, now_s: float) -> float:
         """Predicted seconds until it has computed all that it has.
 
-        It is assumed to work at its oldest part since its last answer. If that part is overdue by
-        some time, it is expected to take as much time again, and all work behind it is expected to
-        take longer in proportion.
+        It is assumed to work at its oldest part since its last progress (an answer, or a cancelled
+        part). If that part is overdue by some time, it is expected to take as much time again, and
+        all work behind it is expected to take longer in proportion.
         """
         others_s = self._others_at(now_s)
         if not self.tickets:
@@ -173,8 +173,11 @@ class ReplicaLoad:
             self._untold_busy_s += min(passed_s, others_s)
 
     def _excuse(self, now_s: float) -> None:
-        """Take the silence for work at the oldest part, as far as that was expected: those behind
-        it were not computed meanwhile."""
+        """Count the time since the last progress as work at the oldest part, which is cancelled.
+
+        At most the expected time of that part is counted so. The parts behind it were not computed
+        meanwhile, so this time must not make them late.
+        """
         spent_s = min(now_s - self._progress_s, self._next_answer_s)
         self._progress_s += spent_s
         self._unanswered_busy_s = max(0.0, self._unanswered_busy_s - spent_s)

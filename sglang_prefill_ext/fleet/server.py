@@ -83,7 +83,7 @@ async def serve(settings: Settings, api_key: str) -> None:
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:
-    # uvicorn's own way ends the process with its requests, though calls over gRPC are under way.
+    # uvicorn's own handling ends the process after the HTTP requests, even if gRPC calls still run.
     server.capture_signals = nullcontext  # type: ignore[assignment,method-assign]
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)

@@ -1,1 +1,1 @@
-"""From a scoring call to a packed request, and from a packed result to scores."""
+"""Reads calls of all kinds, packs them, waits for the scheduler, and makes their answers."""

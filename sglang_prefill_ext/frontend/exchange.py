@@ -160,7 +160,7 @@ class PackedExchange:
         """Check the longest row of a request.
 
         Args:
-            row_tokens: tokens of the row behind the prefix.
+            row_tokens: tokens of the row after the prefix.
             prefix_tokens: tokens of the prefix that all rows share.
 
         Raises:

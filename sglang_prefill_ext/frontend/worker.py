@@ -135,7 +135,7 @@ async def _watch(
         try:
             has_left = await is_disconnected()
         except Exception:
-            logger.exception("A client cannot be watched any more; its request goes on")
+            logger.exception("A client's connection cannot be checked; its request goes on")
             return
         if has_left:
             give_up()

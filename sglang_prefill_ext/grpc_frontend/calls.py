@@ -158,8 +158,9 @@ async def _token_ids(session: Session, prompts: list[str] | FlatRows) -> list[In
 _RETRY_S = 1.0  # nobody knows when the engine will be back
 
 _MOST_TOLD = 1200
-"""Bytes of a message. Trailers have it up to three times, escaped, and clients refuse those of more
-than 8 KB: then they see RESOURCE_EXHAUSTED instead, which they repeat."""
+"""Most bytes of an error's message. gRPC's trailers have it up to three times, escaped, and clients
+refuse trailers of more than 8 KB. They would see RESOURCE_EXHAUSTED instead, and repeat the call.
+"""
 
 
 @contextmanager

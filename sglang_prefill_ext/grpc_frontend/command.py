@@ -104,8 +104,8 @@ def serve_grpc(
         transport.bearer_tokens(settings)
         if tokens and not tls_key and not is_loopback(host):
             logger.warning(
-                "Tokens come to %s in the clear. Give --tls-key and --tls-cert, unless others "
-                "protect the way.",
+                "Clients send tokens to %s in the clear. Give --tls-key and --tls-cert, unless "
+                "something else encrypts the connection.",
                 host,
             )
         logger.info("Listening at %s:%d; front ends: %d.", host, taken, processes)

@@ -1,4 +1,4 @@
-"""Write the Python code of `prefill.proto`.
+"""Generates the Python code of `prefill.proto`.
 
 ``python -m sglang_prefill_ext.grpc_frontend.generate`` renews it in the source tree.
 """
@@ -19,7 +19,7 @@ def generate(directory: Path) -> None:
     Raises:
         RuntimeError: the compiler refuses the definition.
     """
-    from grpc_tools import protoc  # of the development tools: users have no need of it
+    from grpc_tools import protoc  # installed for development only
 
     status = protoc.main(
         [

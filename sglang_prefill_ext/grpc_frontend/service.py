@@ -1,4 +1,4 @@
-"""The methods of `prefill_ext.v1.Prefill`."""
+"""Implements the methods of the gRPC service `prefill_ext.v1.Prefill`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a process does beside its requests: garbage collection, and how it started."""
+"""What a process needs besides requests: garbage collection, start, children, ports, limits."""

@@ -1,4 +1,4 @@
-"""When an idle process settles its garbage collection, see `collector.GcAction`. Pure."""
+"""Decides when an idle process settles its garbage collection (`collector.GcAction`). Pure."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _number(config: Mapping[str, Any], names: Iterable[str]) -> int:
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:
-    """Raises: KeyError, ValueError: there is none."""
+    """Read a size; raises KeyError if it is missing, ValueError if it is no whole number > 0."""
     size = config[name]
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"{name} is {size!r:.80}")

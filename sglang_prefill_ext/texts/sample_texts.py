@@ -57,7 +57,7 @@ def texts(count: int, added: Sequence[str], *, seed: int = 0) -> list[str]:
     draw = random.Random(seed)
     found = dict.fromkeys(["", *added, *_WORDS, *_SPACES, *_RARE_SPACES, *_MARKS])
     found |= dict.fromkeys(word * (_LONGEST_WORD // len(word)) for word in ("a", "字", "Ab1", "🙂"))
-    # Only some added tokens, or those of a tokenizer with many would fill the texts.
+    # A few added tokens are enough for the random texts; each one is a text of its own already.
     own = list(added[:64])
     while len(found) < count:
         found[_text(draw, own)] = None

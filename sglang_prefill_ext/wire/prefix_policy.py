@@ -1,4 +1,4 @@
-"""Which prefixes are worth keeping in the prefix cache. Pure."""
+"""Decides which prefixes are worth keeping in the prefix cache. Pure."""
 
 from __future__ import annotations
 

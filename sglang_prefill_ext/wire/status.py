@@ -101,6 +101,6 @@ def end_with_http(status: int) -> BadEnd:
 def end_by(error: PrefillExtError) -> BadEnd:
     """Return the bad end of a request that raised this error.
 
-    An error that is none of theirs is a failure: a defect of ours, such as a `PackingError`.
+    Any other error, such as a `PackingError`, is a defect of ours and counts as a failure.
     """
     return next((end for end in BAD_ENDS if isinstance(error, end.error)), _FAILED)

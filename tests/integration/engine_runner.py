@@ -1,4 +1,4 @@
-"""Use the offline engine as a program would; ``engine_runner.py MODEL_DIR OUT BODIES``.
+"""Uses the offline engine as a program would; ``engine_runner.py MODEL_DIR OUT BODIES``.
 
 Writes what it saw to ``OUT`` as JSON. Run as a script, because the engine ends every child
 process of the process that it lives in.

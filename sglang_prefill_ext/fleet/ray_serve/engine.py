@@ -139,7 +139,7 @@ class EngineReplica:
             answers = telling.results_async(return_exceptions=True)
             return list(await asyncio.wait_for(answers, _TOLD_S))
         except Exception as error:
-            logger.warning("Routers: %s: %s", what, error)
+            logger.warning("The routers did not answer a call of %s: %s", what, error)
             return []
 
     async def _drained(self) -> None:

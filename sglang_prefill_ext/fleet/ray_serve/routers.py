@@ -124,7 +124,7 @@ class RouterReplica:
         while True:
             now_s = time.monotonic()
             for url in [u for u, heard_s in self._heard_s.items() if heard_s < now_s - _SILENT_S]:
-                logger.warning("Engine %s has said nothing for %g s.", url, _SILENT_S)
+                logger.warning("Engine %s is forgotten: no report for %g s.", url, _SILENT_S)
                 del self._heard_s[url]
             with contextlib.suppress(Exception):  # it fails while Serve's controller restarts
                 self._deployment = await asyncio.to_thread(_states, self._engines)

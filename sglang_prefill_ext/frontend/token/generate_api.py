@@ -17,7 +17,7 @@ from sglang_prefill_ext.frontend.options import Int64, decoded
 from sglang_prefill_ext.frontend.token.token_answer import TokenAnswer
 
 _Number: TypeAlias = Int64 | float
-"""As it came: SGLang refuses 2 and 2.0 in different words."""
+"""A number with the type that the client sent: SGLang refuses 2 and 2.0 in different words."""
 
 
 class _Sampling(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -414,7 +414,7 @@ async def test_of_two_calls_of_one_name_the_second_is_not_started(
         await until(lambda: engine.link.aborted)
         assert len(engine.link.sent) == 1
         assert engine.exchange.in_flight == 0
-    assert "named two calls 'twice'" in caplog.text
+    assert "gave two calls the same id 'twice'" in caplog.text
 
 
 @pytest.mark.parametrize("deadline_ms", [math.nan, math.inf, -math.inf])
