@@ -13,6 +13,7 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_overrides,
     vector_arrays,
     with_arrays,
+    with_tensors,
 )
 from sglang_prefill_ext.errors import RequestError
 from sglang_prefill_ext.frontend.embed.embed_call import EmbedCall
