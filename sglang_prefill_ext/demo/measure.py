@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, TypeAlias
 
 import httpx
@@ -160,21 +161,23 @@ def measure_throughput(
 def items_per_second(
     scorer: Scorer, path: Path, requests: Sequence[Request], clients: int, seconds: float
 ) -> float:
-    """Closed loop: `clients` connections, each sends its next request when it has an answer."""
-    stop_at = time.perf_counter() + seconds
+    """Closed loop: each of `clients` threads sends its next request when it has an answer.
+
+    Each sends at least one request, however slow the server is.
+    """
 
     def work(worker: int) -> int:
         done = 0
-        with scorer.connect() as client:
-            turn = worker
-            while time.perf_counter() < stop_at:
-                request = requests[turn % len(requests)]
-                scorer.score(client, path, request)
-                done += len(request[1])
-                turn += clients
+        for turn in count(worker, clients):
+            request = requests[turn % len(requests)]
+            scorer.score(client, path, request)
+            done += len(request[1])
+            if time.perf_counter() >= stop_at:
+                break
         return done
 
-    start = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
+    with scorer.connect() as client, ThreadPoolExecutor(clients) as pool:
+        start = time.perf_counter()
+        stop_at = start + seconds
         items = sum(pool.map(work, range(clients)))
     return items / (time.perf_counter() - start)

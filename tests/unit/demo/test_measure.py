@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_prefill_ext.demo.measure import Cost, Scorer, rank_by_both
+from sglang_prefill_ext.demo.measure import Cost, Scorer, measure_throughput, rank_by_both
 
 LABELS = [7, 9]
 METRICS = """\
@@ -88,3 +88,11 @@ def test_either_path_ranks_and_is_counted_by_itself(server: Server, scorer: Scor
     assert found["packed"].cost == Cost(tokens=3, messages=1)
     assert found["stock"].cost == Cost(tokens=3, messages=3)
     assert server.labels == {tuple(LABELS)}
+
+
+def test_every_client_is_answered_in_a_window_however_short(server: Server, scorer: Scorer) -> None:
+    requests = [("query", ["item 1"]), ("query", ["item 2", "item 3"])]
+    seen = measure_throughput(scorer, requests, clients=2, turns=3, seconds=0)
+    assert server.tokens == {"packed": 9, "stock": 9}
+    assert len(seen.ratios) == 3
+    assert min(seen.ratios) > 0

@@ -109,4 +109,4 @@ async def test_what_does_not_travel_is_refused_where_it_is_made(call: Any) -> No
     )
     answer = await engine.serve_stock(call)
     assert isinstance(answer, StockError)
-    assert (answer.status, answer.message[-14:]) == (400, "Ask over HTTP.")
+    assert (answer.status, answer.message[-9:]) == (400, "Use HTTP.")

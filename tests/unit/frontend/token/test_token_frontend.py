@@ -142,7 +142,7 @@ def test_log_probs_that_take_too_much_memory_are_refused_before_they_are_packed(
     for fields in ({"top_logprobs_num": 162}, {"token_ids_logprob": list(range(324))}):
         assert setup.frontend.call_of(tokenized([1] * 100, **(wants | fields)), ()).num_values
     for fields in ({"top_logprobs_num": 170}, {"token_ids_logprob": list(range(330))}):
-        with pytest.raises(RequestError, match=r"100 tokens and \d+ numbers .* limit of 1\."):
+        with pytest.raises(RequestError, match=r"100 tokens and \d+ numbers .* limit of 1 MiB\."):
             setup.frontend.call_of(tokenized([1] * 100, **(wants | fields)), ())
 
 
