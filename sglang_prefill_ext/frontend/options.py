@@ -30,7 +30,7 @@ READS_ARRAYS = {ARRAYS_HEADER: "int32"}
 
 JSON = "application/json"
 
-_LARGEST = 2**31 - 1  # some serialisations on the way know 64 bits only
+_LARGEST = 2**31 - 1  # as in gRPC calls, which have 32 bits for a priority
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}")
 
 

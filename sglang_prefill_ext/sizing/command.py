@@ -35,7 +35,7 @@ _NAMES = ", ".join([*DEVICES, MEASURED])
 
 def plan(
     model: Annotated[Path, typer.Argument(help="Directory with the model's config.json.")],
-    gpus: Annotated[int, typer.Option(help="Number of equal GPUs.")] = 4,
+    gpus: Annotated[int, typer.Option(max=4096, help="Number of equal GPUs.")] = 4,
     shape: Annotated[
         str, typer.Option(help="Shape of a request, in tokens: <query>+<item>x<items>.")
     ] = "120+180x10",

@@ -127,7 +127,7 @@ class ModelShape:
             layers=_size(config, "num_hidden_layers"),
             hidden=_size(config, "hidden_size"),
             heads=heads,
-            kv_heads=_size(config, "num_key_value_heads"),
+            kv_heads=_size({"num_key_value_heads": heads} | config, "num_key_value_heads"),
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             intermediate=_size(config, "intermediate_size"),
             vocabulary=_size(config, "vocab_size"),

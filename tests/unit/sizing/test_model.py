@@ -60,6 +60,9 @@ def test_sizes_are_read_from_the_configuration(tmp_path: Path) -> None:
     assert _read(tmp_path, tie_word_embeddings=True).tied
     (tmp_path / "config.json").write_text(json.dumps({"text_config": CONFIG}))
     assert ModelShape.from_directory(tmp_path) == ModelShape(4, 256, 8, 4, 32, 704, 8000)
+    of_the_first_llama = {k: v for k, v in CONFIG.items() if k != "num_key_value_heads"}
+    (tmp_path / "config.json").write_text(json.dumps(of_the_first_llama))
+    assert ModelShape.from_directory(tmp_path).kv_heads == 8
 
 
 @pytest.mark.parametrize(
