@@ -1,7 +1,7 @@
-"""What of the uses is kept by hand: what hooks are handed without an import.
+"""Uses that the border's source does not show: what hooks get from SGLang without an import.
 
-`lock` finds all else: what the border imports, classes whose functions are changed, and what of all
-these classes is read.
+These are listed by hand. `lock` finds everything else: what the border imports, classes whose
+functions are patched, and which members of all these classes are read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MODELS = _sglang(
     """,
     "srt.models.",
 )
-"""Those whose layers packed forwards run, the last ones with their pooling and heads."""
+"""Models whose layers packed forwards run; from `bert` on, classes with pooling or heads."""
 
 _SCHEDULER = _sglang("""
     srt.configs.model_config.ModelConfig
@@ -99,7 +99,7 @@ HANDED: Mapping[Group, tuple[str, ...]] = {
     utils.TypeBasedDispatcher
 """),
 }
-"""Group -> functions that its hooks get from SGLang, and classes of objects that they get."""
+"""Group -> functions that SGLang passes to its hooks, and classes of the objects it passes."""
 
 READ_ELSEWHERE = frozenset(
     _sglang("""
@@ -113,4 +113,4 @@ READ_ELSEWHERE = frozenset(
     srt.sampling.sampling_params.SamplingParams
 """)
 )
-"""Classes whose objects the border hands on, so that other code of ours reads or replaces them."""
+"""Classes whose objects the border passes on: other modules of ours read or replace them."""

@@ -1,8 +1,8 @@
-"""The locks of what is used and changed of SGLang: generated from our source and its own.
+"""Generate the locks of what we change and use of SGLang, from our source and SGLang's.
 
-``python -m patches.tools.lock`` writes them (``make lock`` the docs as well), after
-a change of what the border uses or of the table of changes, and for a new release of SGLang; the
-diff tells what has changed.
+``python -m patches.tools.lock`` writes them, and ``make lock`` also renews the docs. Run it after
+a change of what the border uses or of the table of changes, and for a new release of SGLang. The
+diff of the locks shows what has changed.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def _text(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
 def build(
     modules: Modules, patches: Sequence[Patch] = PATCHES, handed: Handed = HANDED, old: Path = PATH
 ) -> list[Use]:
-    """What our modules use of the installed SGLang and of libraries; imports all of it.
+    """List what our modules use of the installed SGLang and of libraries; imports all of it.
 
-    What is changed is left out: the table of changes has it.
+    Targets of patches are left out, because the table of changes has them.
 
     Args:
-        old: the lock that has what is used of libraries which cannot be imported here.
+        old: an earlier lock, from which uses of libraries that cannot be imported here are kept.
 
     Raises:
         Exception: something that is used cannot be imported, or does not exist.
     """
-    of_modules: dict[str, set[Group]] = defaultdict(set)  # those that hooks run in
+    of_modules: dict[str, set[Group]] = defaultdict(set)  # groups whose hooks run the module
     for patch in patches:
         for module in scan.reached(modules, patch.hook.partition(":")[0]):
             of_modules[module].add(patch.group)
@@ -71,9 +71,12 @@ def build(
 
 
 class _Read(NamedTuple):
-    """Classes that the border makes or derives from, and names that are read of objects.
+    """Names found in our source.
 
-    A keyword or a string may name a member, and never a method.
+    Attributes:
+        made: dotted names that are called or subclassed.
+        methods: names read of objects, which may be methods or other members.
+        members: the same, with keywords and strings, which may name a member but no method.
     """
 
     made: set[str]
@@ -82,7 +85,7 @@ class _Read(NamedTuple):
 
 
 def _what_is_read(modules: Modules, running: Iterable[str]) -> tuple[_Read, _Read]:
-    """In the border, and in any module of ours that runs in a server."""
+    """What the border reads, and what all modules of ours that run in a server read."""
     border = [names for module, names in modules.items() if scan.is_border(module)]
     everywhere = [modules[module] for module in running]
     made = set().union(*(names.made for names in border))
@@ -100,9 +103,9 @@ def _what_is_read(modules: Modules, running: Iterable[str]) -> tuple[_Read, _Rea
 def _groups_of_targets(
     modules: Modules, of_modules: Mapping[str, set[Group]], patches: Iterable[Patch], handed: Handed
 ) -> dict[str, set[Group]]:
-    """What the border imports and is handed, and the groups whose hooks need it.
+    """Map what the border imports or gets without an import to the groups whose hooks need it.
 
-    Of a class whose functions are changed, hooks get the instances.
+    A class whose function is patched is a target too, because hooks get its instances.
     """
     found: dict[str, set[Group]] = defaultdict(set)
     for module, names in modules.items():
@@ -119,7 +122,7 @@ def _groups_of_targets(
 
 
 def _imported(names: scan.Names) -> Iterator[str]:
-    """What a module of the border imports; of a whole module what it reads there."""
+    """What a module of the border imports; of imported modules, the things that it reads there."""
     for target in names.imports:
         if not is_of(target, GUARDED):
             continue
@@ -133,7 +136,7 @@ def _imported(names: scan.Names) -> Iterator[str]:
 
 
 def _names_of(target: str) -> set[str]:
-    """The target by its own name and, if it is a method, by those of the bases that have it."""
+    """The target's dotted name and, for a method, the name that it would have in each base."""
     owner, _, name = target.rpartition(".")
     found = source.find(owner) if "." in owner else None
     if not isinstance(found, type):
@@ -170,7 +173,7 @@ def _function(target: str, function: Any) -> Use:
 
 
 def _library_uses(modules: Modules, old: Path) -> Iterator[Use]:
-    """Without bodies: their releases are SGLang's to choose, and not all run on every machine."""
+    """Uses of libraries; without bodies, because SGLang decides which releases are installed."""
     for names in modules.values():
         read = _Read(names.made, names.touched, set())
         for target in names.imports:
@@ -182,12 +185,15 @@ def _uses_of_library(target: str, read: _Read, old: Path) -> list[Use]:
     try:
         return [*_uses_of(target, read)]
     except Exception:
-        # Built for another device: what was found where it runs still holds.
+        # It cannot be imported here, maybe built for another device: keep what the old lock says.
         return [use for use in load(old) if f"{use.target}.".startswith(f"{target}.")]
 
 
 def changed(patches: Sequence[Patch] = PATCHES) -> str:
-    """The text of the lock of changes: a line a patch, with the installed release's body added."""
+    """The text of the lock of changes: one line per patch.
+
+    The fingerprint of the installed release's body is added to the known ones.
+    """
     release = guard.installed_version() or ""
     entries = []
     for patch in patches:

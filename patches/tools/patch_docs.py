@@ -34,7 +34,7 @@ _COLUMNS = """\
 
 
 def tables(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
-    """What is changed, a table a group."""
+    """The changes as Markdown, one table per group."""
     adds = {diff.name: diff.adds for diff in diffs}
     lines: list[str] = []
     for group in Group:

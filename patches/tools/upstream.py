@@ -1,4 +1,4 @@
-"""The diffs in ``patches/`` and what they say.
+"""Read the diffs in ``patches/`` and their descriptions.
 
 ``python -m patches.tools.upstream`` renews the table in ``patches/README.md``.
 """
@@ -17,7 +17,7 @@ from sglang_prefill_ext.patching.table import PATCHES
 DIRECTORY = Path(__file__).parents[1]
 
 _COLUMNS = {"Upstream-Status": "upstream", "Targets": "against"}
-"""Trailer -> what the table calls it."""
+"""Trailer -> title of its column in the table."""
 
 _MARKED = re.compile(r"(?P<head>.*<!-- begin .*? -->).*(?P<tail><!-- end .*? -->.*)", re.DOTALL)
 _FILES = re.compile(r"^--- (\S+)\n\+\+\+ b/(\S+)$", re.MULTILINE)
@@ -53,12 +53,12 @@ class Diff:
 
     @property
     def adds(self) -> list[str]:
-        """Dotted names; a release of SGLang that has them makes superfluous what it replaces."""
+        """Dotted names that it adds; a release that has them makes the patches superfluous."""
         return self.trailers.get("Adds", "").split()
 
 
 def parse(name: str, text: str) -> Diff:
-    """Read one patch file; what it lacks is left empty."""
+    """Read one patch file; fields that it lacks are empty."""
     message = email.message_from_string(text, policy=email.policy.default)
     body, _, diff = message.get_content().partition("\n---\n")
     description, _, trailers = body.strip().rpartition("\n\n")
@@ -83,7 +83,7 @@ def read_series(directory: Path) -> tuple[Diff, ...]:
 def table(diffs: Sequence[Diff], patches: Sequence[Patch] = PATCHES) -> str:
     """The diffs as a Markdown table, with the patches that each would make superfluous.
 
-    A trailer that all have in common stands above it once, any other has a column.
+    A trailer that all diffs share stands once above the table; any other has a column.
     """
     values = {name: {diff.trailers.get(name, "") for diff in diffs} for name in _COLUMNS}
     columns = [name for name, found in values.items() if len(found) != 1]
@@ -106,10 +106,10 @@ def _row(diff: Diff, patches: Sequence[Patch], columns: Sequence[str]) -> str:
 
 
 def renewed(page: Path, rendered: str) -> str:
-    """The text of a page with what was rendered between its markers.
+    """The text of a page, with `rendered` in the place of what is between its markers.
 
     Raises:
-        ValueError: it does not have the two markers, in this order.
+        ValueError: the page does not have the two markers in this order.
     """
     parts = _MARKED.fullmatch(page.read_text(encoding="utf-8"))
     if parts is None:

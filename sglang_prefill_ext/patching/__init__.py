@@ -1,7 +1,7 @@
-"""What is changed and used of SGLang: the tables, their guard, applying them, and `doctor`.
+"""The tables of what we change and use of SGLang, their checks, and `doctor`.
 
-`table` is the only list of changes and `uses` that of what hooks use as it is, `guard` compares
-both with the installed release, `border.patches` alone changes anything, and `doctor` shows the
-tables to people. In a checkout `patches.tools.lock` generates the uses: `scan` reads our source,
-and `patches.tools.handed` lists by hand what that does not show.
+`table` lists every change. `uses` lists everything that hooks use unchanged. `guard` compares both
+with the installed SGLang, and `doctor` shows them to people. Only `border.patches` applies changes.
+In a checkout, `patches.tools.lock` generates the uses: `scan` reads our source, and
+`patches.tools.handed` lists by hand what the source does not show.
 """

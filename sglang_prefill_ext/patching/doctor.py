@@ -1,6 +1,6 @@
-"""Check what is changed and used of SGLang against the installed one and show the result.
+"""Compare the tables of changes and uses with the installed SGLang, and show the result.
 
-Imports SGLang, which takes seconds; starts nothing and needs no GPU.
+This imports SGLang, which takes seconds. It starts nothing and needs no GPU.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Entry:
     """One patch or use, and how the installed SGLang differs from what it expects.
 
     Attributes:
-        used_by: our modules that use a use; of a class that hooks get without an import, those
-            that read what it lacks.
+        used_by: for a use, our modules that use it. For a class that hooks get without an
+            import, the modules that read its name or a member that it lacks.
     """
 
     checked: Patch | Use
@@ -70,8 +70,8 @@ class Report:
     Attributes:
         versions: distribution (and ``python``) -> version, None where not installed.
         version_mismatches: empty if the SGLang version is one of `SUPPORTED_SGLANG`.
-        libraries: what is called of attention libraries, as far as they can be imported here; a
-            server starts without them.
+        libraries: uses of attention libraries that can be imported here; a server starts
+            without them.
     """
 
     versions: dict[str, str | None]
@@ -110,7 +110,7 @@ def diagnose(
     """Check the version, every patch, every use and the libraries; changes nothing."""
     versions = {name: guard.installed_version(name) for name in _DISTRIBUTIONS}
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-        # What SGLang's modules say while they are imported is not part of the report.
+        # What SGLang's modules print while they are imported is not part of the report.
         warnings.simplefilter("ignore")
         patched = tuple(Entry(patch, tuple(guard.check(patch))) for patch in patches)
         used = tuple(_entry(use, guard.check_use(use) or guard.check_body(use)) for use in uses)

@@ -1,4 +1,4 @@
-"""What is changed in SGLang's arguments; a part of `table.PATCHES`."""
+"""Changes to SGLang's server arguments; part of `table.PATCHES`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is changed in SGLang's front end, where it encodes texts, and in its data-parallel
-controller; a part of `table.PATCHES`."""
+"""Changes to SGLang's front end, to how it encodes texts, and to its data-parallel controller; part
+of `table.PATCHES`."""
 
 from __future__ import annotations
 

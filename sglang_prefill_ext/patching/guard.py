@@ -1,8 +1,9 @@
-"""Compare what is changed and used of SGLang with the installed one, before anything is changed.
+"""Compare the tables of changes and uses with the installed SGLang, before a change is applied.
 
-A hook needs its target's signature and the names it relies on; a changed body is reported, not
-refused. What hooks use as it is needs its signature, or the members that they read; a changed body
-is reported where one looks for it, not at every start.
+A patch needs its target's signature and the names that its hook relies on. A changed body of the
+target is reported, not refused. A used function needs its signature, and a used class the members
+that hooks read. `doctor` reports changed bodies of used functions; the start of a server does not
+look at them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def check_use(use: Use) -> list[Mismatch]:
 
 
 def check_body(use: Use) -> list[Mismatch]:
-    """Compare the body of a function that fits otherwise; reading it takes about a millisecond.
+    """Compare the body of a use that `check_use` found to fit; takes about a millisecond.
 
     Returns:
         At most one difference, not blocking.
@@ -96,7 +97,7 @@ def check_body(use: Use) -> list[Mismatch]:
 
 
 def check_library(use: Use) -> list[Mismatch] | None:
-    """Compare a function of a library that a server may do without; imports its module.
+    """Compare a use of a library that a server does not need; imports its module.
 
     Returns:
         At most one difference, not blocking; None where the library cannot be imported.
@@ -104,7 +105,7 @@ def check_library(use: Use) -> list[Mismatch] | None:
     try:
         pkgutil.resolve_name(use.target.rpartition(".")[0])
     except Exception:
-        # Built for another device, or not installed: either way nobody can ask for it here.
+        # Not installed, or built for another device: no flag can select the library here.
         return None
     return [replace(each, remedy=_LIBRARY, blocking=False) for each in check_use(use)]
 
@@ -129,7 +130,7 @@ def _check_target(patch: Patch) -> Iterator[Mismatch]:
     try:
         owner = load_owner(patch)
     except Exception as error:
-        # An import of SGLang can fail in any way; each of them ends the same way here.
+        # Importing SGLang can raise anything; every error is the same mismatch.
         yield _differs(patch, Aspect.TARGET, f"{patch.owner} can be imported", _told(error))
         return
     if patch.attribute not in vars(owner):
@@ -160,7 +161,7 @@ def _check_hook(patch: Patch) -> Iterator[Mismatch]:
     try:
         hook = pkgutil.resolve_name(patch.hook)
     except Exception as error:
-        # Hooks import SGLang too, so that a moved name of either side shows here.
+        # A hook's module imports SGLang too, so the missing name may be SGLang's or ours.
         ours = (getattr(error, "name", None) or "").partition(".")[0] == "sglang_prefill_ext"
         remedy = _REINSTALL if ours else OTHER_RELEASE
         yield _differs(patch, Aspect.HOOK, f"{patch.hook} can be imported", _told(error), remedy)

@@ -1,5 +1,5 @@
-"""What is changed in SGLang for garbage collection, several schedulers on one device, adapters, and
-the layers and experts of models; a part of `table.PATCHES`."""
+"""Changes to SGLang for garbage collection, several schedulers on one device, adapters, and the
+layers and experts of models; part of `table.PATCHES`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a hook really sits on its target, and whether anything goes around it."""
+"""Check that a hook is in effect on its target, and find what bypasses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def carries(raw: object, hook: Callable[..., Any]) -> bool:
     """Whether a class attribute is the hook, or is wrapped by it at any depth.
 
     SGLang's wrappers keep the hook in their closure and the wrapped function in
-    ``__wrapped__``. Looking at the object itself is surer than any list of what was applied.
+    ``__wrapped__``. The object itself is more reliable than a list of applied patches.
     """
     value = unbound(raw)
     while value is not None:
@@ -28,9 +28,9 @@ def carries(raw: object, hook: Callable[..., Any]) -> bool:
 
 
 def overrides(owner: type | ModuleType, attribute: str, hook: Callable[..., Any]) -> Iterator[str]:
-    """Yield the subclasses whose own attribute keeps calls away from the hook; a module has none.
+    """Yield the subclasses whose own attribute bypasses the hook; none if `owner` is a module.
 
-    An override that calls ``super()`` reaches the hook and is fine.
+    An override that calls ``super()`` reaches the hook and is left out.
     """
     subclasses: list[type] = owner.__subclasses__() if isinstance(owner, type) else []
     for subclass in subclasses:
@@ -46,7 +46,7 @@ def aliases(originals: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Find where a loaded SGLang module or class still holds an unhooked function.
 
     Args:
-        originals: key -> class attribute as it was before its hook.
+        originals: key -> function or class attribute as it was before its hook was applied.
 
     Yields:
         The key, and the dotted name of the place.

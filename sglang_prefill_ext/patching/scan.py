@@ -1,7 +1,7 @@
-"""What our own source says that it uses of others; read as text, so that nothing is imported.
+"""Find the names that our modules import and read, in their source text; imports nothing.
 
-The border is handed most of SGLang's objects as `Any`, so no checker knows their classes. What can
-be read off the source is which names are touched; `lock` looks up which classes have them.
+The border gets most of SGLang's objects as `Any`, so no type checker knows their classes. The
+source only shows which names are read; `patches.tools.lock` looks up which classes have them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 PACKAGE = __name__.partition(".")[0]
 BORDER = f"{PACKAGE}.border"
-"""The package, with all below it, that alone imports what is guarded."""
+"""The package whose modules, at any depth, hold the hooks and alone import SGLang."""
 GUARDED = ("sglang", "transformers")
-"""What the border imports of these is checked at start."""
+"""Packages: the start of a server checks what the border imports of them."""
 LIBRARIES = ("flashinfer", "sgl_kernel")
-"""What anybody of us imports of these is checked by `doctor`: a server needs none of them, asks for
-one by a flag, and compares its numbers at start."""
+"""Packages: only `doctor` checks what our modules import of them. A server needs none of them; it
+uses one if a flag selects it, and then compares its numbers at start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,13 @@ class Names:
     """What one module uses.
 
     Attributes:
-        imports: dotted names, of ours as well, wherever in the module they are imported.
-        made: those of them that are called or subclassed, likewise.
-        touched: attributes of objects that may be another's; methods of classes that may have
-            another's as a base.
-        named: keywords of calls, and strings that could be names.
-        defined: functions and annotated names. Objects of ours that stand for another's have them.
+        imports: dotted names of all imports anywhere in the module, those of our own included.
+        made: dotted names of imported things that are called or subclassed.
+        touched: attributes read of objects that may come from a guarded package; methods of our
+            classes that may have a base from one.
+        named: keywords of calls, and strings that are identifiers.
+        defined: functions and annotated names; our stand-ins for SGLang's objects have members
+            of these names.
     """
 
     imports: set[str] = field(default_factory=set)
@@ -46,7 +47,7 @@ class Names:
 
 
 Modules = Mapping[str, Names]
-"""Dotted name of a module of ours -> what it uses."""
+"""Dotted name of a module of ours -> the names that it uses."""
 
 
 def read_package(directory: Path = Path(__file__).parents[1]) -> Modules:
@@ -76,7 +77,7 @@ def is_of(target: str, roots: Iterable[str]) -> bool:
 
 
 def reached(modules: Modules, start: str) -> set[str]:
-    """The modules of ours that are imported, by whatever way, once `start` is; it among them."""
+    """`start` and those of our modules that it imports, directly or through others."""
     found: set[str] = set()
     waiting = [start]
     while waiting:
@@ -90,10 +91,15 @@ def reached(modules: Modules, start: str) -> set[str]:
 
 
 def users(modules: Modules, target: str, members: Iterable[str] = ()) -> tuple[str, ...]:
-    """The modules that import or make something; if none does, those that read its name.
+    """The modules that import `target`, or call or subclass the class whose ``__init__`` it is.
+
+    If there are none: the modules of the border that read its name or one of `members`.
 
     Args:
-        members: of a class that nobody imports, those whose readers one wants to know.
+        members: further names to look for, such as members that a class lacks.
+
+    Returns:
+        Dotted names without that of our package.
     """
     owner, _, name = target.rpartition(".")
     read = {name, *members} - {"__init__"}
@@ -121,7 +127,7 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects names; passes over attributes of what cannot be another's object."""
+    """Collects names; skips attributes of objects that cannot come from a guarded package."""
 
     def __init__(self, bound: Mapping[str, str]) -> None:
         self.names = Names(imports=set(bound.values()))
@@ -167,7 +173,10 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _is_own(self, node: ast.ClassDef) -> bool:
-        """Whether no base of a class can be another's; one in the same module may have another."""
+        """Whether no base of a class can come from a guarded package.
+
+        A base in the same module may itself have such a base, so it counts as one that can.
+        """
         bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
         return bases <= _PLAIN | self._ours
 

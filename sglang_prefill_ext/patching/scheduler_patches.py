@@ -1,4 +1,4 @@
-"""What is changed in SGLang's scheduler; a part of `table.PATCHES`."""
+"""Changes to SGLang's scheduler; part of `table.PATCHES`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read Python functions and classes the way the guard compares them."""
+"""Read signatures, bodies and members of functions and classes, in the form `guard` compares."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def unbound(raw: object) -> object:
 
 
 def underlying(raw: object) -> object:
-    """Return what a class attribute holds below descriptors and wrappers.
+    """Strip descriptors and wrappers from a class attribute; return what is left.
 
-    `functools.wraps` leaves a chain of ``__wrapped__``; its end is the function that SGLang
-    wrote, whoever has wrapped it since.
+    `functools.wraps` leaves a chain of ``__wrapped__``. Its end is the function that SGLang
+    wrote, however often it has been wrapped.
     """
     value = unbound(raw)
     return inspect.unwrap(value) if inspect.isfunction(value) else value
 
 
 def find(target: str) -> object:
-    """Import what a dotted name stands for, and look below descriptors and wrappers.
+    """Import what a dotted name stands for, and strip descriptors and wrappers from it.
 
     Raises:
-        Exception: whatever the import raises; `AttributeError` if there is no such thing.
+        Exception: whatever the import raises; `AttributeError` if the name does not exist.
     """
     owner_name, _, name = target.rpartition(".")
     owner = pkgutil.resolve_name(owner_name)
@@ -45,7 +45,7 @@ def find(target: str) -> object:
 
 
 def signature_text(function: Callable[..., Any]) -> str:
-    """Names, kinds and defaults of the parameters; annotations change without effect."""
+    """Names, kinds and defaults of the parameters. No annotations: a change has no effect."""
     signature = inspect.signature(function)
     bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
@@ -62,7 +62,7 @@ def source_of(value: Any) -> str:
 def names_in(source: str) -> frozenset[str]:
     """Every name and dotted name in the source: ``self``, ``self.queue``, ``self.queue.pop``.
 
-    Empty for text that is not a statement of its own, such as a lambda cut from its line.
+    Empty if the text is not valid Python by itself, such as a lambda cut from its line.
     """
     try:
         nodes = ast.walk(ast.parse(source))
@@ -87,7 +87,10 @@ def own_bases(owner: type) -> list[type]:
 
 
 def members_of(owner: type) -> set[str]:
-    """All names that are not missing, as far as they are its own distribution's."""
+    """The names that the class or a base from its own distribution defines, declares or assigns.
+
+    Of double-underscore names only ``__init__``.
+    """
     found: set[str] = set()
     for base in own_bases(owner):
         methods = filter(inspect.isfunction, map(underlying, vars(base).values()))
@@ -99,7 +102,7 @@ def members_of(owner: type) -> set[str]:
 def _assigns(owner: type, name: str) -> bool:
     """Whether a method assigns the name to ``self``.
 
-    Taking code apart is slow, so only that of methods which mention the name is.
+    Disassembling is slow, so only methods whose code mentions the name are disassembled.
     """
     return any(
         any(name in code.co_names for code in _nested(method.__code__))
@@ -110,14 +113,14 @@ def _assigns(owner: type, name: str) -> bool:
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
-    """Code, and that of the functions within it."""
+    """The code object, and those of the functions nested in it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
             yield from _nested(const)
 
 
-@lru_cache(maxsize=64)  # one class after another is looked at, many names of each
+@lru_cache(maxsize=64)  # callers look up many names of one class, then go on to the next class
 def _assigned_by(method: Callable[..., Any]) -> set[str]:
     """Names that the code of a method stores in ``self``; reading its source would be slow."""
     return {name for code in _nested(method.__code__) for name in _stored(code)}
@@ -129,7 +132,7 @@ def _stored(code: CodeType) -> Iterator[str]:
         if instruction.opname == "STORE_ATTR" and loaded == "self":
             yield instruction.argval
         loaded = instruction.argval
-        if isinstance(loaded, tuple) and loaded:  # Python loads two names at once
+        if isinstance(loaded, tuple) and loaded:  # one instruction that loads two names
             loaded = loaded[-1]
 
 

@@ -1,4 +1,4 @@
-"""What one change to SGLang is, and what a hook uses of it unchanged, as data."""
+"""Data: one change to SGLang, one thing of SGLang that hooks use unchanged, and a mismatch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Group(StrEnum):
     SCHEDULER = "scheduler"  # with the flag on: the scheduler of every rank
     DETOKENIZER = "detokenizer"  # with the flag on: every detokenizer
     DP_CONTROLLER = "dp_controller"  # with the flag on: the data-parallel controller
-    CPU = "cpu"  # with the scheduler's, on the CPU platform of this package
+    CPU = "cpu"  # together with SCHEDULER, on the CPU platform of this package
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Patch:
     Attributes:
         id: short name for reports and tests, e.g. ``"P11"``.
         target: ``"package.module.Class.attribute"``, where the class must define the attribute
-            itself, or ``"package.module.function"``, which nobody may have imported by its name.
+            itself, or ``"package.module.function"``, which no module may import by its name.
         kind: how the hook joins the target.
         hook: ``"package.module:function"`` of ours; a string, so that the table imports nothing.
-        group: who applies it, and when.
+        group: which processes apply it, and when.
         why: the symptom without it.
         signature: the target's parameters without annotations, e.g. ``"(self, recv_req)"``;
             empty for `Kind.ATTRIBUTE`; locked.
@@ -69,7 +69,7 @@ class Patch:
 
     @property
     def module(self) -> str:
-        """What holds the class or the module."""
+        """What `owner` is an attribute of: the class's module, or the module's package."""
         return self.owner.rpartition(".")[0]
 
     @property
@@ -78,7 +78,7 @@ class Patch:
 
 
 class UseKind(StrEnum):
-    """What a use is; anything but a class or a function only has to exist."""
+    """What a use is; a value only has to exist."""
 
     CLASS = "class"
     FUNCTION = "function"
@@ -92,15 +92,15 @@ class Use:
     Attributes:
         target: ``"package.module.function"``, ``"package.module.Class.method"`` or
             ``"package.module.Class"``; methods may be inherited.
-        groups: the patches whose hooks need it; of none where only `doctor` has to know.
+        groups: the groups of patches whose hooks need it; empty if only `doctor` checks it.
         signature: of a function or method, as in `Patch`.
-        body: the beginning of its `source.fingerprint`; empty where any will do.
-        members: of a class: names that it or a base defines, declares, or assigns to ``self``
+        body: the first 16 digits of a function's `source.fingerprint`; empty if any body will do.
+        members: of a class: names that it or a base must define, declare, or assign to ``self``
             in any method.
     """
 
     id: ClassVar[str] = "used"
-    """What reports call it by, as a patch by its number."""
+    """What reports print in the place of a patch's id."""
 
     target: str
     kind: UseKind

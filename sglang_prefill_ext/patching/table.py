@@ -1,6 +1,7 @@
 """The one list of what this package changes in SGLang. Pure data: importing it imports nothing.
 
-What a target is like in the releases that were verified is locked: `lock` writes it.
+``patches.lock.json`` has the signature of each target, and fingerprints of its body in the verified
+releases; `patches.tools.lock` writes it.
 """
 
 from __future__ import annotations

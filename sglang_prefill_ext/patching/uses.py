@@ -1,4 +1,7 @@
-"""What hooks use of SGLang as it is, as locked. Pure data: importing it imports nothing heavy."""
+"""What hooks use of SGLang unchanged, read from the lock.
+
+Pure data: importing this module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ def load(path: Path = PATH) -> tuple[Use, ...]:
     """Read a lock.
 
     Raises:
-        OSError: there is none; it comes with the package.
-        ValueError: it is none, as after a merge with conflicts.
+        OSError: the file, which comes with the package, cannot be read.
+        ValueError: the file is not a lock, as after a merge with conflicts.
     """
     locked = json.loads(path.read_text()).items()
     return tuple(msgspec.convert({"target": target, **entry}, Use) for target, entry in locked)
@@ -27,8 +30,7 @@ def load(path: Path = PATH) -> tuple[Use, ...]:
 _LOCKED = load()
 
 LIBRARY_USES = tuple(use for use in _LOCKED if is_of(use.target, LIBRARIES))
-"""What is called of attention libraries. One that is missing is no mismatch, and one that differs
-is for `doctor` to tell."""
+"""Uses of attention libraries. A missing library is no mismatch; `doctor` reports differences."""
 
 USES = tuple(use for use in _LOCKED if use not in LIBRARY_USES)
 """All other uses, sorted by target: a method comes right after its class."""
