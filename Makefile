@@ -7,10 +7,11 @@ PYTEST := $(BIN)/python -m pytest -q
 UV     := $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 STAMP  := $(VENV)/.installed
 # Whole files on each worker, so that a server serves one of them; each worker needs about 6 GiB.
-# In the order of the names: servers first, and the many short tests fill up what is left.
+# Files run in the order of their names: integration tests first, then many short unit tests, which
+# keep both workers busy until the end.
 WORKERS ?= 2
 SHARE   := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Processes that share the GPU: what takes time there is the compiler, which has one core in each.
+# Test processes that share the GPU. Most of the time goes to the compiler, with a core per process.
 COMPILERS ?= 8
 JUDGES := .judges
 WHEELS ?= dist
@@ -33,10 +34,10 @@ check: setup
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(PYTEST) $(SHARE) tests/contract
 
-# All that `check` leaves. Both parts run and tell what failed, whatever becomes of the first one.
-# Real servers share the machine with whatever else it does: tests that fail run once more, alone and
-# on new servers, and fail for good at the first that fails again.
-# Kernels need no servers, so whoever is done first takes tests off the other.
+# All tests that `check` does not run. Both parts run, even if the first one fails.
+# Other load on the machine can disturb real servers, so failed tests run once more, alone and on new
+# servers. The first that fails again ends the part.
+# Tests of kernels need no servers, so a worker that is done takes tests from the others.
 SERVED := tests/integration tests/unit
 test: setup
 	@status=0; export OMP_NUM_THREADS=1; \
@@ -49,7 +50,8 @@ test: setup
 test-quick: setup
 	OMP_NUM_THREADS=1 $(PYTEST) $(SHARE) tests/unit --ignore tests/unit/bench --ignore tests/unit/modelmaker
 
-# On a machine with a Hopper GPU: the kernels compiled, then their speed. Without `setup`: docs/gpu.md.
+# For a machine with a Hopper GPU: test the compiled kernels; measure their speed. docs/gpu.md says
+# how to run both without `setup`.
 test-gpu: setup
 	$(PYTEST) -n $(COMPILERS) tests/kernels
 
@@ -63,7 +65,7 @@ demo: setup
 bench: setup
 	$(BIN)/python -m bench
 
-# Outside tools, in an environment of their own: what SGLang pins stays as it is.
+# Outside tools get an environment of their own, because SGLang pins versions of what they need.
 $(JUDGES)/.installed: pyproject.toml | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(JUDGES)
 	$(BIN)/uv pip install --quiet --python $(JUDGES)/bin/python --group judges
@@ -72,7 +74,7 @@ $(JUDGES)/.installed: pyproject.toml | $(BIN)/uv
 judges: setup $(JUDGES)/.installed
 	for judge in lm-eval rerank openai; do $(BIN)/python -m bench.judges $$judge || exit 1; done
 
-# What `pip install` takes, until there is a release on an index.
+# A wheel for `pip install`, until there is a release on an index.
 wheel: $(BIN)/uv
 	$(BIN)/uv build --quiet --wheel --out-dir $(WHEELS)
 
@@ -83,7 +85,7 @@ doctor: setup
 proto: setup
 	$(BIN)/python -m sglang_prefill_ext.grpc_frontend.generate
 
-# What is used of SGLang, as our source and the installed release say, and the table in the docs.
+# Renews the locks, from our source and the installed SGLang, and the tables in docs/patches.md.
 lock: setup
 	$(BIN)/python -m patches.tools.lock
 	$(BIN)/python -m patches.tools.patch_docs

@@ -42,7 +42,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A server that scores, and how it is asked.
+    """A scoring server, and the labels to score.
 
     Attributes:
         label_ids: tokens of the labels, the wanted one first.
@@ -72,7 +72,7 @@ class Scorer:
         if path == "packed":
             counters = self._page("/prefill_only/status").json()["frontend"]["counters"]
             return Cost(counters["tokens_computed"], counters["requests"].get("packed", 0))
-        totals = {  # of every counter family, over its labels
+        totals = {  # each counter family, summed over its labels
             family.name: sum(s.value for s in family.samples if s.name.endswith("_total"))
             for family in text_string_to_metric_families(self._page("/metrics").text)
             if family.type == "counter"
@@ -94,7 +94,7 @@ class Ranking:
     Attributes:
         scores: probability of the relevant label, one an item.
         latency_ms: median over repeats with other queries, in milliseconds.
-        cost: of answering this request once.
+        cost: what the server spent on answering this request once.
     """
 
     scores: list[float]
@@ -109,27 +109,27 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Items per second of both paths, in windows that took turns.
+    """Items per second of both paths, in alternating windows.
 
     Attributes:
-        per_s: of each window, by path; as many for either.
+        per_s: path -> items per second of each of its windows; both paths have equally many.
     """
 
     per_s: dict[Path, list[float]]
 
     @property
     def ratios(self) -> list[float]:
-        """The packed path's over the stock path's, of windows next to each other."""
+        """The packed path's rate over the stock path's, for each pair of neighbouring windows."""
         return [a / b for a, b in zip(self.per_s["packed"], self.per_s["stock"], strict=True)]
 
 
 def rank_by_both(
     scorer: Scorer, request: Request, others: Sequence[Request]
 ) -> dict[Path, Ranking]:
-    """Rank one request by either path, and time both in turn on `others`.
+    """Rank one request on both paths, and time the paths in turn on `others`.
 
-    Other queries, so that nothing is served from a cache; in turn, so that a busy moment of the
-    machine meets both.
+    The timed requests are different ones, so that no cache answers them. The paths take turns, so
+    that a busy moment of the machine affects both.
     """
     answers: dict[Path, tuple[list[float], Cost]] = {}
     times: dict[Path, list[float]] = {path: [] for path in PATHS}
@@ -150,7 +150,7 @@ def rank_by_both(
 def measure_throughput(
     scorer: Scorer, requests: Sequence[Request], clients: int, turns: int, seconds: float
 ) -> Throughput:
-    """Load either path in turn, `turns` times for so many seconds each."""
+    """Load the two paths in turn, each `turns` times for `seconds`."""
     seen = Throughput({path: [] for path in PATHS})
     for _ in range(turns):
         for path in PATHS:
@@ -161,9 +161,9 @@ def measure_throughput(
 def items_per_second(
     scorer: Scorer, path: Path, requests: Sequence[Request], clients: int, seconds: float
 ) -> float:
-    """Closed loop: each of `clients` threads sends its next request when it has an answer.
+    """Measure a closed loop: each of `clients` threads sends its next request after an answer.
 
-    Each sends at least one request, however slow the server is.
+    Each thread sends at least one request, however slow the server is.
     """
 
     def work(worker: int) -> int:

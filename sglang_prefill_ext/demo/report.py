@@ -12,7 +12,7 @@ from rich.table import Table
 from sglang_prefill_ext.demo.measure import PATHS, Path, Ranking, Throughput
 
 _SHOWN = 10
-_NUMBERS_WIDTH = 32  # characters that the columns of numbers take
+_NUMBERS_WIDTH = 32  # characters of all columns of numbers together
 
 
 def show_rankings(
@@ -44,7 +44,7 @@ def show_rankings(
 def show_costs(
     console: Console, rankings: Mapping[Path, Ranking], quality: Mapping[Path, float]
 ) -> None:
-    """Print what the request cost on either path, and how far the scores are apart."""
+    """Print what the request cost on each path, and the largest difference between the scores."""
     table = Table(title="This request", title_justify="left")
     for column in ("path", "median latency", "tokens computed", "scheduler requests", "NDCG@10"):
         table.add_column(column, justify="left" if column == "path" else "right")

@@ -86,7 +86,7 @@ def _demonstrate(
 
 
 def _tasks(num_items: int) -> list[tuple[str, list[str], list[int]]]:
-    """Return held-out queries, each with items of which some are relevant, and their grades."""
+    """Return held-out queries, each with items, some of them relevant, and the items' grades."""
     rng = random.Random("demo")
     tasks = []
     for query in catalogue.queries("test")[:40]:
