@@ -36,7 +36,7 @@ def main(
     ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option(help="Directory of a model, in the place of presets; repeatable."),
+        typer.Option(help="Directory of a model to use instead of presets; repeatable."),
     ] = None,
     shapes: Shapes = None,
     loads: Loads = None,
@@ -55,28 +55,28 @@ def main(
         bool,
         typer.Option(
             "--side-by-side",
-            help="Start each server once; alternate between them, the other one stopped.",
+            help="Start each server once, and measure them in turn while the other is paused.",
         ),
     ] = False,
     server_flags: Annotated[str, typer.Option(help="Further flags of both servers.")] = "",
     flags: Flags = "",
     against: Annotated[
         str | None,
-        typer.Option(help="Flags of a second extension server that takes the place of stock."),
+        typer.Option(help="Compare with a second extension server with these flags, not stock."),
     ] = None,
     against_wheel: Annotated[
         Path | None,
-        typer.Option(help="Wheel of another release, whose server takes the place of stock."),
+        typer.Option(help="Compare with a server of this wheel of the extension, not stock."),
     ] = None,
     name: Name = "local",
     results: Annotated[
-        Path | None, typer.Option(help="Folder for the record and the plot; else bench/results.")
+        Path | None, typer.Option(help="Folder of record and plot; default: bench/results.")
     ] = None,
     logs: Annotated[
-        Path | None, typer.Option(help="Folder for the servers' logs; else they are not kept.")
+        Path | None, typer.Option(help="Folder of the servers' logs; by default none are kept.")
     ] = None,
 ) -> None:
-    """Measure stock SGLang and the extension in turn on this machine, the ratio first."""
+    """Measure stock SGLang and the extension in turn on this machine; print the ratio first."""
     bench = Bench("bench", name, results)
     if against_wheel is not None and against is None:
         against = flags
@@ -108,9 +108,11 @@ def main(
 def measure(
     presets: list[str], models: list[Path], plan: Plan, logs: Path | None, bench: Bench
 ) -> list[ModelRun]:
-    """Run the plan on models that are made in a temporary directory, and on those that are there.
+    """Run the plan on each model.
 
     Args:
+        presets: models to make in a temporary directory.
+        models: directories of existing models.
         logs: folder for the servers' logs; None: the temporary directory.
     """
     runs = []
@@ -130,13 +132,13 @@ def measure(
 
 
 def show(runs: list[ModelRun], bench: Bench) -> None:
-    """Print the tables, ratio first, and what the gate saw."""
+    """Print the tables, ratio first, and how far the compared answers differ."""
     comparisons = _compared(runs)
     bench.console.print(closed_table(comparisons), open_table(comparisons))
     for run in runs:
         bench.show_gate(run.gate)
     if comparisons and comparisons[0].repeats == 1:
-        bench.console.print("One start of each server, so no range: the order may favour either.")
+        bench.console.print("Each server was started once: no range, and the order may matter.")
 
 
 def _compared(runs: list[ModelRun]) -> list[Comparison]:

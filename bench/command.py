@@ -1,4 +1,4 @@
-"""The frame of every command: how it begins, where its record goes, and how it ends early."""
+"""What every command shares: console, files of results, and ending on an error or SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from sglang_prefill_ext.errors import PrefillExtError
 from sglang_prefill_ext.modelmaker import make_model
 
 RESULTS = Path(__file__).parent / "results"
-FILE_WIDTH = 120  # columns where the output is no terminal
-SIMULATION_WIDTH = 190  # columns of tables that compare many ways
-BUSY_LOAD = 0.5  # runnable processes before the run starts
+FILE_WIDTH = 120  # columns if the output is not a terminal
+SIMULATION_WIDTH = 190  # columns for the wide tables of simulations
+BUSY_LOAD = 0.5  # load average above which a machine counts as busy before the run starts
 
 
 class Bench:
     """One run of a command.
 
     Args:
-        module: that was run, as in ``python -m bench``.
-        name: of the files that are written, if any.
-        folder: for them; None: `RESULTS`.
-        simulated: nothing is timed, so that a busy machine does not matter.
+        module: the module that was run, as in ``python -m bench``.
+        name: name of the files that are written, without suffix.
+        folder: folder of these files; None: `RESULTS`.
+        simulated: nothing is timed, so a busy machine does not matter.
 
     Attributes:
         console: where to print.
-        context: of the record: date, command, commit and machine.
-        title: of the picture.
-        picture: its file.
+        context: date, command, commit and machine; part of every record.
+        title: title of the picture.
+        picture: file of the picture.
     """
 
     def __init__(
@@ -54,25 +54,25 @@ class Bench:
             self.console.print("[yellow]The machine is busy; figures mislead there.[/]")
 
     def record(self, results: Iterable[Any], *, part: str = "", **facts: object) -> None:
-        """Append a line a result, each with the facts and the context.
+        """Append one line per result to the record, each with the facts and the context.
 
         Args:
-            part: end of the file's name, where a command has several records.
+            part: added to the file's name if a command has several records.
         """
         append(Path(f"{self._files}{part}.jsonl"), results, facts | self.context)
 
     def say_written(self) -> None:
-        """Print which files there are now."""
+        """Print the names of the written files."""
         self.console.print(f"written: {self._files}.jsonl, .png")
 
     def show_gate(self, gate: ScoreGate) -> None:
-        """Print what the gate has seen."""
+        """Print how far the answers that the gate compared differ."""
         for what, agreement in gate.agreement.items():
             self.console.print(f"gate green: {what}: {agreement}")
 
     @contextmanager
     def no_figures_on_error(self) -> Iterator[None]:
-        """End the command with a message and status 1 where the body fails or the gate is red."""
+        """End the command with a message and status 1 if the body raises a `PrefillExtError`."""
         try:
             with terminable():
                 yield
@@ -82,10 +82,10 @@ class Bench:
 
     @contextmanager
     def measured_model(self, preset: str) -> Iterator[tuple[Path, Status]]:
-        """Make a model for as long as the body measures it; ends as `no_figures_on_error` does.
+        """Make a model in a temporary directory; handles errors as `no_figures_on_error` does.
 
         Yields:
-            Its directory, named after the preset, and a line that says what happens.
+            The model's directory, named after the preset, and a status line on the console.
         """
         with (
             self.no_figures_on_error(),
@@ -99,8 +99,11 @@ class Bench:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM unwind as SIGINT does: the server has a process group of its own and would
-    outlive this process. Exits with the status that a shell gives a terminated process."""
+    """Let SIGTERM unwind the stack as SIGINT does, so that servers are stopped.
+
+    A server has a process group of its own and would outlive this process. The exit status is the
+    one that a shell gives a terminated process.
+    """
 
     def leave(number: int, _frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server is being stopped already

@@ -1,5 +1,4 @@
-"""Cores for what is measured: which processes have them, for how long, and that they stay awake
-(Linux)."""
+"""Processor cores: keep them awake, give processes their own, read spent CPU time (Linux)."""
 
 from __future__ import annotations
 
@@ -21,11 +20,12 @@ SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}
 _SCHEDULER = "sglang::scheduler"  # SGLang names its processes after their roles
 
 _SLEEP_LIMIT = Path("/dev/cpu_dma_latency")
-"""Of PM QoS: the longest time in us that waking up a core may take, while the file is open."""
+"""File of Linux PM QoS. What is written is the longest time in us that waking up a core may take;
+it holds while the file is open."""
 
 
 Awake: TypeAlias = Annotated[
-    bool, typer.Option("--awake", help="No core sleeps meanwhile; needs root.")
+    bool, typer.Option("--awake", help="Keep all cores awake while measuring; needs root.")
 ]
 
 
@@ -33,14 +33,14 @@ Awake: TypeAlias = Annotated[
 def kept_awake(asked: bool) -> Iterator[None]:
     """Let no core of the machine sleep, as `tuned-adm profile latency-performance` does.
 
-    Where a lone request goes from process to process, each finds its core asleep, and waking it
-    up takes about as long as what it then does, above all in a virtual machine.
+    When a lone request goes from process to process, the core of each next process is asleep.
+    Waking it up takes about as long as the work that follows, above all in a virtual machine.
 
     Args:
         asked: whether `--awake` was given; nothing changes without it.
 
     Raises:
-        ConfigError: this process may not ask for it.
+        ConfigError: this process may not keep cores awake.
     """
     if not asked:
         yield
@@ -67,13 +67,13 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
 
 @contextmanager
 def scheduler_apart(pids: Iterable[int]) -> Iterator[None]:
-    """Give the scheduler the first core, and all others the rest, this process included.
+    """Give the scheduler the first core; other processes, and this one, get the other cores.
 
-    On a server with a GPU neither the front end nor a load generator takes time from the model;
-    here they do, unless they are kept apart.
+    With a GPU, neither the front end nor a load generator takes time from the model. On a CPU they
+    do, unless they run on other cores.
 
     Args:
-        pids: of the server's processes.
+        pids: ids of the server's processes.
 
     Raises:
         ConfigError: this process may use one core only.

@@ -1,4 +1,4 @@
-"""Whether two answers are the same, as far as they can be (pure)."""
+"""Compare two JSON answers, except for fields that always differ (pure)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ VOLATILE = {
     *("id", "e2e_latency", "response_sent_to_client_ts", "created", "cached_tokens"),
     *("cached_tokens_details", "dp_rank"),
 }
-"""Fields that differ from call to call, or from path to path by right."""
+"""Fields that differ between calls, or that may differ between the paths."""
 
 
 def difference(found: Any, wanted: Any, where: str = "") -> str:
-    """Say where two answers differ, read from JSON; empty if they do not.
+    """Describe the difference between two answers read from JSON; empty if there is none.
 
-    Numbers may differ by what float32 leaves, see `gate.LARGE_LOGPROB`.
+    Numbers may differ by the rounding of float32, see `gate.LARGE_LOGPROB`.
 
     Args:
-        where: names the answers.
+        where: name of the compared part, put in front of the description.
     """
     said = f"{where}: {found!r:.200} instead of {wanted!r:.200}"
     if type(found) is not type(wanted):

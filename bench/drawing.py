@@ -1,4 +1,4 @@
-"""How tables and pictures begin and end, in whatever bench."""
+"""Tables and pictures in the style that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ mpl.use("Agg")
 
 
 def new_table(title: str, *columns: str, left: Collection[str] = ()) -> Table:
-    """A table without rows.
+    """Return a table without rows.
 
     Args:
-        left: columns of words; all others are aligned to the right, as numbers are.
+        left: columns of words, aligned to the left; all other columns are aligned to the right.
     """
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
@@ -29,11 +29,11 @@ def new_table(title: str, *columns: str, left: Collection[str] = ()) -> Table:
 
 @contextmanager
 def picture(path: Path, *shape: int, title: str = "", **options: Any) -> Iterator[Any]:
-    """Write a PNG of what is drawn inside, overwriting the file.
+    """Write a PNG of what the body draws, overwriting the file.
 
     Args:
         shape: rows and columns of panels.
-        options: further ones of `pyplot.subplots`.
+        options: further options of `pyplot.subplots`.
 
     Yields:
         The panels, as `pyplot.subplots` returns them.

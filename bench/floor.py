@@ -1,13 +1,12 @@
-"""The least that stock's forward must do beside the packed one, and the time of both (pure).
+"""Count the least arithmetic and traffic of a stock and a packed forward, and their times (pure).
 
-What is counted stands in `sglang_prefill_ext.sizing.forward`. All host work is left out, so a
-measured ratio may exceed the one counted here: the extension also removes work per row that is no
-arithmetic at all.
+`sglang_prefill_ext.sizing.forward` says what is counted. Host work is left out. So a measured ratio
+may exceed the one counted here, because the extension also saves host work for each row.
 
-``python -m bench.floor MODEL_DIR 60+2x50 --tflops 989 --gb-s 3350`` prints the time that a device
-of such peaks needs at least; a measured time divided by it says how much is left to gain. What the
-host is expected to need for the same forward stands below: the longer of the two is what one
-forward after the other takes.
+``python -m bench.floor MODEL_DIR 60+2x50 --tflops 989 --gb-s 3350`` prints the least time on a
+device with these peaks. A measured time divided by it shows how much can still be gained. Below,
+it prints the host time that is expected for the same forward. When forwards follow each other, each
+takes the longer of the two times.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sglang_prefill_ext.sizing.shape import Shape, causal_pairs
 
 
 def stock_operations(model: ModelShape, shape: Shape) -> int:
-    """Of a forward over full rows, each with its own copy of the query, without a prefix cache.
+    """Operations of stock's forward over full rows, each with its own query, no prefix cache.
 
     Stock computes every layer for every token, and normalises over the whole vocabulary before it
     picks the labels.
@@ -46,27 +45,27 @@ def operation_ratio(model: ModelShape, shape: Shape, labels: int) -> float:
 
 
 def stock_bytes(model: ModelShape, shape: Shape, number_bytes: int) -> int:
-    """The same of stock's forward over all rows, with the whole output head."""
+    """Bytes that stock's forward over full rows must move, with those of the whole output head."""
     tokens = shape.items * shape.row_tokens
     numbers = model.read_weights(tokens) + kv_numbers(model, tokens)
     return number_bytes * (numbers + model.vocabulary * model.hidden)
 
 
 def least_ms(operations: int, num_bytes: int, tflops: float, gb_per_s: float) -> float:
-    """Milliseconds that a device of these peaks needs at least: arithmetic and traffic overlap."""
+    """Least milliseconds on a device with these peaks, if arithmetic and traffic overlap fully."""
     return max(operations / (tflops * 1e9), num_bytes / (gb_per_s * 1e6))
 
 
 def main(
     model: Path,
     shape: Annotated[str, typer.Argument(help="<query>+<item>x<items>")],
-    tflops: Annotated[float, typer.Option(help="Peak of the device; H100 SXM bf16: 989.")] = 989.0,
+    tflops: Annotated[float, typer.Option(help="Peak in TFLOP/s; H100 SXM bf16: 989.")] = 989.0,
     gb_s: Annotated[float, typer.Option(help="Peak bandwidth in GB/s; H100 SXM: 3350.")] = 3350.0,
     labels: int = len(LABEL_IDS),
-    number_bytes: Annotated[int, typer.Option(help="Bytes of a weight: 2 for bf16.")] = 2,
+    number_bytes: Annotated[int, typer.Option(help="Bytes per weight; bf16: 2.")] = 2,
 ) -> None:
-    """Print the least time of one request's forward on a device, stock's and the packed one's, and
-    what launching it is expected to take the host."""
+    """Print the least device time of one request's forward, stock and packed, and the host time
+    that launching it is expected to take."""
     sizes, wanted = ModelShape.from_directory(model), Shape.parse(shape)
     stock = (stock_operations(sizes, wanted), stock_bytes(sizes, wanted, number_bytes))
     packed = (
@@ -85,7 +84,7 @@ def main(
 
 
 def host_costs(layers: int, shape: Shape) -> list[tuple[str, host_cost.HostCost, str]]:
-    """What is expected of the host for a request's forward, and which way is taken by default."""
+    """Expected host work for one request's forward: name, cost, and a mark of the default way."""
     replays = shape.packed_tokens <= GRAPH_TOKENS
     marks = {replays: "  <- by default on CUDA"}
     return [

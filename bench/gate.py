@@ -1,4 +1,4 @@
-"""Do stock and extension answer the same? No speed is reported unless they do (pure)."""
+"""Compare answers of stock and extension; no speed is reported if they disagree (pure)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 """Largest difference, by the model's dtype, in probability and in natural log-probability."""
 
 LARGE_LOGPROB, LARGE_LOGPROB_OF_HALF = 10.0, 128 * TOLERANCE["bfloat16"]
-"""Beyond this the difference of log-probabilities is relative: it counts per multiple of it.
+"""The difference of a log-probability beyond this size is divided by the multiple of this size.
 
-What rounding leaves grows with the logits. On a random model whose log-probs reach -21, stock in
-float32 is itself up to 1.1e-5 away from the model in float64, so no second path can be nearer. In
-half precision logits are stored in steps of up to 1/128 of their size."""
+Rounding errors grow with the logits. On a random model whose log-probs reach -21, stock in float32
+itself differs by up to 1.1e-5 from the model in float64, so no other path can be expected to be
+nearer. In half precision, logits are stored in steps of up to 1/128 of their size."""
 
 Matrix: TypeAlias = NDArray[np.float64]
 
@@ -31,12 +31,12 @@ class GateError(PrefillExtError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request was answered.
+    """The answer to one request.
 
     Attributes:
         scores: probabilities over the labels, ``[items, labels]``.
-        logprobs: natural log-probabilities of the labels, ``[items, labels]``; None where they
-            were not asked for.
+        logprobs: natural log-probabilities of the labels, ``[items, labels]``; None if the
+            request did not ask for them.
     """
 
     scores: Matrix
@@ -60,11 +60,11 @@ class Agreement:
     Attributes:
         rows: items compared.
         largest_probability: largest absolute difference of a probability.
-        largest_logprob: of a natural log-probability, see `LARGE_LOGPROB`; 0.0 if none was
-            compared.
+        largest_logprob: largest difference of a natural log-probability, see `LARGE_LOGPROB`; 0.0
+            if none was compared.
         rank_changes: pairs of items of one request that stock separates by more than the
             tolerance and the extension orders the other way round.
-        tolerance: what both differences may be at most.
+        tolerance: upper limit of both differences.
     """
 
     rows: int
@@ -75,7 +75,7 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether the gate is green; a NaN anywhere, or nothing compared, is red."""
+        """Whether the gate is green. It is red after a NaN, or if nothing was compared."""
         return (
             self.rows > 0
             and self.largest_probability <= self.tolerance
@@ -84,7 +84,7 @@ class Agreement:
         )
 
     def merged_with(self, other: Agreement) -> Agreement:
-        """Of both sets of answers together."""
+        """The agreement over both sets of answers together."""
         return Agreement(
             self.rows + other.rows,
             float(np.maximum(self.largest_probability, other.largest_probability)),
@@ -125,14 +125,14 @@ def compare(
             raise GateError("only one of the two servers answered with log-probabilities")
         if theirs.logprobs is not None and ours.logprobs is not None:
             logprob.append(largest_logprob_difference(theirs.logprobs, ours.logprobs, tolerance))
-    # numpy's maximum keeps a NaN, Python's may lose it.
+    # numpy's maximum keeps a NaN; Python's max may lose it.
     return Agreement(
         rows, float(np.max(probability)), float(np.max(logprob)), rank_changes, tolerance
     )
 
 
 def largest_logprob_difference(stock: Matrix, extension: Matrix, tolerance: float) -> float:
-    """The largest difference of a natural log-probability, see `LARGE_LOGPROB`.
+    """The largest difference of a natural log-probability, scaled as `LARGE_LOGPROB` says.
 
     Raises:
         GateError: the shapes differ.
@@ -150,7 +150,7 @@ def _largest_difference(stock: Matrix, extension: Matrix, scale: Matrix | float 
 
 
 def _rank_changes(stock: Matrix, extension: Matrix, tolerance: float) -> int:
-    """Pairs that changed places, by the probability of the first label."""
+    """Count the pairs of rows that changed places, by the probability of the first label."""
     before = stock[:, 0, None] - stock[None, :, 0]
     after = extension[:, 0, None] - extension[None, :, 0]
     return int(np.count_nonzero((before > tolerance) & (after < 0)))

@@ -1,8 +1,8 @@
-"""What the host has to do for a forward: launches and time, as estimated for an H100's host (pure).
+"""Estimate the host work of a forward on an H100 machine: launches and time (pure).
 
-The numbers are counts of the code of Qwen3 and times of its Python on an EPYC core, with what
-launches cost on CUDA added: nothing here was measured on a GPU. A first sitting on one compares
-with them.
+The launches are counted in the code of Qwen3. The times are those of its Python on an EPYC core,
+with the cost of launches on CUDA added. Nothing here was measured on a GPU; a first measurement on
+one is to be compared with these numbers.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ from dataclasses import dataclass
 from sglang_prefill_ext.sizing.forward import EAGER_US, LAYER_US, REPLAY_US
 
 LAYER_KERNELS = 10
-"""Of a packed layer: norm with addition, QKV, norms of heads, rotation, attention, output, norm
-with addition, gate and up, activation, down."""
+"""Kernels of a packed layer: norm with addition, QKV, norms of heads, rotation, attention, output,
+norm with addition, gate and up, activation, down."""
 
 EAGER_KERNELS = 7
-"""Of an eager forward besides: embedding, two gathers of the read positions, final norm, labels,
-and two fills of a batch's fields."""
+"""Kernels of an eager forward besides its layers: embedding, two gathers of the read positions,
+final norm, labels, and two fills of a batch's fields."""
 
 EAGER_COPIES = 4
-"""Of an eager forward: tokens and plan, lengths of rows, and labels to the device; values back."""
+"""Copies of an eager forward: tokens with the plan, lengths of rows, and labels to the device;
+values back to the host."""
 
 REPLAY_LAUNCHES = 6
-"""Of a replayed forward: inputs, the graph, the gather of the read positions, labels to the device,
-their kernel, and values back."""
+"""Launches of a replayed forward: copy of the inputs, the graph, the gather of the read positions,
+copy of the labels, their kernel, and copy of the values back."""
 
 CACHED_LAUNCHES = 1
-"""More where a prefix is cached: its slots, written into the page table."""
+"""Further launches if a prefix is cached: its slots are written into the page table."""
 
 STOCK_LAYER_LAUNCHES = 5
-"""Of a layer of stock's prefill graph, which breaks at attention: a part of the graph, and outside
-of it K/V stored, attention, its copy, and zeros behind it."""
+"""Launches of a layer in stock's prefill graph, which is interrupted at attention: a part of the
+graph, and outside of it storing K/V, attention, a copy of its result, and zeros behind it."""
 
 STOCK_LAYER_US = 101.0
-"""Host time of a layer of stock's; microseconds."""
+"""Host time of one layer of stock, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Of one forward.
+    """Host work for one forward.
 
     Attributes:
-        launches: of kernels, copies and graphs, each a call into the driver.
-        ms: of the host.
+        launches: launched kernels, copies and graphs; each is a call into the driver.
+        ms: host time in milliseconds.
     """
 
     launches: int
@@ -51,16 +52,16 @@ class HostCost:
 
 
 def eager(layers: int, *, cached: bool = False) -> HostCost:
-    """A packed forward that is launched kernel by kernel."""
+    """Cost of a packed forward that is launched kernel by kernel."""
     launches = LAYER_KERNELS * layers + EAGER_KERNELS + EAGER_COPIES + CACHED_LAUNCHES * cached
     return HostCost(launches, (LAYER_US * layers + EAGER_US) / 1e3)
 
 
 def replayed(*, cached: bool = False) -> HostCost:
-    """A packed forward that is one graph."""
+    """Cost of a packed forward that replays one CUDA graph."""
     return HostCost(REPLAY_LAUNCHES + CACHED_LAUNCHES * cached, REPLAY_US / 1e3)
 
 
 def stock(layers: int) -> HostCost:
-    """A prefill of SGLang, layers alone, in the graphs that it has by default on CUDA."""
+    """Cost of the layers of a stock prefill, in the graphs that SGLang uses by default on CUDA."""
     return HostCost(STOCK_LAYER_LAUNCHES * layers + 1, STOCK_LAYER_US * layers / 1e3)

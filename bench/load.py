@@ -23,31 +23,31 @@ class Window:
 
     Attributes:
         seconds: least length of the measured part.
-        min_requests: requests that must have been answered in it; a slow server gets longer.
+        min_requests: least number of answers; a slow server is measured for longer.
     """
 
     seconds: float
     min_requests: int
 
     def is_over(self, seen: Measurement) -> bool:
-        """Whether a loop that has seen so much may end."""
+        """Whether a loop may end after what it has seen."""
         return len(seen.latencies_s) >= self.min_requests and seen.seconds >= self.seconds
 
 
 @dataclass(slots=True)
 class Measurement:
-    """What a loop saw after its warm-up.
+    """What a loop measured after its warm-up.
 
     Attributes:
         seconds: from the end of the warm-up (closed) or the first arrival (open) to the last
             counted answer.
         latencies_s: one per counted answer. Closed: from sending. Open: from the *scheduled*
-            arrival, so that a late generator or a full queue is never left out.
-        numbers: of the pool's requests that they belong to.
+            arrival, so that the delay of a late generator or a full queue counts.
+        numbers: for each latency, the number of its request in the pool.
         ended_s: when the answers were complete, on the clock of `time.perf_counter`.
         answers: last body received for each request of the pool, by its number.
-        sent: requests answered in all, those of the warm-up included.
-        generator_cpu_s: CPU seconds of this process meanwhile, stolen from the server.
+        sent: all answered requests, those of the warm-up included.
+        generator_cpu_s: CPU seconds that this process took from the server meanwhile.
     """
 
     seconds: float = 0.0
@@ -75,7 +75,7 @@ class Measurement:
 
 
 def run_loop(loop: Coroutine[Any, Any, T]) -> T:
-    """Run one of the loops below, or something that awaits them, to its end.
+    """Run one of the loops below, or a coroutine that awaits them, to its end.
 
     Raises:
         LoadError: an answer was not 200; the first one if there were several.
@@ -84,13 +84,13 @@ def run_loop(loop: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(loop)
     except* LoadError as group:
         error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):  # of the loops that ran side by side
+        while isinstance(error, BaseExceptionGroup):  # raised by loops that ran side by side
             error = error.exceptions[0]
     raise error
 
 
 class Ending(Protocol):
-    """What decides when a closed loop ends: a `Window`, or something that runs beside it."""
+    """Decides when a closed loop ends: a `Window`, or an object that waits for another loop."""
 
     def is_over(self, seen: Measurement) -> bool:
         """Whether the loop may end; asked after every answer that counts."""
@@ -99,14 +99,14 @@ class Ending(Protocol):
 async def closed_loop(
     port: int, pool: Sequence[bytes], clients: int, window: Ending
 ) -> Measurement:
-    """Let `clients` connections each send its next request once it has the last answer.
+    """Run `clients` connections; each sends its next request once it has the last answer.
 
-    The first answer of every client warms the server up and is not counted. The rate is that
-    of the answers between the last of these and the end of the window.
+    The first `clients` answers warm the server up and are not counted. The window begins with the
+    last of them.
 
     Args:
         port: of the server.
-        pool: prepared requests, sent in turn and again from the start.
+        pool: prepared requests, sent in order, then again from the first.
         clients: requests under way at any time.
         window: how long to measure.
 
@@ -155,7 +155,7 @@ class _Counting:
 
     def add(self, number: int, latency_s: float, answer: bytes) -> None:
         self.measurement.sent += 1
-        if self.done:  # it was under way when the window closed
+        if self.done:  # the request was under way when the window closed
             return
         now = time.perf_counter()
         if self._warm_up_left:
@@ -171,9 +171,9 @@ class _Counting:
 
 
 def poisson_arrivals(requests_per_s: float, window: Window, seed: int) -> np.ndarray:
-    """Seconds of each arrival after the start, ascending; float64 ``[arrivals]``.
+    """Draw the time of each arrival in seconds after the start, ascending; float64 ``[arrivals]``.
 
-    As many as the window lasts on average, and at least its `min_requests`.
+    The number of arrivals is the mean number in the window, and at least its `min_requests`.
     """
     count = max(window.min_requests, math.ceil(requests_per_s * window.seconds))
     gaps = np.random.default_rng(seed).exponential(1 / requests_per_s, count)
@@ -185,7 +185,7 @@ async def open_loop(port: int, pool: Sequence[bytes], arrivals: np.ndarray) -> M
 
     Args:
         port: of the server.
-        pool: prepared requests, sent in turn and again from the start.
+        pool: prepared requests, sent in order, then again from the first.
         arrivals: seconds after the start, ascending; float64 ``[arrivals]``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 SHAPES = ["120+180x10", "50+150x50", "60+2x50"]
 CLIENTS = [1, 8]
-"""Of fleets that are measured in turns, unless others are asked for."""
+"""Default numbers of clients in measurements of fleets in turns."""
 
 _SHAPE = "<query>+<item>x<items>, in tokens"
 
@@ -19,15 +19,21 @@ Shapes: TypeAlias = Annotated[
 ]
 Loads: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--load", help="Clients (8), rate (12.5/s) or share of stock (70%); repeatable."),
+    typer.Option(
+        "--load", help="Clients (8), rate (12.5/s) or share of stock's rate (70%); repeatable."
+    ),
 ]
-Clients: TypeAlias = Annotated[list[int] | None, typer.Option(min=1, help="Repeatable.")]
-Seconds: TypeAlias = Annotated[float, typer.Option(help="Least seconds of a measurement.")]
+Clients: TypeAlias = Annotated[
+    list[int] | None, typer.Option(min=1, help="Clients of a closed loop; repeatable.")
+]
+Seconds: TypeAlias = Annotated[float, typer.Option(help="Least seconds per measurement.")]
 Alternations: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Starts of each server, or turns: A B A B.")
+    int, typer.Option(min=1, help="How often each server is started or measured, in turn.")
 ]
-TurnCount: TypeAlias = Annotated[int, typer.Option(min=1, help="Of each subject and load.")]
-Dtype: TypeAlias = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+TurnCount: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="Measurements of each subject and load, in turn.")
+]
+Dtype: TypeAlias = Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")]
 Flags: TypeAlias = Annotated[str, typer.Option(help="Further flags of the extension's servers.")]
-Seed: TypeAlias = Annotated[int, typer.Option()]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of all random draws.")]
 Name: TypeAlias = Annotated[str, typer.Option(help="Name of the files in bench/results.")]

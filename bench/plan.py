@@ -1,4 +1,4 @@
-"""What a run consists of, and its requests, prepared before any clock starts."""
+"""The plan of a run, and its requests, which are prepared before any measurement starts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ PATHS = (STOCK, EXTENSION)
 
 NO_CACHE = "--disable-radix-cache"
 BEST_STOCK_ARGS = ("--enable-tokenizer-batch-encode", NO_CACHE)
-"""Stock at its best for distinct prompts: one tokenizer call a request, no cache upkeep."""
+"""Flags with which stock is fastest for distinct prompts: one tokenizer call per request, and no
+upkeep of the prefix cache."""
 
 SPIN_ARGS = ("--log-level-http", "warning")
-"""Of both servers: idle schedulers look for work all the time, as SGLang's do by default."""
+"""Flags of both servers: idle schedulers poll for work all the time, as SGLang's default is."""
 
 QUIET_ARGS = ("--sleep-on-idle", *SPIN_ARGS)
-"""Of both servers: idle loops and a log line a request take the cores from what is measured."""
+"""Flags of both servers: idle schedulers sleep, and requests are not logged. Polling and logging
+would take the cores from what is measured."""
 
 _ENDPOINT = "/v1/score"
 _POOL_REQUESTS = 64
@@ -47,22 +49,24 @@ class Plan:
     """What to run on one model.
 
     Attributes:
-        shapes, loads: every load is put on every shape.
+        shapes, loads: every shape is measured under every load.
         seconds: least length of one measurement.
         alternations: how often each of the two servers is started and measured, in turn.
-        extension_args: what the second server gets beyond stock's flags.
+        extension_args: further flags of the second server.
         dtype: of the model in both servers; decides the gate's tolerance.
         text: send text instead of token ids.
         seed: of requests and arrivals.
-        stock_args: what the first one gets; empty unless two extension servers are compared.
-        stock_env: environment of the first one, where it is another release.
-        args_of_both: what both get beside the benchmark's own.
-        radix_cache: leave SGLang's prefix cache on in both. Requests come again after
-            `_POOL_REQUESTS`, and stock then has them whole.
-        side_by_side: start each server once, and stop it while the other is measured.
+        stock_args: further flags of the first server; empty unless two extension servers are
+            compared.
+        stock_env: environment of the first server if it is another release.
+        args_of_both: further flags of both servers, besides the benchmark's own.
+        radix_cache: leave SGLang's prefix cache on in both. Requests repeat after
+            `_POOL_REQUESTS`; stock then has whole prompts in its cache.
+        side_by_side: start each server once, and pause it while the other is measured.
 
     Raises:
-        ConfigError: an unknown dtype, or a load relative to a closed loop that is not there.
+        ConfigError: the dtype is unknown, or a load is relative to the rate of a closed loop and
+            there is no closed loop.
     """
 
     shapes: tuple[Shape, ...]
@@ -85,7 +89,7 @@ class Plan:
         self.ordered_loads()
 
     def ordered_loads(self) -> list[Load]:
-        """In the order in which they are put on a server."""
+        """The loads in the order in which a server gets them."""
         return closed_first(self.loads)
 
     def server_env(self, path: str) -> dict[str, str]:
@@ -107,7 +111,7 @@ class Case:
         shape: of every request.
         operation_ratio: stock's arithmetic per operation of the packed forward.
         pool: HTTP requests that are timed.
-        gate: HTTP requests, others, that ask for log-probabilities as well; never timed.
+        gate: other HTTP requests, which also ask for log-probabilities; never timed.
     """
 
     shape: Shape
@@ -150,9 +154,9 @@ def _decoder(model: Path) -> Callable[[Sequence[int]], str]:
 
 
 def alternating(subjects: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
-    """Number each turn and yield every subject in it, every other time in the opposite order.
+    """Yield every subject in each of `turns` numbered turns; every other turn in reverse order.
 
-    So what else the machine does meets all of them alike.
+    So other load on the machine affects all subjects alike.
     """
     for turn in range(turns):
         for subject in subjects[:: -1 if turn % 2 else 1]:

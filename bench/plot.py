@@ -1,4 +1,4 @@
-"""One picture per run: every ratio with its range, beside what the operation count allows."""
+"""One picture per run: every ratio with its range, beside the ratio of counted operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def save_plot(path: Path, comparisons: Sequence[Comparison], title: str) -> None
 
 
 def _ratios(panel: Any, comparisons: Sequence[Comparison], label: str) -> None:
-    """A row per load; the axis is logarithmic, so that 2× and ½× lie equally far from 1."""
+    """Draw one row per load. The axis is logarithmic, so 2× and ½× are equally far from 1."""
     panel.set_title(label, fontsize=9)
     panel.set_yticks(range(len(comparisons)), [_name(each) for each in comparisons], fontsize=8)
     if not comparisons:

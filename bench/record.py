@@ -1,4 +1,4 @@
-"""The record of what was measured: one JSON line per measurement, with all that it hangs on."""
+"""The record: one JSON line per measurement, with command, commit, machine and versions."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Result:
 
     Attributes:
         preset: model.
-        shape: of the requests, as in ``60+2x50``.
-        load: as people read it, as in ``8 clients``.
-        closed: closed loop; otherwise open.
+        shape: of the requests, such as ``60+2x50``.
+        load: readable text, such as ``8 clients``.
+        closed: true for a closed loop, false for an open one.
         path: ``stock`` or ``extension``.
         repeat: which start of this server, from 0.
         rate_per_s: requests per second that were offered; None in a closed loop.
-        requests: answers counted.
-        packed_share: of all requests sent, how many were answered on the packed path.
-        seconds: that they took.
-        requests_per_s, items_per_s: of the counted answers.
+        requests: counted answers.
+        packed_share: share of all sent requests that were answered on the packed path.
+        seconds: time in which the counted answers came.
+        requests_per_s, items_per_s: rates of the counted answers.
         p50_ms, p90_ms, p99_ms: latency; in an open loop from the scheduled arrival.
         generator_cpu_share: of one core, used by the load generator.
         operation_ratio: stock's arithmetic per operation of the packed forward.
@@ -71,10 +71,10 @@ def append(path: Path, results: Iterable[DataclassInstance], context: dict[str, 
 
 
 def run_context(module: str = "bench") -> dict[str, Any]:
-    """When, with which command, from which commit and on which machine; take it at the start.
+    """Return date, command, commit and machine of a run; call it when the run starts.
 
     Args:
-        module: that was run, as in ``python -m bench``.
+        module: the module that was run, as in ``python -m bench``.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -87,7 +87,8 @@ def run_context(module: str = "bench") -> dict[str, Any]:
 def commit(directory: Path) -> dict[str, Any]:
     """The git commit, and whether files differ from it.
 
-    Outside a repository, as in a copy of its files, it is what `COMMIT_ENV` says, or None.
+    Outside of a repository, for example in a copy of the files, the commit is the value of the
+    environment variable `COMMIT_ENV`, or None.
     """
     found = _output("git", "-C", str(directory), "rev-parse", "HEAD")
     return {
@@ -97,7 +98,7 @@ def commit(directory: Path) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, accelerator and the versions of what computes."""
+    """Processor, memory, accelerator, and versions of the software that computes."""
     return {
         "cpu": _proc_field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -105,7 +106,7 @@ def machine() -> dict[str, Any]:
         "gpu": _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],  # of one minute
+        "load_average": os.getloadavg()[0],  # over one minute
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 
@@ -119,7 +120,7 @@ def _proc_field(path: str, name: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Standard output of a command; None if it is not there or fails."""
+    """Standard output of a command; None if the program is missing or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""What people read: stock and extension side by side, the ratio first."""
+"""Tables of results: stock and extension side by side, the ratio first."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Comparison:
     """Stock and extension under the same load.
 
     Attributes:
-        stock, extension: the first result of each, with the medians over all repeats.
+        stock, extension: one result of each, with medians over all repeats.
         repeats: measurements per path.
-        ratio: how many times better, the median of the repeats, each paired with its neighbour:
-            items per second in a closed loop, P50 latency in an open one.
-        lowest_ratio, highest_ratio: of the repeats.
+        ratio: how many times better the extension is: the median over pairs of neighbouring
+            repeats. It compares items per second in a closed loop, P50 latency in an open one.
+        lowest_ratio, highest_ratio: range over the same pairs.
     """
 
     stock: Result
@@ -37,7 +37,7 @@ class Comparison:
 
 
 def compare_paths(results: Iterable[Result]) -> list[Comparison]:
-    """Pair the results of both paths; loads that only one of them ran are left out."""
+    """Pair the results of both paths; loads that were measured on only one path are left out."""
     cells: dict[tuple[str, str, str], dict[str, list[Result]]] = {}
     for result in results:
         cell = cells.setdefault((result.preset, result.shape, result.load), {})

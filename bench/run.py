@@ -1,4 +1,4 @@
-"""What all measurements on one model have in common, whatever is measured."""
+"""What measurements of any kind on one model have in common."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.score_gate import ScoreGate
 
 
 class Planned(Protocol):
-    """A plan; the dtype is that of the model in all servers, and decides the gate's tolerance."""
+    """A plan with the dtype of the model in all servers, which decides the gate's tolerance."""
 
     @property
     def dtype(self) -> str: ...
@@ -29,9 +29,9 @@ class Run(Generic[PlanT, ResultT]):
         preset: the model's name in results.
         model: its directory.
         plan: what to run.
-        tell: told what happens, in a few words; never a figure.
-        results: what was measured so far.
-        gate: of all answers so far.
+        tell: called with a few words about what happens now; never with a figure.
+        results: all results so far.
+        gate: compares all answers.
     """
 
     preset: str

@@ -1,4 +1,4 @@
-"""Stock's answers, kept to hold the extension's against them."""
+"""Keep stock's answers, and compare the extension's with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ScoreGate:
 
     Attributes:
         dtype: of the model; decides the tolerance.
-        agreement: so far, by what was compared.
+        agreement: name of what was compared -> agreement so far.
     """
 
     dtype: str
@@ -24,14 +24,14 @@ class ScoreGate:
     _expected: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
     def keep(self, requests: str, answers: Mapping[int, bytes]) -> None:
-        """Keep what stock answered to a set of requests, by number."""
+        """Keep stock's answers to a set of requests, by their numbers."""
         self._expected.setdefault(requests, {}).update(answers)
 
     def check(self, what: str, requests: str, answers: Mapping[int, bytes]) -> None:
-        """Compare with what stock answered to the same requests.
+        """Compare the extension's answers with stock's answers to the same requests.
 
         Raises:
-            GateError: they differ, or none was answered by both.
+            GateError: answers differ, or no request was answered by both.
         """
         seen = compare(self._expected.get(requests, {}), answers, TOLERANCE[self.dtype])
         seen.require(f"{what}, {requests} requests")
@@ -39,12 +39,12 @@ class ScoreGate:
         self.agreement[what] = seen if before is None else before.merged_with(seen)
 
     def hold(self, path: str, what: str, requests: str, answers: Mapping[int, bytes]) -> None:
-        """Keep what stock answered, and `check` what any other path did."""
+        """Keep the answers if `path` is stock; otherwise `check` them."""
         if path == STOCK:
             self.keep(requests, answers)
         else:
             self.check(what, requests, answers)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the agreement, ready for JSON."""
+        """Return the agreements in a form for JSON."""
         return {what: asdict(seen) for what, seen in self.agreement.items()}

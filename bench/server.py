@@ -1,4 +1,4 @@
-"""Servers that are measured."""
+"""Start servers for measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_prefill_ext.local_server import LocalServer
 
 
 class MeasuredServer(LocalServer):
-    """A server that, once entered, does nothing beside serving."""
+    """A server that, when it is ready, has finished all other work."""
 
     def wait_ready(
         self, timeout_s: float = 600.0, on_tick: Callable[[float], None] | None = None
@@ -22,12 +22,12 @@ class MeasuredServer(LocalServer):
 
 
 def env_of_wheel(wheel: Path, directory: Path) -> dict[str, str]:
-    """Unpack a release of the extension; return the environment in which a server has that one.
+    """Unpack a wheel of the extension; return the environment of a server that uses it.
 
     Args:
-        directory: empty; it has to stay as long as the server.
+        directory: an empty directory, which must exist as long as the server runs.
     """
     with ZipFile(wheel) as archive:
         archive.extractall(directory)
-    # Else what is in the current directory, maybe a checkout, comes first.
+    # Without a safe path, the package in the current directory, maybe a checkout, would come first.
     return {"PYTHONPATH": str(directory), "PYTHONSAFEPATH": "1"}

@@ -1,4 +1,4 @@
-"""Stock and extension in turn: start, pass the gate, measure every load, stop."""
+"""Run stock and extension in turn: start, pass the gate, measure every load, stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MIN_REQUESTS = 20
 
 @dataclass(slots=True)
 class ModelRun(Run[Plan, Result]):
-    """Every load on every shape.
+    """Measures every shape under every load.
 
     Attributes:
         logs: directory of the servers' logs.
@@ -42,7 +42,7 @@ class ModelRun(Run[Plan, Result]):
         """Measure stock and extension in turn.
 
         Raises:
-            GateError: they disagree; no figure may be shown then.
+            GateError: their answers disagree; then no figure may be shown.
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
@@ -62,7 +62,7 @@ class ModelRun(Run[Plan, Result]):
                     self._measure(path, repeat, server.port, case, load)
 
     def _side_by_side(self, cases: list[Case]) -> None:
-        """Start both once; measure either while the other stands still, each first in turn."""
+        """Start both servers once; measure each while the other is paused, in alternating order."""
         with self._server(STOCK, 0) as stock, self._server(EXTENSION, 0) as extension:
             turns = [(STOCK, stock, extension), (EXTENSION, extension, stock)]
             for path, server, _ in turns:
@@ -130,10 +130,10 @@ def result_of(
     rate_per_s: float | None = None,
     operation_ratio: float = 1.0,
 ) -> Result:
-    """Return the record of what a loop saw.
+    """Return the record of what a loop measured.
 
     Args:
-        items: of a request; the others are fields of `Result`.
+        items: items per request; all other arguments are fields of `Result`.
     """
     return Result(
         preset=preset,

@@ -1,4 +1,4 @@
-"""Orders of service compared by simulation: ``python -m bench.simulate``."""
+"""Compare scheduling orders by simulation: ``python -m bench.simulate``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ COST = CostModel()
 
 
 def table_of(outcomes: Sequence[Outcome], shared: float) -> Table:
-    """One line per variant; the last column compares with fcfs under the same load.
+    """Return a table with one line per variant and load; the last column compares with fcfs.
 
     Args:
-        shared: see `Traffic`; outcomes of other traffic are left out.
+        shared: share of requests with a shared prefix, see `Traffic`; outcomes with another share
+            are left out.
     """
     title = f"Mean slowdown, {_described(shared)}"
     lengths = [f"{length} tokens" for length in LENGTHS]
@@ -51,9 +52,9 @@ def table_of(outcomes: Sequence[Outcome], shared: float) -> Table:
 
 
 def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG: a row per kind of traffic, a panel per load; towards the origin is better.
+    """Write a PNG: a row per kind of traffic, a panel per load; nearer to the origin is better.
 
-    Requests that share no forward are left out: they would lie far outside.
+    The variant in which no requests share a forward is left out: its points would be far outside.
     """
     shares, loads = (
         list(dict.fromkeys(getattr(each, name) for each in outcomes)) for name in ("shared", "load")
@@ -90,19 +91,23 @@ def _described(shared: float) -> str:
 
 def main(
     load: Annotated[
-        list[float] | None, typer.Option(min=0.01, help="1 is all that single requests allow.")
+        list[float] | None,
+        typer.Option(
+            min=0.01, help="1 just keeps a device busy with one request per forward; repeatable."
+        ),
     ] = None,
     shared: Annotated[
-        list[float] | None, typer.Option(min=0, max=1, help="Share that begins with such a prefix.")
+        list[float] | None,
+        typer.Option(min=0, max=1, help="Share of requests with a shared prefix; repeatable."),
     ] = None,
-    requests: Annotated[int, typer.Option(min=100, help="Per load.")] = 20_000,
-    launch_ms: Annotated[float, typer.Option(help="Of any forward.")] = COST.launch_ms,
+    requests: Annotated[int, typer.Option(min=100, help="Requests per load.")] = 20_000,
+    launch_ms: Annotated[float, typer.Option(help="Cost of any forward.")] = COST.launch_ms,
     ms_per_token: Annotated[float, typer.Option()] = COST.ms_per_token,
     ms_per_row: Annotated[float, typer.Option()] = COST.ms_per_row,
     seed: Seed = 0,
     name: Name = "scheduling",
 ) -> None:
-    """Compare orders of service on prompts of mixed lengths; nothing but arithmetic runs."""
+    """Compare scheduling orders for prompts of mixed lengths; a simulation, no server runs."""
     cost = CostModel(launch_ms, ms_per_token, ms_per_row)
     bench = Bench("bench.simulate", name, simulated=True)
     settings = {"cost": asdict(cost), "requests": requests, "seed": seed, "cache": CACHE_TOKENS}

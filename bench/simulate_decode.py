@@ -1,4 +1,5 @@
-"""Would a multi-level feedback queue help generations? ``python -m bench.simulate_decode``."""
+"""Compare a multi-level feedback queue with stock's order of generations, by simulation:
+``python -m bench.simulate_decode``."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _PANELS = {
 
 
 def table_of(outcomes: Sequence[DecodeOutcome]) -> Table:
-    """One line per regime, load and variant; times in ms."""
+    """Return a table with one line per regime, load and variant; times in ms."""
     words, numbers = ("scarce", "variant"), ("load", "batch", "recomputed", *_PANELS.values())
     table = new_table("Generations", *words, *numbers, "tokens/s", left=words)
     for each in outcomes:
@@ -52,7 +53,7 @@ def table_of(outcomes: Sequence[DecodeOutcome]) -> Table:
 
 
 def save_plot(path: Path, outcomes: Sequence[DecodeOutcome]) -> None:
-    """Write a PNG: every figure over stock's, below 1 is better."""
+    """Write a PNG: every figure divided by stock's; below 1 is better."""
     stock = {(each.regime, each.load): each for each in outcomes if each.variant == STOCK.name}
     places = {key: number for number, key in enumerate(reversed(stock))}
     with picture(path, 2, len(_PANELS) // 2, figsize=(11, 7), sharey=True) as panels:
@@ -74,13 +75,14 @@ def save_plot(path: Path, outcomes: Sequence[DecodeOutcome]) -> None:
 
 def main(
     load: Annotated[
-        list[float] | None, typer.Option(min=0.01, help="1 is what full batches just serve.")
+        list[float] | None,
+        typer.Option(min=0.01, help="1 is what full batches can just serve; repeatable."),
     ] = None,
-    requests: Annotated[int, typer.Option(min=100, help="Per load.")] = 4_000,
+    requests: Annotated[int, typer.Option(min=100, help="Requests per load.")] = 4_000,
     seed: Seed = 0,
     name: Name = "decode_policies",
 ) -> None:
-    """Compare orders of generations where slots or memory are scarce; nothing is computed."""
+    """Compare orders of generations if slots or memory are scarce; a simulation, no server runs."""
     bench, cost = Bench("bench.simulate_decode", name, simulated=True), DecodeCost()
     settings = {"cost": asdict(cost), "requests": requests, "seed": seed}
     outcomes = []

@@ -1,4 +1,4 @@
-"""What the extension's server counts about its packed path."""
+"""Read what the extension's server counts on its packed path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _STATUS_PATH = "/prefill_only/status"
 
 @dataclass(frozen=True, slots=True)
 class PackedCounters:
-    """Totals since the server's start, over its schedulers.
+    """Totals since the server's start, summed over its schedulers.
 
     Attributes:
-        requests: answered on the packed path.
-        forwards: packed forwards launched.
-        busy_s: seconds for which they kept the device busy.
+        requests: requests answered on the packed path.
+        forwards: launched packed forwards.
+        busy_s: seconds for which packed forwards kept the device busy.
     """
 
     requests: int
@@ -38,7 +38,7 @@ class PackedCounters:
         )
 
     def since(self, before: PackedCounters) -> PackedCounters:
-        """What was added meanwhile."""
+        """What was counted since `before`."""
         return PackedCounters(
             self.requests - before.requests,
             self.forwards - before.forwards,
@@ -47,7 +47,7 @@ class PackedCounters:
 
 
 def status_page(port: int) -> dict[str, Any] | None:
-    """What a server says of its packed path; None for stock, which has no such page."""
+    """The status page of a server's packed path; None for stock, which has no such page."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30.0)
     try:
         connection.request("GET", _STATUS_PATH)
@@ -61,7 +61,7 @@ def status_page(port: int) -> dict[str, Any] | None:
 
 
 def requests_by_path(port: int) -> Counter[str]:
-    """Requests that the front end has served so far, by path or outcome; none of a stock server."""
+    """Requests that the front end has served so far, by path or outcome; empty for stock."""
     status = status_page(port)
     return Counter() if status is None else Counter(status["frontend"]["counters"]["requests"])
 
@@ -72,9 +72,9 @@ def packed_requests(port: int) -> int:
 
 
 def scheduled_requests(port: int) -> int:
-    """Packed requests that schedulers have answered, by whatever entrance they came; 0 for stock.
+    """Packed requests that the schedulers have answered, from all front ends; 0 for stock.
 
-    Front ends in other processes tell the engine later what they have served.
+    The schedulers' count is up to date. Front ends in other processes report their counts later.
     """
     status = status_page(port)
     schedulers = [] if status is None else status["schedulers"]
@@ -82,9 +82,9 @@ def scheduled_requests(port: int) -> int:
 
 
 def pool_totals(status: dict[str, Any]) -> list[dict[str, int]]:
-    """What SGLang's pools can give, scheduler by scheduler.
+    """Free room in SGLang's pools, for each scheduler.
 
-    A slot of the prefix cache counts as free, as SGLang takes it when it needs one.
+    A slot of the prefix cache counts as free, because SGLang evicts it when it needs one.
     """
     return [
         {
@@ -97,10 +97,10 @@ def pool_totals(status: dict[str, Any]) -> list[dict[str, int]]:
 
 
 async def packed_counters(port: int) -> PackedCounters:
-    """Ask the extension's server.
+    """Read the counters of the extension's server.
 
     Raises:
-        LoadError: the server does not answer, or has no status page as stock has none.
+        LoadError: the server does not answer, or it is a stock server without a status page.
     """
     connection = await connect(port)
     try:

@@ -1,4 +1,4 @@
-"""What is sent: shapes of requests, loads, and the requests themselves (pure)."""
+"""Loads, and the requests that benchmarks send (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_prefill_ext.errors import ConfigError
 from sglang_prefill_ext.sizing.shape import Shape as Shape
 
 LABEL_IDS = (1001, 1002)
-"""Tokens whose probabilities are asked for; two, as for a yes/no question."""
+"""Label tokens of every request; two, as for a yes/no question."""
 
 _FIRST_ID = 16  # the ids below may be special tokens
 _CLOSED = re.compile(r"[1-9]\d*")
@@ -35,8 +35,8 @@ class OpenLoop:
     """Poisson arrivals that do not wait for answers; written ``12.5/s`` or ``70%``.
 
     Attributes:
-        rate: requests per second, or the share of what stock reached in the closed loop.
-        relative: which of the two.
+        rate: requests per second, or a share of the rate that stock reached in the closed loop.
+        relative: whether `rate` is a share.
     """
 
     rate: float
@@ -72,10 +72,12 @@ def parse_load(text: str) -> Load:
 
 
 def closed_first(loads: Iterable[Load]) -> list[Load]:
-    """Order loads: closed loops, fewest clients first, as open ones may need the last one's rate.
+    """Order loads: closed loops come first, fewest clients first.
+
+    Open loops may need the rate of the last closed loop.
 
     Raises:
-        ConfigError: a load is relative to a closed loop that is not there.
+        ConfigError: a load is relative to the rate of a closed loop, and there is none.
     """
     loads = list(loads)
     closed = [load for load in loads if isinstance(load, ClosedLoop)]
@@ -96,8 +98,8 @@ class ScoreRequest:
 def draw_requests(shape: Shape, vocabulary: int, count: int, seed: int) -> list[ScoreRequest]:
     """Draw `count` requests of uniformly random tokens, the same for the same arguments.
 
-    Varied tokens matter: prompts of one repeated token are prefixes of each other, and a
-    prefix cache then answers nearly everything.
+    The tokens must vary: prompts of one repeated token are prefixes of each other, so a prefix
+    cache would answer nearly everything.
     """
     sizes = (shape.query_tokens, shape.item_tokens, shape.items)
     rng = np.random.default_rng([seed, *sizes])
@@ -122,9 +124,9 @@ def score_body(
 
     Args:
         request: the token ids.
-        decode: turns ids into text, to send text instead; its token counts may then differ
-            slightly from the shape's.
-        token_logprobs: ask for the labels' log-probabilities (natural log) as well.
+        decode: turns ids into text, to send text instead of ids. The text may have slightly other
+            token counts than the shape.
+        token_logprobs: also ask for the labels' natural log-probabilities.
     """
     encode = decode or list
     body = {
@@ -138,7 +140,7 @@ def score_body(
 
 
 def generate_body(prompt: Sequence[int], new_tokens: int) -> bytes:
-    """The JSON body of ``POST /generate`` for so many greedy tokens, streamed as they come."""
+    """The JSON body of ``POST /generate`` for `new_tokens` greedy tokens, streamed."""
     sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
     body = {"input_ids": list(prompt), "sampling_params": sampling, "stream": True}
     return json.dumps(body, separators=(",", ":")).encode()
