@@ -1,4 +1,4 @@
-"""Where each microsecond of a `/v1/score` request goes: ``python -m bench.breakdown --help``."""
+"""Time the stages of a `/v1/score` request: ``python -m bench.breakdown --help``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def main(
     shape: Shapes = None,
     preset: Preset = "micro",
     seconds: Seconds = 5.0,
-    live: Annotated[bool, typer.Option(help="Start servers, too.")] = True,
+    live: Annotated[bool, typer.Option(help="Also measure on running servers.")] = True,
 ) -> None:
-    """Print the stages of a request on the host, and what a request costs running servers."""
+    """Print the time of each host stage of a request, and its cost on running servers."""
     bench = Bench("bench.breakdown")
     shapes = [Shape.parse(each) for each in shape or ["60+2x50", "62+0x1"]]
     with bench.measured_model(preset) as (model, status):

@@ -1,4 +1,4 @@
-"""What a request costs a running server: latency, and CPU time of each process."""
+"""Measure a request on a running server: latency, and CPU time of each process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ROLES = ("scheduler", "detokenizer")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one request, of one client, in µs.
+    """Cost of one request from a single client, in µs.
 
     Attributes:
-        latency_us: P50.
-        cpu_us: by the process's role.
-        forward_us: for which packed forwards kept the device busy; None for stock.
+        latency_us: P50 latency.
+        cpu_us: role of a process -> its CPU time.
+        forward_us: time for which packed forwards kept the device busy; None for stock.
     """
 
     latency_us: float

@@ -1,4 +1,4 @@
-"""The stages of a packed request that run on the host, each on its own in a loop."""
+"""Time each host stage of a packed request by itself, in a loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _PATH = "/v1/score"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Work for one request; the least of several means, in µs, so that others' work is left out."""
+    """One stage of a request, and its time in µs.
+
+    The time is the least of several means, so that other load on the machine counts little.
+    """
 
     name: str
     us: float
@@ -58,7 +61,7 @@ def timed(name: str, work: Callable[[], object]) -> Stage:
 
 
 def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
-    """Of the extension, in the order of the request's way; the forward is not among them.
+    """Time the extension's stages, in the order in which a request passes them; not the forward.
 
     Args:
         body: of ``POST /v1/score``, with token ids as lists or as arrays.
@@ -95,7 +98,7 @@ def packed_stages(body: bytes, vocabulary: int) -> Iterator[Stage]:
 
 
 def stock_stages(body: bytes, items: int) -> Iterator[Stage]:
-    """Of SGLang, as far as they can be run on their own: what FastAPI does with a request."""
+    """Time those stages of SGLang that can run by themselves: what FastAPI does with a request."""
     yield timed("HTTP request parsed", _parser(body))
     yield timed("body read", lambda: ScoringRequest.model_validate_json(body))
     scores = [[0.25, 0.75]] * items
@@ -110,14 +113,14 @@ def stock_stages(body: bytes, items: int) -> Iterator[Stage]:
 
 def _parser(body: bytes) -> Callable[[], object]:
     class Nothing:
-        """Takes no notice."""
+        """Ignores all events of the parser."""
 
     parser, request = httptools.HttpRequestParser(Nothing()), post_bytes(_PATH, body)
     return lambda: parser.feed_data(request)
 
 
 def _sent(what: str, message: Any) -> Iterator[Stage]:
-    """Encoded, through a socket between two processes' ends, and decoded, as SGLang does it."""
+    """Time encoding a message, sending it through a ZMQ socket, and decoding it, as SGLang does."""
     with zmq.Context() as context:
         here, there = context.socket(zmq.SocketType.PUSH), context.socket(zmq.SocketType.PULL)
         with here, there:
@@ -132,7 +135,7 @@ def _sent(what: str, message: Any) -> Iterator[Stage]:
 
 
 def _scheduled(rows: PackedRows) -> Iterator[Stage]:
-    """Queued, planned, launched on nothing, collected and answered."""
+    """Time the runtime's work for a request without a forward, and the upload of its plan."""
     executor = _Nothing(np.zeros(rows.num_values, dtype=np.float32))
     policy = policy_of(PrefillOnlyConfig(order=Order.SRPT), ForwardBudget(10**6), 1000)
     runtime = PackedRuntime(executor, lambda _ended: None, policy)
@@ -154,7 +157,7 @@ def _scheduled(rows: PackedRows) -> Iterator[Stage]:
 
 
 class _Nothing:
-    """An executor, and what it completes: the same values at once."""
+    """An executor, and its forward: computes nothing and returns the same values at once."""
 
     asynchronous = False
     causal = True

@@ -1,1 +1,1 @@
-"""Requests that end with their prompts, beside scoring: vectors, single tokens, log-probs."""
+"""Prefill-only requests other than scoring: embeddings, single tokens, prompt log-probs."""

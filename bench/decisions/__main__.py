@@ -1,4 +1,4 @@
-"""Requests that end with their prompts, beside scoring: ``python -m bench.decisions KIND``."""
+"""Measure prefill-only requests other than scoring: ``python -m bench.decisions KIND``."""
 
 from __future__ import annotations
 
@@ -24,28 +24,39 @@ def main(
     kind: Annotated[KindName, typer.Argument(help="What every request asks for.")],
     preset: Preset = "micro",
     clients: Clients = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Prompts a request.")] = None,
-    shared: Annotated[int | None, typer.Option(min=0, help="Tokens they have in common.")] = None,
-    shortest: Annotated[int | None, typer.Option(min=1, help="Least further tokens.")] = None,
-    longest: Annotated[int | None, typer.Option(min=1, help="Most further tokens.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Prompts per request.")] = None,
+    shared: Annotated[
+        int | None, typer.Option(min=0, help="Tokens that all prompts of a request share.")
+    ] = None,
+    shortest: Annotated[
+        int | None, typer.Option(min=1, help="Least tokens of a prompt after the shared ones.")
+    ] = None,
+    longest: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a prompt after the shared ones.")
+    ] = None,
     seconds: Seconds = 6.0,
     alternations: Alternations = 2,
-    threads: Annotated[int, typer.Option(min=1, help="Of a forward, in both servers.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads of a forward, in both servers.")
+    ] = 1,
     spin: Annotated[
-        bool, typer.Option("--spin", help="Idle schedulers do not sleep, in both servers.")
+        bool, typer.Option("--spin", help="Idle schedulers poll instead of sleeping.")
     ] = False,
     awake: Awake = False,
     apart: Annotated[
-        bool, typer.Option("--apart", help="Schedulers have the first core to themselves.")
+        bool, typer.Option("--apart", help="Only schedulers run on the first core.")
     ] = False,
     side_by_side: Annotated[
-        bool, typer.Option("--side-by-side", help="Both are started once, and loaded in turn.")
+        bool,
+        typer.Option("--side-by-side", help="Start each server once, and load them in turn."),
     ] = False,
-    by_wrk: Annotated[bool, typer.Option("--by-wrk", help="wrk makes the load.")] = False,
+    by_wrk: Annotated[bool, typer.Option("--by-wrk", help="Make the load by wrk.")] = False,
     seed: Seed = 0,
-    name: Annotated[str | None, typer.Option(help="File name in bench/results.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the files in bench/results; default: the kind.")
+    ] = None,
 ) -> None:
-    """Measure requests a second, stock and extension in turn, the ratio first."""
+    """Measure requests per second, stock and extension in turn; print the ratio first."""
     bench = Bench("bench.decisions", name or str(kind))
     shape = {"count": count, "shared": shared, "shortest": shortest, "longest": longest}
     given = {key: value for key, value in shape.items() if value is not None}

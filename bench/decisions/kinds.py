@@ -1,4 +1,4 @@
-"""The kinds of requests: what is sent, with what flags, and which numbers come back."""
+"""The kinds of requests: their bodies, the flags of the servers, and the numbers of an answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FIRST_ID = 16  # the ids below may be special tokens
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Of one request: so many, each with a beginning in common and an end of its own.
+    """The prompts of one request: all begin with the same tokens, and each has an own ending.
 
     Attributes:
-        shared: tokens of the beginning.
-        shortest, longest: of the end, in tokens.
+        shared: number of tokens that all prompts share.
+        shortest, longest: limits of an ending's length, in tokens.
     """
 
     count: int
@@ -35,7 +35,7 @@ class Prompts:
         return f"{self.shared}+{ends}x{self.count}"
 
     def draw(self, vocabulary: int, seed: int) -> list[list[list[int]]]:
-        """The prompts of distinct requests, of random ids; all lengths are equally likely."""
+        """Draw the prompts of distinct requests from random ids; all lengths are equally likely."""
         rng = np.random.default_rng(seed)
 
         def ids(length: int) -> list[int]:
@@ -55,12 +55,12 @@ class Kind:
     """One kind of request.
 
     Attributes:
-        path: of the route.
-        flags: of both servers.
-        prompts: unless others are asked for.
-        body: of a request for prompts, the first `shared` tokens of which are the same.
-        numbers: of an answer, in a fixed order.
-        counts_prompts: SGLang makes a request of its own of every prompt, and so they are counted.
+        path: path of the route.
+        flags: flags of both servers.
+        prompts: default prompts of a request.
+        body: makes the body of a request from its prompts and the number of shared tokens.
+        numbers: takes the numbers out of an answer, in a fixed order.
+        counts_prompts: whether the server counts prompts, because SGLang makes each a request.
     """
 
     path: str
@@ -85,7 +85,7 @@ def _token_body(prompts: list[list[int]], _shared: int) -> dict[str, Any]:
 
 
 def _logprobs_body(prompts: list[list[int]], shared: int) -> dict[str, Any]:
-    """Log-probs of all that follows the beginning."""
+    """Ask for the log-probs of all tokens after the shared ones."""
     return {
         "input_ids": _one_or_all(prompts),
         "sampling_params": {"max_new_tokens": 0},
@@ -103,7 +103,7 @@ def _meta(answer: Any) -> list[dict[str, Any]]:
 
 
 def _tokens(answer: Any) -> list[float]:
-    """Log-prob and id of every token."""
+    """Take the log-prob and the id of every token out of an answer."""
     pairs = [meta["output_token_logprobs"][0][:2] for meta in _meta(answer)]
     return [float(number) for pair in pairs for number in pair]
 
@@ -129,5 +129,5 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 def numbers_of(kind: Kind, body: bytes) -> np.ndarray:
-    """The numbers of an answer's body."""
+    """Return the numbers in the body of an answer."""
     return np.array(kind.numbers(json.loads(body)), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Stock and extension in turn: start, measure every load, compare all answers, stop."""
+"""Run stock and extension in turn: start, measure every load, compare all answers, stop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from bench.status import packed_requests
 from bench.workloads import ClosedLoop
 
 Requests: TypeAlias = list[list[list[int]]]
-"""Token ids of the prompts of each."""
+"""For each request, the token ids of each of its prompts."""
 
 _ASK_S = 1.0
-"""Least length of the loop that only gives answers."""
+"""Least length of the loop that only collects answers, if wrk makes the measured load."""
 
 
 @dataclass(slots=True)
 class AnswerGate:
-    """The extension's numbers against stock's, all of them as if they were log-probabilities.
+    """Compares the extension's numbers with stock's, by the tolerance of log-probabilities.
 
     Attributes:
         largest: the largest difference so far.
-        compared: answers so far.
+        compared: number of compared answers so far.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class AnswerGate:
         """Compare the answers to the requests that both servers answered, by request number.
 
         Raises:
-            GateError: they differ, or none was answered by both.
+            GateError: answers differ, or no request was answered by both.
         """
         for number in stock.keys() & extension.keys():
             ours, theirs = (numbers_of(self.kind, each[number]) for each in (extension, stock))
@@ -72,15 +72,16 @@ class DecisionRun:
 
     Attributes:
         model: its directory, named after the preset.
-        prompts: of each request.
-        clients: of the closed loops.
-        seconds: least length of each.
-        threads: of one forward on a CPU.
-        spin: idle schedulers look for work all the time: a lone request is answered sooner, many
-            clients have a core less.
-        apart: schedulers have a core of their own, as beside a GPU; one server at a time is busy.
-        by_wrk: wrk makes the load that counts, which takes nothing from Python; a short loop
-            before it gives the answers that are compared.
+        prompts: the prompts of each request.
+        clients: numbers of clients of the closed loops.
+        seconds: least length of each loop.
+        threads: threads of one forward on a CPU.
+        spin: idle schedulers poll for work. Then a lone request is answered sooner, but many
+            clients have one core less.
+        apart: only schedulers run on the first core, which imitates a GPU; only one server at a
+            time is busy.
+        by_wrk: wrk makes the measured load, so that Python takes no CPU time from it; a short
+            loop before it collects the answers that are compared.
     """
 
     model: Path
@@ -100,10 +101,10 @@ class DecisionRun:
         self.gate = AnswerGate(self.kind)
 
     def in_turn(self, starts: int, requests: Requests, tell: Callable[[str], None]) -> None:
-        """Start one server after the other, each so often, and measure it.
+        """Start and measure the servers in turn, each `starts` times.
 
         Raises:
-            GateError: their answers disagree; no figure may be shown then.
+            GateError: their answers disagree; then no figure may be shown.
         """
         for repeat in range(starts):
             for path in PATHS:
@@ -112,10 +113,12 @@ class DecisionRun:
                     self._measure(server.port, path, repeat, requests)
 
     def side_by_side(self, turns: int, requests: Requests, tell: Callable[[str], None]) -> None:
-        """Start both servers once, and measure them in turn; who has none of it sleeps.
+        """Start both servers once, and measure them in turn, each `turns` times.
+
+        The server that is not measured is idle.
 
         Raises:
-            GateError: likewise.
+            GateError: see `in_turn`.
         """
         with (
             self._server(STOCK) as stock,
@@ -140,7 +143,7 @@ class DecisionRun:
         return scheduler_apart(pids) if self.apart else nullcontext()
 
     def _measure(self, port: int, path: str, repeat: int, requests: Requests) -> None:
-        """Run all loops on a server, and hold its answers against stock's."""
+        """Run all loops on a server; keep its answers if it is stock, else compare them."""
         bodies = [self._body(prompts) for prompts in requests]
         pool = [post_bytes(self.kind.path, body) for body in bodies]
         for count in self.clients:

@@ -1,1 +1,1 @@
-"""Generations beside packed load on real servers."""
+"""How packed load affects running generations, measured on real servers."""

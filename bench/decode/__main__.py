@@ -1,4 +1,4 @@
-"""Generation beside packed load on real servers: ``python -m bench.decode``."""
+"""Measure generations beside packed load on real servers: ``python -m bench.decode``."""
 
 from __future__ import annotations
 
@@ -21,25 +21,33 @@ DECODE_SLOWDOWN = PrefillOnlyConfig().decode_slowdown
 
 def main(
     preset: Preset = "tiny",
-    clients: Annotated[int, typer.Option(min=1, help="That generate.")] = 4,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each generation.")] = 128,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Of each generation.")] = 32,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that generate.")] = 4,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt tokens of each generation.")
+    ] = 128,
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each generation.")] = 32,
     shape: ShapeText = "60+2x50",
     share: Annotated[
-        float, typer.Option(min=0.01, help="Open loop: of what stock scores alone.")
+        float,
+        typer.Option(
+            min=0.01, help="Rate of the open loop, as a share of stock's rate without generations."
+        ),
     ] = 0.5,
-    score_clients: Annotated[int, typer.Option(min=1, help="Of the closed loops.")] = 4,
+    score_clients: Annotated[
+        int, typer.Option(min=1, help="Clients of the closed loops of scoring.")
+    ] = 4,
     seconds: Seconds = 20.0,
     alternations: Alternations = 2,
     decode_slowdown: Annotated[
-        int, typer.Option(min=1, help="Flag of the extension, and the aim for gaps.")
+        int,
+        typer.Option(min=1, help="--prefill-only-decode-slowdown, and upper limit of gap ratios."),
     ] = DECODE_SLOWDOWN,
     dtype: Dtype = "float32",
     flags: Flags = "",
     seed: Seed = 0,
     name: Name = "decode",
 ) -> None:
-    """Measure what packed load costs running generations, stock and extension in turn."""
+    """Measure how packed load slows generations down, on stock and extension in turn."""
     bench = Bench("bench.decode", name)
     with bench.no_figures_on_error():
         plan = DecodePlan(

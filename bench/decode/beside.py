@@ -1,4 +1,4 @@
-"""Streamed generations, alone or beside a loop of scoring requests."""
+"""Run streamed generations, alone or beside a loop of scoring requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bench.status import PackedCounters, packed_counters
 
 WARM_UP_S = 2.0
 SCORING_MARGIN_S = 1.0
-"""How much longer than warm-up and window the arrivals of an open loop beside it go on."""
+"""Scoring requests of an open loop arrive for this much longer than warm-up and measurement."""
 
 
 @dataclass(slots=True)
 class Throughout:
-    """Lets a closed loop of scoring go on for as long as the generations beside it are measured.
+    """The `Ending` of a closed loop of scoring that runs while generations are measured.
 
     Attributes:
-        measuring: the clock of the phase runs.
-        over: it has stopped.
-        scored: a request was answered in between.
+        measuring: whether the measurement has begun.
+        over: whether it has ended.
+        scored: set when a scoring request was answered during the measurement.
     """
 
     measuring: bool = False
@@ -42,13 +42,14 @@ class Throughout:
 
 @dataclass(slots=True)
 class Phase:
-    """What happened between two readings of the clock.
+    """One measurement of generations.
 
     Attributes:
-        begin_s, end_s: on the clock of `time.perf_counter`.
-        answers: of every generation, also before and after: the prompt's number and what came.
-        scoring: what the loop beside it saw; None without one.
-        packed: what the server counted in between; None where it was not asked.
+        begin_s, end_s: its limits on the clock of `time.perf_counter`.
+        answers: prompt number and received parts of every generation, those of the warm-up and
+            those that ended after `end_s` included.
+        scoring: what the loop of scoring measured; None without such a loop.
+        packed: what the server counted in between; None if it has no such counters.
         generator_cpu_s: CPU seconds of this process in between.
     """
 
@@ -65,7 +66,7 @@ class Phase:
 
     @property
     def scored_per_s(self) -> float:
-        """Scoring requests answered in between, per second."""
+        """Scoring requests per second that were answered during the measurement."""
         ended_s = self.scoring.ended_s if self.scoring is not None else []
         return sum(self.begin_s <= each < self.end_s for each in ended_s) / self.seconds
 
@@ -97,18 +98,18 @@ async def run_phase(
     throughout: Throughout | None = None,
     is_extension: bool,
 ) -> Phase:
-    """Let clients generate, each its next prompt once the last one is done.
+    """Measure clients that generate; each sends its next prompt once the last one is done.
 
-    What is measured lasts until a client has begun and ended a generation in it, however slow the
-    machine is, and until a closed loop beside it has had an answer.
+    The measurement is extended, however slow the machine is, until a client has begun and ended a
+    generation in it, and until a closed loop of scoring has had an answer in it.
 
     Args:
         port: of the server.
-        prompts: prepared requests, sent in turn and again from the start.
+        prompts: prepared requests, sent in order, then again from the first.
         clients: generations under way at any time.
-        seconds: least length of what is measured, after `WARM_UP_S`.
-        scoring: a loop to run beside it.
-        throughout: what ends that loop; None for an open one.
+        seconds: least length of the measurement, which begins after `WARM_UP_S`.
+        scoring: a loop of scoring requests to run at the same time.
+        throughout: ends that loop if it is a closed one; None for an open one.
         is_extension: whether the server counts packed forwards.
 
     Raises:
@@ -117,7 +118,7 @@ async def run_phase(
     phase = Phase()
     if throughout is None:
         throughout = Throughout()
-        throughout.scored.set()  # nothing to wait for
+        throughout.scored.set()  # there is no closed loop to wait for
     missing, generated = math.inf, asyncio.Event()
     numbers = itertools.cycle(range(len(prompts)))
     connections = [await connect(port, StreamConnection) for _ in range(clients)]
@@ -142,7 +143,8 @@ async def run_phase(
             await asyncio.sleep(WARM_UP_S)
             before = await read_counters()
             phase.begin_s, cpu_begin_s = time.perf_counter(), time.process_time()
-            missing = clients + 1  # one of the clients ends two of these, and so begins one
+            # Of clients + 1 ended generations, one client has ended two, so it began the second.
+            missing = clients + 1
             throughout.measuring = True
             await asyncio.sleep(seconds)
             await generated.wait()

@@ -1,4 +1,4 @@
-"""What the experiment on generation beside packed load consists of (pure)."""
+"""Plan and results of the measurement of generations beside packed load (pure)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class DecodePlan:
 
     Attributes:
         shape: of scoring requests.
-        clients: that generate.
-        prompt_tokens, new_tokens: of each generation.
-        share: rate of the open loop, of what stock scores alone in a closed loop.
-        score_clients: of the closed loops of scoring.
+        clients: number of clients that generate.
+        prompt_tokens, new_tokens: lengths of each generation.
+        share: rate of the open loop, as a share of the rate that stock reaches in a closed loop of
+            scoring without generations.
+        score_clients: clients of the closed loops of scoring.
         seconds: length of each phase, without its warm-up.
         alternations: how often each of the two servers is started, in turn.
-        decode_slowdown: the factor within which the extension promises to keep the distance
-            between tokens, ``--prefill-only-decode-slowdown``.
+        decode_slowdown: the value of ``--prefill-only-decode-slowdown``: by at most this factor,
+            the extension promises, does packed load lengthen the time between tokens.
         dtype: of the model in both servers; decides the gate's tolerance.
         extension_args: further flags of the extension's server.
         seed: of prompts, requests and arrivals.
@@ -52,7 +53,7 @@ class DecodePlan:
         return [*args, "--enable-prefill-only", *self.extension_args, *slowdown]
 
     def phases(self, path: str) -> tuple[str, ...]:
-        """In the order in which they run on a server."""
+        """The phases in the order in which they run on a server."""
         return (ALONE, OPEN, SATURATED) if path == EXTENSION else (ALONE, OPEN)
 
 
@@ -65,14 +66,14 @@ class DecodeResult:
         path: ``stock`` or ``extension``.
         repeat: which start of this server, from 0.
         phase: `ALONE`, `OPEN` or `SATURATED`.
-        clients: that generate.
-        seconds: measured.
-        tokens_per_s: generated, by all clients.
-        ms_per_token: of one client from its first token on.
-        gap_p50_ms, gap_p99_ms: between two events of a stream.
-        offered_per_s: scoring requests per second; None but in the open loop.
-        items_per_s: scored meanwhile.
-        packed_share: of the time, that of packed forwards; None for stock.
+        clients: number of clients that generate.
+        seconds: length of the measurement.
+        tokens_per_s: generated tokens per second of all clients together.
+        ms_per_token: mean time per output token of a client after its first token.
+        gap_p50_ms, gap_p99_ms: time between two events of a stream.
+        offered_per_s: offered scoring requests per second in the open loop; None in other phases.
+        items_per_s: scored items per second meanwhile.
+        packed_share: share of the time in which packed forwards ran; None for stock.
         generator_cpu_share: of one core, used by the load generator.
     """
 

@@ -1,4 +1,4 @@
-"""What people read of generation beside packed load: phases, ratios, and a picture."""
+"""Tables of phases and ratios, and a picture, of generations beside packed load."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bench.plan import EXTENSION, PATHS, STOCK
 LEAST_ALONE = 0.97
 MOST_ALONE = 1.03
 LEAST_BY_SHARE = 0.95
-"""Aims: tokens per second and time per token alone over stock's, and the pace beside packed load
-over what the time allows that is left."""
+"""Aims. Alone: tokens per second and time per token, divided by stock's. Saturated: see
+`pace_by_share`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Finding:
     """A ratio, one value per start of the servers.
 
     Attributes:
-        what: it says.
-        values: in order of the starts.
-        least, most: its aim; None where there is none.
+        what: what the ratio compares.
+        values: one per start, in order.
+        least, most: lower or upper limit as an aim; None without such an aim.
     """
 
     what: str
@@ -48,14 +48,14 @@ class Finding:
 
     @property
     def is_met(self) -> bool | None:
-        """None where there is no aim."""
+        """Whether the median meets the aim; None without an aim."""
         if self.least is not None:
             return self.value >= self.least
         return None if self.most is None else self.value <= self.most
 
 
 def findings(results: Sequence[DecodeResult], decode_slowdown: float) -> list[Finding]:
-    """The ratios that the experiment is about; `decode_slowdown` is what the extension promises."""
+    """Return the ratios to report; `decode_slowdown` is the aim that the extension promises."""
     alone, opened = (_paired(results, phase) for phase in (ALONE, OPEN))
     own = [extension for _, extension in alone]
     beside = list(zip(own, _of(results, EXTENSION, SATURATED), strict=True))
@@ -77,16 +77,17 @@ def findings(results: Sequence[DecodeResult], decode_slowdown: float) -> list[Fi
 
 
 def pace_by_share(alone: DecodeResult, beside: DecodeResult) -> float:
-    """How fast tokens follow each other beside packed load, over alone in the time it leaves.
+    """The rate of tokens beside packed load, over that alone in the time that packed load leaves.
 
-    Tokens per second would also count how long clients wait for a front end that scores as well.
+    Both are rates after a client's first token. Tokens per second would also count how long clients
+    wait for a front end that also handles scoring.
     """
     assert beside.packed_share is not None, "measured on the extension"
     return alone.ms_per_token / (beside.ms_per_token * (1 - beside.packed_share))
 
 
 def findings_table(found: Sequence[Finding]) -> Table:
-    """One line per ratio: median over the starts, range and aim."""
+    """Return a table with one line per ratio: median over the starts, range and aim."""
     columns = ("ratio", "what", "range", "aim")
     table = new_table("Ratios", *columns, left=columns[1:])
     colours = {True: "green", False: "yellow", None: "default"}
@@ -101,7 +102,7 @@ def findings_table(found: Sequence[Finding]) -> Table:
 
 
 def phase_table(results: Sequence[DecodeResult]) -> Table:
-    """One line per phase and server: medians over the starts."""
+    """Return a table with one line per phase and server: medians over the starts."""
     words = ("phase", "server")
     numbers = ("tokens/s", "ms/token", "gap P50 ms", "gap P99 ms", "items/s", "packed time")
     table = new_table("Generation", *words, *numbers, left=words)
@@ -152,7 +153,7 @@ def _of(results: Sequence[DecodeResult], path: str, phase: str) -> list[DecodeRe
 
 
 def _paired(results: Sequence[DecodeResult], phase: str) -> list[tuple[DecodeResult, DecodeResult]]:
-    """Stock and extension, each start with its neighbour."""
+    """Pair the results of stock and extension in a phase, start by start."""
     return list(zip(_of(results, STOCK, phase), _of(results, EXTENSION, phase), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Stock and extension in turn: start, pass the gate, generate in every phase, stop."""
+"""Run stock and extension in turn: start, pass the gate, generate in every phase, stop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class DecodeCase:
-    """The prepared requests: generations, and scoring beside them."""
+    """The prepared requests: generations, and the scoring requests beside them."""
 
     prompts: list[bytes]
     scoring: Case
@@ -50,10 +50,11 @@ def make_decode_case(model: Path, plan: DecodePlan) -> DecodeCase:
 
 @dataclass(slots=True)
 class DecodeRun(Run[DecodePlan, DecodeResult]):
-    """Every phase on either server; the gate is of scores.
+    """Measures every phase on both servers; the gate compares scores.
 
     Attributes:
-        equal_generations: how many were compared with stock's first ones, all of them equal.
+        equal_generations: number of generations that were found equal to the first one, stock's,
+            of the same prompt.
     """
 
     equal_generations: int = 0
@@ -64,7 +65,7 @@ class DecodeRun(Run[DecodePlan, DecodeResult]):
         """Measure stock and extension in turn.
 
         Raises:
-            GateError: they disagree; no figure may be shown then.
+            GateError: their answers disagree; then no figure may be shown.
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
@@ -91,7 +92,7 @@ class DecodeRun(Run[DecodePlan, DecodeResult]):
         self._read(path, "before timing", run_loop(generate_each(port, case.prompts)))
 
     def _score_alone(self, port: int, case: DecodeCase) -> None:
-        """Find what stock scores without generations; the open loop's rate is a share of it."""
+        """Measure stock's rate of scoring without generations; the open loop gets a share of it."""
         self.tell(f"{self.preset}: {STOCK}, scoring alone")
         window = Window(self.plan.seconds / 2, 2 * self.plan.score_clients)
         seen = run_loop(closed_loop(port, case.scoring.pool, self.plan.score_clients, window))
@@ -140,7 +141,7 @@ class DecodeRun(Run[DecodePlan, DecodeResult]):
         )
 
     def _read(self, path: str, name: str, phase: Phase) -> list[Generation]:
-        """Read a phase's generations and hold them against the first ones of the same prompts."""
+        """Read a phase's generations; compare each with the first one of the same prompt."""
         generations = [Generation.from_pieces(*answer) for answer in phase.answers]
         for each in generations:
             expected = self._expected_ids.get(each.number)

@@ -1,4 +1,4 @@
-"""What a client saw of a generation, read after the clock has stopped (pure)."""
+"""Read what clients received of streamed generations, after the measurement (pure)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Generation:
     """One streamed answer.
 
     Attributes:
-        number: of the prompt.
-        event_s: when each event that brought tokens came, ascending, in seconds.
-        event_tokens: how many it brought; several where the server fell behind its own output.
-        output_ids: all tokens.
+        number: number of the prompt.
+        event_s: times at which events with new tokens came, ascending, in seconds.
+        event_tokens: number of new tokens of each event; several if the server sent late.
+        output_ids: all generated tokens.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Generation:
 
     @classmethod
     def from_pieces(cls, number: int, pieces: Sequence[Piece]) -> Generation:
-        """Read the answer of ``POST /generate``, each event of which repeats all tokens so far.
+        """Read the answer of ``POST /generate``, where each event repeats all tokens so far.
 
         Raises:
             LoadError: the server sent an error instead, or no tokens.
@@ -57,7 +57,7 @@ class Generation:
 
 
 def _events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
-    """Server-sent events, each with the time at which it was complete."""
+    """Split an answer into server-sent events, each with the time at which it was complete."""
     parser = h11.Connection(h11.CLIENT)
     parser.send(h11.Request(method="GET", target="/", headers=[("host", "127.0.0.1")]))
     parser.send(h11.EndOfMessage())
@@ -73,12 +73,12 @@ def _events(pieces: Sequence[Piece]) -> Iterator[tuple[float, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class DecodeFigures:
-    """Of the generations of all clients within a window of time.
+    """Figures of the generations of all clients within a window of time.
 
     Attributes:
-        tokens_per_s: tokens that came in it, per second.
-        ms_per_token: of one client from its first token on: the mean time per output token.
-        gap_p50_ms, gap_p99_ms: between two events of one generation.
+        tokens_per_s: tokens per second that came in the window.
+        ms_per_token: mean time per output token of a client after its first token.
+        gap_p50_ms, gap_p99_ms: time between two events of one generation.
     """
 
     tokens_per_s: float
@@ -90,7 +90,7 @@ class DecodeFigures:
 def decode_figures(
     generations: Sequence[Generation], begin_s: float, end_s: float
 ) -> DecodeFigures:
-    """Count what came from `begin_s` on and before `end_s`.
+    """Compute the figures of the window from `begin_s` (included) to `end_s` (excluded).
 
     Raises:
         LoadError: no gap between two events ended within the window.

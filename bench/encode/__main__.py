@@ -1,4 +1,4 @@
-"""µs to encode a text, stock's ways and the extension's: ``python -m bench.encode``."""
+"""Time how stock and the extension encode texts: ``python -m bench.encode``."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ from sglang_prefill_ext.texts.text_encoder import Plain, TextEncoder
 
 SHAPES = ["60+20x50", "200+50x50", "500+20x50"]
 _MADE = 8_000
-"""Vocabulary of the tokenizer that is made where none is given, as the `micro` model has it."""
+"""Vocabulary of the tokenizer that is made if none is given; the `micro` model has the same."""
 
 _READY_S = 600
 
 
 def main(
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Directory of a fast tokenizer; else one is made.")
+        Path | None, typer.Option(help="Directory of a fast tokenizer; by default one is made.")
     ] = None,
-    shape: Annotated[list[str] | None, typer.Option(help="In words: query+itemxitems.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Of each shape.")] = 60,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="<query>+<item>x<items>, in words; repeatable.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each shape.")] = 60,
     strings: Annotated[
-        int, typer.Option(min=1_000, help="Adversarial strings to compare; 1000000 for long.")
+        int,
+        typer.Option(min=1_000, help="Adversarial strings to compare; 1000000 for a long run."),
     ] = 20_000,
     seed: Seed = 0,
     name: Name = "encode",
@@ -103,10 +106,10 @@ def _plain(tokenizer: Any) -> Plain:
 def _checked_strings(
     plain: Plain, served: TextEncoder, added: list[str], count: int, seed: int
 ) -> dict[str, float]:
-    """Compare adversarial strings, other than those that libraries are judged on.
+    """Compare the ids of adversarial strings, others than those by which libraries are chosen.
 
     Raises:
-        GateError: one differs.
+        GateError: the ids of a string differ.
     """
     found = compare_strings(plain, served, texts(count, added, seed=seed + 1))
     wrong, joined = found["mismatches"], 0
@@ -120,7 +123,7 @@ def _checked_strings(
 
 
 def _library_ways(json: str, console: Console) -> dict[str, Any]:
-    """Ways of the libraries that can load a tokenizer, as a server leaves out the others."""
+    """Return the ways of all libraries that can load the tokenizer; a server too skips others."""
     settings = json_format.loads(json)
     frame = frame_of(settings["post_processor"])
     if frame is None:
@@ -130,7 +133,7 @@ def _library_ways(json: str, console: Console) -> dict[str, Any]:
     for library in libraries.LIBRARIES:
         try:
             ways |= encoder_ways(partial(libraries.load, library, json), splice)
-        except Exception as error:  # of any kind: libraries have their own
+        except Exception as error:  # each library has error types of its own
             console.print(f"left out: {library} cannot load this tokenizer ({error})")
     return ways
 
@@ -146,7 +149,7 @@ def _table(results: Sequence[EncodeResult]) -> Table:
 
 
 def _save_plot(path: Path, results: Sequence[EncodeResult], title: str) -> None:
-    """Write a PNG: a panel a shape, a bar a way; shorter is better."""
+    """Write a PNG: one panel per shape, one bar per way; shorter is better."""
     shapes = list(dict.fromkeys(each.shape for each in results))
     size = (5 * len(shapes), 4)
     how = {"title": title, "figsize": size, "squeeze": False, "sharey": True}
@@ -158,7 +161,7 @@ def _save_plot(path: Path, results: Sequence[EncodeResult], title: str) -> None:
             panel.set(xscale="log", xlabel="µs per text", title=f"{shape} words")
             panel.set_xlim(1, 3 * max(each.us_per_text for each in own))
             panel.tick_params(labelsize=7)
-        panels[0][0].invert_yaxis()  # of all: the axis is shared
+        panels[0][0].invert_yaxis()  # inverts all panels, because they share the axis
 
 
 if __name__ == "__main__":

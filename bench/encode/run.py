@@ -20,16 +20,16 @@ _CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """One way on requests of one shape.
+    """One way to encode, on requests of one shape.
 
     Attributes:
-        tokenizer: name.
-        shape: in words, as in ``60+20x50``.
+        tokenizer: its name.
+        shape: in words, such as ``60+20x50``.
         us_per_text: median over the requests.
-        ratio: stock's time with batches over this one.
-        ratio_one_by_one: stock's time by default over this one.
-        compared: prompts whose ids were compared with stock's.
-        mismatches: of these, how many differ.
+        ratio: time of stock with batch encoding, over the time of this way.
+        ratio_one_by_one: time of stock by default, over the time of this way.
+        compared: number of prompts whose ids were compared with stock's.
+        mismatches: number of compared prompts whose ids differ.
     """
 
     tokenizer: str
@@ -45,17 +45,20 @@ class EncodeResult:
 def measure(
     ways: Mapping[str, Way], shape: Shape, requests: Sequence[Request], tokenizer: str
 ) -> list[EncodeResult]:
-    """Return a result for each way; the first one is stock's default, `BATCH` is among them.
+    """Time each way on the same requests.
+
+    Args:
+        ways: the first is stock's default; `BATCH` must be one of them.
 
     Raises:
-        GateError: a way makes other ids than stock.
+        GateError: a way returns other ids than stock.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     wrong = dict.fromkeys(ways, 0)
     names = list(ways)
     for number, (query, items) in enumerate(requests):
         wanted = rows_of(ways[BATCH](query, items))
-        first = number % len(names)  # none always comes behind the same other
+        first = number % len(names)  # the order rotates
         for name in names[first:] + names[:first]:
             start = time.perf_counter()
             found = ways[name](query, items)
@@ -75,11 +78,11 @@ def measure(
 
 
 def compare_strings(plain: Plain, texts: TextEncoder, strings: Sequence[str]) -> dict[str, float]:
-    """Encode single texts as a front end does and the plain way.
+    """Encode single texts as a front end does, and as stock does; compare the ids.
 
     Returns:
-        How many there were (``single``), how many differ (``mismatches``), and the time (µs) for
-        one, stock's and the extension's.
+        The number of texts (``single``), the number that differ (``mismatches``), and the times
+        per text in µs, stock's and the extension's.
     """
     wrong, stock_s, extension_s = 0, 0.0, 0.0
     for chunk in _chunks(strings):
@@ -103,7 +106,11 @@ def compare_strings(plain: Plain, texts: TextEncoder, strings: Sequence[str]) ->
 def count_joined_mismatches(
     plain: Plain, texts: TextEncoder, cases: Sequence[Request], *, item_first: bool
 ) -> tuple[int, int]:
-    """Likewise with shared texts and others; return how many were compared, and how many differ."""
+    """Compare the ids of a shared text joined with others, encoded as above.
+
+    Returns:
+        The number of compared prompts, and the number that differ.
+    """
     compared = wrong = 0
     for shared, items in cases:
         whole = [item + shared if item_first else shared + item for item in items]

@@ -1,4 +1,4 @@
-"""Every way to encode the texts of one request, with what it is compared by."""
+"""Ways to encode the texts of one request, and how their results are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Request: TypeAlias = tuple[str, list[str]]
 """A query and its items."""
 
 Way: TypeAlias = Callable[[str, list[str]], Any]
-"""Returns rows of ids as lists, as `FlatRows`, as shared ids with the rest, or packed."""
+"""Encodes a query with its items. Returns the ids of rows as lists, as `FlatRows`, as shared ids
+with the rest of each row, or as a packed request."""
 
 ONE_BY_ONE = "stock, one by one"
 BATCH = "stock, batch"
@@ -35,10 +36,10 @@ _ANY_VOCABULARY = 1 << 24
 
 
 def draw_texts(shape: Shape, count: int, seed: int) -> list[Request]:
-    """Return different requests of ordinary text.
+    """Draw different requests of text whose words are as unequally frequent as in a language.
 
     Args:
-        shape: in words, which are as unequally frequent as a language's.
+        shape: of each request, in words.
     """
     words = sorted(set(chain.from_iterable(map(str.split, islice(corpus.lines(), 20_000)))))
     draw = Random(seed)
@@ -68,10 +69,10 @@ def stock_ways(tokenizer: Any) -> dict[str, Way]:
 
 
 def encoder_ways(load: Callable[[], Encoder], splice: Splice) -> dict[str, Way]:
-    """A library alone, and with the query encoded once.
+    """Ways of a tokenizer library: alone, and with the query encoded once for all items.
 
     Args:
-        load: makes the encoder; each way has its own, since libraries remember words.
+        load: makes the encoder; each way gets its own, because libraries cache words.
     """
     alone, cutting = load(), load()
 
@@ -87,7 +88,7 @@ def encoder_ways(load: Callable[[], Encoder], splice: Splice) -> dict[str, Way]:
 
 
 def served_ways(load: Callable[[], TextEncoder]) -> dict[str, Way]:
-    """What a front end does: to ids, and to a packed request in the short and the long way.
+    """Ways of a front end: to ids, to a packed request by shared ids, and by ids of whole rows.
 
     Args:
         load: see `encoder_ways`.
@@ -113,7 +114,7 @@ def served_ways(load: Callable[[], TextEncoder]) -> dict[str, Way]:
 
 
 def rows_of(found: Any) -> FlatRows:
-    """Return the ids of whole prompts, whatever a way returned."""
+    """Return the ids of whole prompts from what any way returned."""
     if isinstance(found, PackedRows):
         shared, lens = found.tokens[: found.prefix_len], found.suffix_lens
         return with_ids(FlatRows(found.tokens[found.prefix_len :], lens), shared, NO_INTS)
