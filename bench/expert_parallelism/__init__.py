@@ -1,1 +1,1 @@
-"""Requests divided over replicas with all experts, against experts divided over GPUs: predicted."""
+"""Predict which is faster: dividing requests over replicas, or dividing experts over GPUs."""

@@ -1,4 +1,4 @@
-"""Replicas with all experts against experts on several GPUs, predicted:
+"""Compare replicas that have all experts with experts divided over GPUs, by prediction:
 ``python -m bench.expert_parallelism``."""
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ Routing = StrEnum("Routing", [(each, each) for each in SKEWS])
 
 def main(
     model: Annotated[list[Model] | None, typer.Option(help="Repeatable.")] = None,
-    device: Annotated[list[DeviceName] | None, typer.Option(help="With its link.")] = None,
-    gpus: Annotated[list[int] | None, typer.Option(min=2, help="Repeatable.")] = None,
-    routing: Annotated[list[Routing] | None, typer.Option(help="Repeatable.")] = None,
-    requests: Annotated[int, typer.Option(min=20, help="Of each comparison.")] = 2000,
+    device: Annotated[
+        list[DeviceName] | None, typer.Option(help="Device with its link; repeatable.")
+    ] = None,
+    gpus: Annotated[
+        list[int] | None, typer.Option(min=2, help="Number of GPUs; repeatable.")
+    ] = None,
+    routing: Annotated[
+        list[Routing] | None, typer.Option(help="How tokens choose experts; repeatable.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=20, help="Requests of each comparison.")] = 2000,
     seed: Seed = 0,
     name: Name = "expert-parallelism",
 ) -> None:
-    """Compare a fleet with expert parallelism; nothing but arithmetic runs."""
+    """Compare a fleet with expert parallelism by prediction; no server runs."""
     bench = Bench("bench.expert_parallelism", name, simulated=True)
     settings = {"workload": WORKLOAD, "load": LOAD, "lone_items": LONE_ITEMS, "noise": NOISE}
     settings |= {"row_times": ROW_TIMES, "requests": requests, "seed": seed}

@@ -25,13 +25,13 @@ MODELS: Mapping[str, ModelShape] = {
 SKEWS = {"uniform": 0.0, "Zipf 0.4": 0.4, "Zipf 0.8": 0.8, "Zipf 1.2": 1.2, "recorded": 0.0}
 """Routing -> exponent of Zipf's law; 0: it does not follow one."""
 
-FORWARDS, LAYERS = 12, 8  # drawn; each forward has another routing
-LEAST_TOKENS = 2000  # of a forward: shares of fewer tokens are more chance than routing
-COPIES_SHARE = 8  # one copy more for so many experts, as 32 of 256 in DeepSeek-V3
+FORWARDS, LAYERS = 12, 8  # of drawn routing; each forward has another one
+LEAST_TOKENS = 2000  # of a recorded forward; the shares in shorter ones are mostly chance
+COPIES_SHARE = 8  # one further copy for this many experts: DeepSeek-V3 has 32 copies of 256 experts
 
 
 def shape_of(model: str) -> Shape:
-    """The blocks of a model's experts."""
+    """Return the experts of a model, with the blocks that can be chosen for them."""
     return next(each for each in SHAPES if each.name == model)
 
 
@@ -55,7 +55,7 @@ def _shares(name: str, experts: int, top_k: int, seed: int) -> Floats:
 
 
 def replica(serving: Serving, shape: Shape, routing: Floats) -> Engine:
-    """One GPU with all experts; as `expert_parallel` it leaves out the first forward."""
+    """Return one GPU with all experts; like `expert_parallel`, without the first forward."""
     placement = np.ones((*routing[1:].shape[:-1], 1, shape.experts))
     return Engine(serving, shape, Sends.HIDDEN, routing[1:], placement)
 
@@ -63,11 +63,11 @@ def replica(serving: Serving, shape: Shape, routing: Floats) -> Engine:
 def expert_parallel(
     serving: Serving, shape: Shape, routing: Floats, gpus: int, sends: Sends, *, balanced: bool
 ) -> Engine:
-    """Experts on several GPUs.
+    """Return GPUs that divide the experts; the first forward of the routing is left out.
 
     Args:
-        balanced: before every forward but the first, which is left out, experts are placed anew by
-            the mean load of all earlier ones; moving weights takes no time. Else they are in order.
+        balanced: if true, experts are placed anew before each forward, by the mean load of all
+            earlier forwards, and moving weights takes no time. If false, they stay in order.
     """
     fixed = in_order(shape.experts, gpus)
     placement = np.broadcast_to(fixed, (*routing[1:].shape[:-1], *fixed.shape))

@@ -1,4 +1,4 @@
-"""The same requests to replicas with all experts and to GPUs that divide the experts."""
+"""Compare replicas that have all experts with GPUs that divide them, on the same requests."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ WORKLOAD, USUAL = "60+576x16..400", SCENARIOS["usual"]
 QUERY_TOKENS = 60
 LOAD = 0.7
 LONE_ITEMS = (1, 16, 208)
-"""Of requests that find nothing else there; the last is the mean of the workload."""
+"""Items of requests that come to an idle fleet; the last is the mean of the workload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side is predicted to do.
+    """Predictions for one side.
 
     Attributes:
-        weights_gb: on each GPU, in 10^9 bytes.
-        why_not: why it cannot serve the model; empty if it can.
-        figures: the most requests/s, and latencies in ms: P50 and P99 at the rate of `Compared`,
-            and those of lone requests. None where it cannot serve.
+        weights_gb: weights on each GPU, in 10^9 bytes.
+        why_not: why the side cannot serve the model; empty if it can.
+        figures: the largest rate in requests/s, and latencies in ms: P50 and P99 at the rate of
+            `Compared`, and those of lone requests. Empty if the side cannot serve.
     """
 
     weights_gb: float
@@ -40,13 +40,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Both sides; nothing of it is measured.
+    """Predictions for both sides; nothing is measured.
 
     Attributes:
-        ratios: for each figure by how much the fleet is better, in requests/s or in latency; none
-            where a side cannot serve.
-        busiest: rows of the busiest GPU's experts over the mean.
-        rate: requests/s that come: `LOAD` of what the slower side can do; 0: neither can serve.
+        ratios: for each figure, how many times better the fleet is; empty if a side cannot serve.
+        busiest: rows of the busiest GPU's experts, over the mean of all GPUs.
+        rate: offered requests/s: `LOAD` times the largest rate of the slower side that can serve;
+            0 if neither can.
     """
 
     ratios: dict[str, float]
@@ -57,7 +57,7 @@ class Compared:
 
 
 def compare(one: Engine, together: Engine, requests: int, seed: int) -> Compared:
-    """Compare as many replicas as GPUs with the GPUs together."""
+    """Compare replicas like `one`, as many as `together` has GPUs, with `together`."""
     usual = draw_traffic(WORKLOAD, USUAL, LOAD, together.gpus, requests, seed, one.speed())
     sides = ((one, together.gpus, usual), (together, 1, replace(usual, speed=together.speed())))
     most = [replicas / float(traffic.whole_s.mean()) for _, replicas, traffic in sides]
@@ -76,7 +76,7 @@ def compare(one: Engine, together: Engine, requests: int, seed: int) -> Compared
 
 
 def ratios(fleet: Side, experts: Side) -> dict[str, float]:
-    """By how much the fleet is better."""
+    """For each figure, how many times better the fleet is."""
     pairs = {
         name: (value, experts.figures[name])
         for name, value in fleet.figures.items()
@@ -89,8 +89,8 @@ def ratios(fleet: Side, experts: Side) -> dict[str, float]:
 
 
 def lone_s(engine: Engine, replicas: int, items: int) -> float:
-    """Seconds of a request that finds all idle: divided by the planner over replicas, or evenly
-    over the GPUs of an engine that has several."""
+    """Seconds of a request to an idle fleet. The planner divides it over replicas; an engine with
+    several GPUs divides it evenly over them."""
     costs = RowCosts.of(QUERY_TOKENS, np.full(items, MEAN_TOKENS))
     speed = engine.speed()
     if engine.gpus > 1:
@@ -103,7 +103,7 @@ def lone_s(engine: Engine, replicas: int, items: int) -> float:
 
 
 def batch_of(costs: RowCosts, parts: Sequence[Rows]) -> Batch:
-    """The work of rows by GPU; each that has a row computes the prefix."""
+    """The work of each GPU for its rows; each GPU that has a row computes the prefix."""
     prefixes = np.array([float(len(rows) > 0) for rows in parts])
     return Batch(
         tokens=prefixes * costs.prefix_tokens + [costs.tokens[rows].sum() for rows in parts],

@@ -1,7 +1,7 @@
-"""How long a forward takes whose experts are divided over GPUs. Pure.
+"""Predict how long a forward takes whose experts are divided over GPUs. Pure.
 
-Devices, links, launches and sizes are those of `sizing`, blocks of experts those of `bench.moe`.
-Every layer counts as one with experts, for all tokens.
+Devices, links, launches and sizes come from `sizing`, blocks of experts from `bench.moe`. Every
+layer counts as a layer with experts, for all tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FITTED_TOKENS = (1024, MAX_FORWARD_TOKENS)  # of each GPU
 
 
 class Sends(StrEnum):
-    """How often a token travels to the experts of a layer, and back.
+    """How often a token is sent to the experts of a layer, and back.
 
     * ``every copy``: once for each of its experts that is elsewhere (GShard, Lepikhin et al. 2020;
       DeepSpeed-MoE, Rajbhandari et al. 2022).
@@ -44,8 +44,8 @@ class Batch:
     """The work of one forward; float64 ``[gpus]``.
 
     Attributes:
-        tokens: whose attention each GPU computes.
-        pairs: of a query token and a key that it attends to, of a layer.
+        tokens: tokens whose attention each GPU computes.
+        pairs: pairs of a query token and a key that it attends to, in one layer.
     """
 
     tokens: Floats
@@ -56,14 +56,14 @@ class Batch:
 class Engine:
     """GPUs that compute forwards together; one GPU has all experts and sends nothing.
 
-    Attention is data parallel: a GPU has the tokens of its own rows. Experts compute the tokens of
-    all GPUs, and no GPU begins the next step of a layer before the last has ended this one.
+    Attention is data parallel: each GPU has the tokens of its own rows. Experts compute the tokens
+    of all GPUs. No GPU begins the next step of a layer before all have ended the current step.
 
     Attributes:
-        blocks: of the same model.
+        blocks: experts and blocks of the same model.
         routing: share of a layer's rows that each expert gets; ``[forwards, layers, experts]``.
-            A few layers stand for all.
-        placement: ``[forwards, layers, gpus, experts]``.
+            A few layers represent all.
+        placement: see `placement.Shares`; ``[forwards, layers, gpus, experts]``.
     """
 
     serving: Serving
@@ -84,7 +84,10 @@ class Engine:
 
     @property
     def weights_gb(self) -> float:
-        """On the GPU with the most experts, in 10^9 bytes; all else is on every GPU."""
+        """Weights on the GPU with the most experts, in 10^9 bytes.
+
+        Weights other than experts are on every GPU.
+        """
         model = self.serving.model
         slots = int((self.placement > 0).sum(axis=-1).max())
         routed = (model.weights - model.read_weights(0)) / self._experts.count * slots
@@ -92,7 +95,7 @@ class Engine:
         return self.serving.number_bytes * (others + routed) / 1e9
 
     def speed(self) -> Speed:
-        """The straight line that a router and the simulation take forwards to be."""
+        """The linear model of a forward's time that a router and the simulation use."""
         few, many = (
             self.forward_s(Batch(np.full(self.gpus, float(each)), np.zeros(self.gpus)))
             for each in _FITTED_TOKENS
@@ -107,14 +110,14 @@ class Engine:
         )
 
     def request_s(self, batch: Batch) -> float:
-        """Seconds of work that is divided over equal forwards, as many as it takes."""
+        """Seconds of a batch, divided into equal forwards if it is too large for one."""
         forwards = -(-int(batch.tokens.max()) // MAX_FORWARD_TOKENS)
         return forwards * self.forward_s(Batch(batch.tokens / forwards, batch.pairs / forwards))
 
     def forward_s(self, batch: Batch) -> float:
-        """Seconds of one forward, the mean over the routing of all forwards.
+        """Seconds of one forward, as the mean over the routing of all forwards.
 
-        Launches overlap with what the devices do.
+        Launches on the host overlap with the devices' work.
         """
         rows = self.rows(batch)
         sent = self.exchange_s(batch)
@@ -130,8 +133,8 @@ class Engine:
         return rows
 
     def experts_s(self, rows: NDArray[Any], batch: Batch) -> Floats:
-        """Seconds that each GPU's experts take in a layer, ``[..., gpus]``: their rows in the best
-        block, or reading their weights, whichever is longer."""
+        """Seconds that each GPU's experts take in a layer, ``[..., gpus]``: computing their rows in
+        the best block, or reading their weights, whichever takes longer."""
         table, device, model = self.blocks.table, self.serving.device, self.serving.model
         times = assumed_times(table)
         entries = table.candidates(int(batch.tokens.sum()))
@@ -155,9 +158,9 @@ class Engine:
     def exchange_s(self, batch: Batch) -> Floats:
         """Seconds until all tokens of a layer have travelled one way; ``[forwards, layers]``.
 
-        ``latency + bytes / bandwidth`` of the GPU that sends or gets the most. Where all have
-        equally much that is ``tokens * top_k * hidden * number_bytes * (gpus - 1) / gpus`` bytes
-        with every copy, of its own tokens.
+        This is ``latency + bytes / bandwidth`` of the GPU that sends or receives the most. If all
+        GPUs have equally many rows, ``Sends.EVERY_COPY`` makes ``tokens * top_k * hidden *
+        number_bytes * (gpus - 1) / gpus`` bytes, where ``tokens`` are those of one GPU.
         """
         device, active = self.serving.device, self._experts.active
         share = (self.placement * self.routing[..., None, :]).sum(axis=-1)

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Shares: TypeAlias = NDArray[np.float64]
-"""Of the rows of each expert, the share that each GPU computes; ``[..., gpus, experts]``. The
-shares of an expert sum to 1."""
+"""The share of each expert's rows that each GPU computes; ``[..., gpus, experts]``. The shares of
+an expert sum to 1."""
 
 
 def in_order(experts: int, gpus: int) -> Shares:
-    """The first experts on the first GPU, and so on: what engines do that are told nothing.
+    """Place the first experts on the first GPU, and so on, as engines do by default.
 
     Args:
         gpus: a divisor of `experts`.
@@ -22,17 +22,19 @@ def in_order(experts: int, gpus: int) -> Shares:
 
 
 def rebalanced(load: NDArray[Any], gpus: int, copies: int) -> Shares:
-    """Follow a load: copies of busy experts, and GPUs that have equally much to do.
+    """Place experts by a load: busy experts get copies, so that GPUs have about equal work.
 
     The rule of DeepSeek's expert parallelism load balancer without groups of nodes (EPLB,
     github.com/deepseek-ai/EPLB; "DeepSeek-V3 Technical Report", 2024, section 3.4): each copy goes
-    to the expert with the most rows a copy; then the busiest is placed first, on the GPU with the
-    least to do that has room. All GPUs have room for equally many. Copies share rows evenly. If
-    that leaves the busiest GPU with more rows than `in_order` does, experts stay in order.
+    to the expert with the most rows per copy. Then copies are placed, the busiest first, each on
+    the GPU with the least work that has room. All GPUs have room for equally many copies. The
+    copies of an expert share its rows evenly. If the busiest GPU then has more rows than with
+    `in_order`, the experts stay in order.
 
     Args:
         load: rows of each expert, >= 0; ``[experts]``.
-        copies: besides the first of each expert, in all; with it `gpus` divides the experts.
+        copies: copies in all besides the first of each expert; `gpus` must divide the number of
+            experts and copies together.
     """
     count = np.ones(len(load), dtype=np.int64)
     for _ in range(copies):

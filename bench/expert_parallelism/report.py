@@ -1,4 +1,4 @@
-"""Tables and plots of what is predicted; ratios first."""
+"""Tables and plots of the predictions; ratios first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DRAWN = ("requests/s", "P99")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One comparison, by what was given."""
+    """One comparison with its parameters."""
 
     model: str
     device: str
@@ -34,8 +34,8 @@ class Outcome:
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:
-    """One line a routing, way to send and placement of one model on so many devices; none where
-    neither side can serve it."""
+    """Return a table for one model and number of devices: one line per routing, way to send and
+    placement. Comparisons in which neither side can serve the model have no line."""
     first = outcomes[0]
     sides = {"fleet": first.compared.fleet, "experts divided": first.compared.experts}
     refused = "".join(f"\n{name}: {each.why_not}" for name, each in sides.items() if each.why_not)
@@ -58,8 +58,8 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
 
 
 def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG: for each model and device a row for each figure, a column for each number of
-    GPUs. What a side cannot serve is left out."""
+    """Write a PNG: a row per model, device and figure, a column per number of GPUs. Comparisons in
+    which a side cannot serve the model are left out."""
     own = [each for each in outcomes if each.compared.ratios]
     pairs = dict.fromkeys((each.model, each.device) for each in own)
     rows, counts = [*product(pairs, _DRAWN)], [*dict.fromkeys(each.gpus for each in own)]

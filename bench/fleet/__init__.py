@@ -1,1 +1,1 @@
-"""Discrete-event simulation of a fleet: who gets which rows; nothing but arithmetic runs."""
+"""Discrete-event simulation of a fleet: which replica gets which rows; no server runs."""

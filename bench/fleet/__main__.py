@@ -1,4 +1,4 @@
-"""Who gets which rows of a request, compared by simulation: ``python -m bench.fleet``."""
+"""Compare policies that divide requests over replicas, by simulation: ``python -m bench.fleet``."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def main(
     scenario: Annotated[list[ScenarioName] | None, typer.Option(help="Repeatable.")] = None,
     replicas: Annotated[list[int] | None, typer.Option(min=2, help="Repeatable.")] = None,
     forward_tokens: Annotated[
-        list[int] | None, typer.Option(min=1, help="Of a forward, at most; repeatable.")
+        list[int] | None, typer.Option(min=1, help="Most tokens of a forward; repeatable.")
     ] = None,
     load: Annotated[
-        list[float] | None, typer.Option(min=0.01, help="1 is all that whole requests allow.")
+        list[float] | None,
+        typer.Option(min=0.01, help="1 just keeps all replicas busy with undivided requests."),
     ] = None,
-    requests: Annotated[int, typer.Option(min=20, help="Of each case and load.")] = 2000,
+    requests: Annotated[int, typer.Option(min=20, help="Requests of each case and load.")] = 2000,
     seed: Seed = 0,
     name: Name = "fleet",
 ) -> None:
-    """Compare balancers of a fleet on simulated replicas; nothing but arithmetic runs."""
+    """Compare balancing policies of a fleet on simulated replicas; no server runs."""
     bench = Bench("bench.fleet", name, simulated=True)
     settings = {"speed": asdict(SPEED), "noise": NOISE, "tokens": [MEAN_TOKENS, SPREAD]}
     settings |= {"requests": requests, "seed": seed}

@@ -1,7 +1,7 @@
-"""What it costs to have rows brought to an engine by Ray Serve, or by our own carrier.
+"""Compare the cost of sending rows to an engine by Ray Serve and by our own HTTP client.
 
-``python -m bench.fleet.carriers``: a body as a router sends it, to something that answers at once.
-Nothing is computed, so all that is measured is the way there and back, in both processes.
+``python -m bench.fleet.carriers`` sends a body as a router does, to a process that answers at once.
+Nothing is computed, so only the transport is measured, in both processes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ APP = Starlette(routes=[Route(carrier.ROWS_PATH, _rows, methods=["POST"])])
 
 @asynccontextmanager
 async def over_http() -> AsyncIterator[Ask]:
-    """Our carrier: the client of a router, and uvicorn as SGLang has it, in another process."""
+    """Our transport: a router's HTTP client, and uvicorn as SGLang uses it in another process."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "bench.fleet.carriers:APP", "--port", str(port)]
     process = await asyncio.create_subprocess_exec(*command, "--log-level", "error")
@@ -72,7 +72,7 @@ async def over_http() -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def over_serve() -> AsyncIterator[dict[str, Ask]]:
-    """Serve: a call of a handle, and a replica chosen before the call."""
+    """Ray Serve: a plain call of a handle, and a call after a replica was chosen."""
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
     serve.start(proxy_location="Disabled")
     try:
@@ -105,7 +105,7 @@ async def _answered(ask: Ask) -> None:
 
 
 async def measured(name: str, ask: Ask) -> dict[str, object]:
-    """Calls one after the other, then some at once."""
+    """Time calls one after the other, then several at once."""
 
     async def one() -> float:
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Engines with a core each, and routers over them."""
+"""Start engines, each on one core, and routers over them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _KEPT_S = KEEP_ALIVE_ENV["SGLANG_TIMEOUT_KEEP_ALIVE"]
 def engine(
     model: Path, name: str, *flags: str, env: Mapping[str, str] = SINGLE_THREADED
 ) -> MeasuredServer:
-    """An engine with the plugin; its log lies beside the model."""
+    """Return an engine with the plugin; its log is written beside the model."""
     args = ["--dtype", "float32", "--enable-prefill-only", *QUIET_ARGS, *flags]
     log = model.parent / f"{name}.log"
     return MeasuredServer(model, args, env={**KEEP_ALIVE_ENV, **env}, log_path=log)
 
 
 def cores_for(engines: int) -> list[int]:
-    """A core for each of some engines; they share cores where there are fewer."""
+    """Return a core for each engine; engines share cores if there are fewer cores."""
     cores = sorted(usable_cores())
     return [cores[number % len(cores)] for number in range(engines)]
 
@@ -41,7 +41,10 @@ def cores_for(engines: int) -> list[int]:
 def engines_on(
     model: Path, cores: Sequence[int], tell: Callable[[str], None], *flags: str
 ) -> Iterator[list[int]]:
-    """Run an engine on each of these cores, which all of its processes share; yields ports."""
+    """Run an engine on each of these cores; yields their ports.
+
+    All processes of an engine share its core.
+    """
     with ExitStack() as stack:
         ports = []
         for number, core in enumerate(cores):
@@ -57,7 +60,7 @@ def router(engine_ports: Sequence[int], processes: int = 1) -> Iterator[RouterPr
     """Run ``sglang-prefill fleet`` over engines of this machine.
 
     Raises:
-        ServerStartError: it does not start, or does not find all of them in time.
+        ServerStartError: the router does not start, or does not find all engines in time.
     """
     urls = [f"http://127.0.0.1:{each}" for each in engine_ports]
     flags = "--processes", str(processes), "--keep-alive-s", _KEPT_S
@@ -71,7 +74,7 @@ def router(engine_ports: Sequence[int], processes: int = 1) -> Iterator[RouterPr
 
 
 def parts_and_requests(port: int) -> tuple[int, int]:
-    """What a router has sent and was asked; of an engine, which has no parts, nothing."""
+    """Parts that a router has sent, and requests that it got; 0 and 0 for an engine."""
     counts = _status(port).get("counters", {}).get("fleet", {})
     return counts.get("parts", 0), counts.get("requests", 0)
 

@@ -1,8 +1,8 @@
-"""What a router adds to the latency at part load, and what it can carry.
+"""Measure the latency that a router adds at part load, and the highest rate that it can serve.
 
-``python -m bench.fleet.latency``: one engine, and the same behind one and two router processes, in
-turn. The same requests come at the same random times to all three. The engine's scheduler has a
-core of its own, as a model on a GPU takes none from a router.
+``python -m bench.fleet.latency`` measures one engine, and the same engine behind one and two router
+processes, in turn. The same requests arrive at the same random times in all three cases. The
+engine's scheduler has a core of its own, because a model on a GPU takes no core from a router.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bench.score_gate import ScoreGate
 
 @dataclass(slots=True)
 class LatencyRun:
-    """Loops on one engine, alone and behind routers.
+    """Measures one engine, alone and behind routers.
 
     Attributes:
-        engine_port: of the engine alone.
-        routers: over it, by name.
+        engine_port: port of the engine.
+        routers: name -> router over this engine.
         load: share of the rate that the engine alone reaches with `clients`.
-        seconds: of every loop.
+        seconds: length of every loop.
     """
 
     preset: str
@@ -95,20 +95,22 @@ def main(
     preset: Preset = "tiny",
     shape: ShapeText = "60+2x50",
     load: Annotated[float, typer.Option(min=0.01, help="Share of the engine's capacity.")] = 0.5,
-    clients: Annotated[int, typer.Option(min=1, help="Of the closed loops.")] = 8,
-    processes: Annotated[int, typer.Option(min=2, help="Router processes of the last one.")] = 2,
+    clients: Annotated[int, typer.Option(min=1, help="Clients of the closed loops.")] = 8,
+    processes: Annotated[
+        int, typer.Option(min=2, help="Processes of the second router; the first has one.")
+    ] = 2,
     seconds: Seconds = 10.0,
     turns: TurnCount = 5,
     awake: Awake = False,
     name: Name = "fleet-latency",
 ) -> None:
-    """Measure an engine, and the same behind one router process and behind several, in turn."""
+    """Measure an engine alone, behind one router process, and behind several, in turn."""
     bench = Bench("bench.fleet.latency", name)
     with bench.measured_model(preset) as (model, status), ExitStack() as stack:
         stack.enter_context(kept_awake(awake))
         status.update("starting the engine")
         server = stack.enter_context(engine(model, "engine"))
-        stack.enter_context(scheduler_apart(server.pids))  # of which routers inherit the cores
+        stack.enter_context(scheduler_apart(server.pids))  # routers inherit this process's cores
         routers = {
             "behind a router": stack.enter_context(router([server.port])),
             f"behind {processes} routers": stack.enter_context(router([server.port], processes)),

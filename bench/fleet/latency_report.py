@@ -1,4 +1,4 @@
-"""What one engine and the same behind routers were like, side by side."""
+"""Compare one engine alone with the same engine behind routers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class LatencyResult:
     """One loop on one subject.
 
     Attributes:
-        rate_per_s: requests that were offered a second; 0 for as many as the subject carries.
+        rate_per_s: offered requests per second of an open loop; 0 in a closed loop.
         clients: of the closed loop; 0 for an open one.
-        p50_ms, p99_ms: from the scheduled arrival, where a rate was offered.
-        router_cpu_ms: processor time of the router processes by request; 0 without a router.
+        p50_ms, p99_ms: latency; in an open loop from the scheduled arrival.
+        router_cpu_ms: CPU time of the router processes per request; 0 without a router.
     """
 
     preset: str
@@ -39,12 +39,12 @@ class LatencyResult:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What a subject is like beside the engine alone.
+    """One subject compared with the engine alone.
 
     Attributes:
-        p50_ms, p99_ms: medians of the turns at part load; `more_p50_ms` and `more_p99_ms` those of
-            the differences to the engine alone in the same turn.
-        requests_per_s, router_cpu_ms: medians of the closed loops.
+        p50_ms, p99_ms: medians over the turns at part load.
+        more_p50_ms, more_p99_ms: medians of the differences to the engine alone in the same turn.
+        requests_per_s, router_cpu_ms: medians over the closed loops.
     """
 
     shape: str
@@ -97,7 +97,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def save_plot(path: Path, found: Sequence[Added], title: str) -> None:
-    """Write a PNG, overwriting the file: latency at part load, and requests/s at most."""
+    """Write a PNG, overwriting the file: latency at part load, and the highest requests/s."""
     with picture(path, 1, 2, title=title, figsize=(9, 3)) as (latency, rate):
         names = [each.subject for each in found]
         for quantile, values in (

@@ -1,4 +1,5 @@
-"""A router over engines with a core each, and one such engine: ``python -m bench.fleet.live``."""
+"""Measure a router over engines with one core each, and one such engine alone:
+``python -m bench.fleet.live``."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ def main(
     preset: Preset = "tiny",
     shapes: Shapes = None,
     clients: Clients = None,
-    engines: Annotated[int, typer.Option(min=1, help="One core each.")] = 2,
+    engines: Annotated[int, typer.Option(min=1, help="Engines, on one core each.")] = 2,
     seconds: Seconds = 2.0,
     turns: TurnCount = 7,
     name: Name = "fleet-live",
 ) -> None:
-    """Measure one engine, the same behind a router, and a router over several, in turn."""
+    """Measure one engine, a router over it, and a router over several engines, in turn."""
     bench = Bench("bench.fleet.live", name)
     with bench.measured_model(preset) as (model, status), ExitStack() as stack:
         ports = stack.enter_context(engines_on(model, cores_for(engines), status.update))

@@ -1,4 +1,4 @@
-"""Who gets which rows: the planner of the fleet, and what others do."""
+"""Policies that choose replicas for rows: the planner of the fleet, and other balancers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_prefill_ext.fleet.planning.planner import ReplicaState, allowed_extr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sending:
-    """A part on its way; the ticket is the policy's own."""
+    """A part that is sent to a replica; `ticket` is for the policy's own use."""
 
     replica: int
     rows: Rows
@@ -23,10 +23,10 @@ class Sending:
 
 
 class Policy(Protocol):
-    """Chooses replicas, and hears of the answers."""
+    """Chooses replicas, and is told of answers, failures and restarts."""
 
     def send(self, costs: RowCosts, now_s: float) -> list[Sending]:
-        """Return parts that have every row once; none if it knows of no replica to send to."""
+        """Divide a request into parts that have every row once; empty if no replica is known."""
         ...
 
     def ended(self, part: Sending, now_s: float, *, ok: bool) -> None: ...
@@ -37,20 +37,20 @@ class Policy(Protocol):
 
 
 class Truth(Protocol):
-    """The fleet as it is; all but the usual speed of a replica only an oracle may ask."""
+    """The simulated fleet. Only an oracle may read more than `speed`, a replica's usual speed."""
 
     load: float
     speed: Speed
 
     def states(self, now_s: float) -> Sequence[ReplicaState]:
-        """Exact states, with the times that the next request will take."""
+        """The exact state of each replica, with the true times that the next request will take."""
         ...
 
 
 class _Whole:
-    """Requests stay whole, and go to a replica at random.
+    """Sends each request whole to a random replica.
 
-    Counts what is in flight. A replica that has failed gets nothing until it is revived.
+    It counts requests in flight. A replica that has failed gets no request until it is revived.
     """
 
     def __init__(self, replicas: int, rng: np.random.Generator) -> None:
@@ -84,7 +84,7 @@ class RoundRobin(_Whole):
 
 
 class PowerOfTwo(_Whole):
-    """Of two at random, the one with fewer requests."""
+    """Draws two replicas at random, and sends to the one with fewer requests in flight."""
 
     def choose(self) -> int:
         two = self._rng.choice(self._up, 2, replace=False)
@@ -92,7 +92,7 @@ class PowerOfTwo(_Whole):
 
 
 class LeastRequests(_Whole):
-    """Of equals one at random."""
+    """Sends to a replica with the fewest requests in flight; a random one if there are several."""
 
     def choose(self) -> int:
         waiting = self._in_flight[self._up]
@@ -100,10 +100,10 @@ class LeastRequests(_Whole):
 
 
 class SplitByCount(_Whole):
-    """Parts of equally many items, each to a replica at random.
+    """Divides a request into parts of equally many items, each for a random replica.
 
     Args:
-        items: of a part, at most.
+        items: most items of a part.
     """
 
     def __init__(self, replicas: int, rng: np.random.Generator, items: int) -> None:
@@ -119,7 +119,7 @@ class SplitByCount(_Whole):
 
 
 class Planned:
-    """The planner and the loads that the router has."""
+    """The router's own planner and estimate of loads."""
 
     def __init__(self, replicas: int, speed: Speed) -> None:
         self.loads, self._speed = Loads(), speed
@@ -147,7 +147,7 @@ class Planned:
 
 
 class Oracle:
-    """The same planner, which knows how long everything will take."""
+    """The same planner, with the true state of the fleet instead of an estimate."""
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth

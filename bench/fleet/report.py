@@ -16,7 +16,7 @@ _FIGURES = {"p50_ms": "P50, ms", "p99_ms": "P99, ms", "extra_work": "extra work"
 
 
 def table_of(outcomes: Iterable[Outcome]) -> Table:
-    """One line per policy and load of one case; the last columns compare P99."""
+    """Return a table of one case: one line per policy and load; the last columns compare P99."""
     own = list(outcomes)
     figures = ("P50, ms", "P99, ms", "one item, P50", "extra work", "parts", "resent")
     columns = ("load", "policy", *figures, "P99 of split by count", "of oracle")
@@ -42,7 +42,7 @@ def table_of(outcomes: Iterable[Outcome]) -> Table:
 
 
 def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG: a column per case, over load P50, P99 and extra work."""
+    """Write a PNG: a column per case, with P50, P99 and extra work by load."""
     cases = list(dict.fromkeys(_case(each) for each in outcomes))
     size = (3.6 * len(cases), 8)
     with picture(path, len(_FIGURES), len(cases), figsize=size, squeeze=False) as rows:
@@ -71,5 +71,5 @@ def _case(each: Outcome) -> str:
 
 
 def _ratio(value: float, others: Sequence[float]) -> str:
-    """By the least of the others."""
+    """Divide a value by the least of the others."""
     return f"{value / min(others):.2f}x" if others else ""

@@ -32,11 +32,11 @@ class RouterProcesses(NamedTuple):
 
     @property
     def pids(self) -> list[int]:
-        """Of the routers that live now, ascending."""
+        """Process ids of the routers that live now, ascending."""
         return sorted(each.pid for each in psutil.Process(self.supervisor.pid).children())
 
     def listening(self) -> list[int]:
-        """Of those that take connections."""
+        """Process ids of the routers that accept connections."""
         return [pid for pid in self.pids if _listens(pid, self.port)]
 
 
@@ -44,11 +44,11 @@ class RouterProcesses(NamedTuple):
 def running_routers(
     urls: Sequence[str], *flags: str, log_path: Path | None = None
 ) -> Iterator[RouterProcesses]:
-    """Run ``sglang-prefill fleet`` until it has been left; entered when a router listens.
+    """Run ``sglang-prefill fleet`` while the body runs, which begins when a router listens.
 
     Args:
-        urls: of the engines.
-        log_path: file for its output; None for none.
+        urls: addresses of the engines.
+        log_path: file for the output; None drops it.
 
     Raises:
         ServerStartError: no router listens in time.

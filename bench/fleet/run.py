@@ -1,4 +1,4 @@
-"""The simulation: replicas that serve parts in the order of an engine, and a clock of its own."""
+"""The simulation: replicas that serve parts in the order of an engine, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ NOISE = 0.05
 """Standard deviation of the logarithm of a part's true time over the predicted one."""
 
 WARM_UP = 0.1  # share of the requests that is left out of the figures
-RETRY_S = 0.01  # until a part that was refused is sent again
+RETRY_S = 0.01  # time until a refused part is sent again
 AGEING = PrefillOnlyConfig().ageing
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one policy did with the traffic.
+    """Figures of one policy on the traffic.
 
     Attributes:
-        forward_tokens: of a forward, at most.
+        forward_tokens: most tokens of a forward.
         load: see `Traffic`.
         p50_ms, p99_ms: latency, from arrival to the answer of the last part.
-        one_item_p50_ms: of the requests with one item; None where there is none.
-        extra_work: launches and repeated prefixes, by the work of sending all requests whole.
-        parts: of a request, mean.
-        resent: parts that failed and were sent again.
+        one_item_p50_ms: P50 of the requests with one item; None if there are none.
+        extra_work: work of launches and prefixes that dividing repeats, over the work of all
+            requests sent whole.
+        parts: mean number of parts of a request.
+        resent: number of parts that failed and were sent again.
     """
 
     policy: str
@@ -57,8 +58,8 @@ class _Asked:
     """A part at its replica.
 
     Attributes:
-        rows: numbers in the whole request.
-        forwards: that are still to run, each of them `forward_s` long and of `forward_tokens`.
+        rows: numbers of its rows in the whole request.
+        forwards: number of forwards still to run, each of `forward_s` and `forward_tokens`.
     """
 
     request: int
@@ -71,12 +72,12 @@ class _Asked:
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One forward at a time, always of the part that is first by `scheduling.queue`'s srpt.
+    """Runs one forward at a time, of the part that comes first by `scheduling.queue`'s srpt.
 
     Attributes:
-        waiting: parts by their key, then by arrival.
-        free_s: when all that is there will be done.
-        processed: tokens, by which the keys tell the time.
+        waiting: parts ordered by their key, then by arrival.
+        free_s: time at which all its parts will be done.
+        processed: tokens processed so far; the keys measure time by them.
     """
 
     slowness: float
@@ -99,7 +100,7 @@ class Simulation:
         self._replicas[0].slowness = scenario.slow
         self._policy: Policy = POLICIES[policy](replicas, np.random.default_rng(seed + 1), self)
         self._events: list[tuple[float, int, Any, tuple[Any, ...]]] = []
-        self._numbers = count()  # of events at the same time the first is the first
+        self._numbers = count()  # events at the same time happen in the order of their creation
         self._missing = [len(each) for each in traffic.requests]
         self._latency_s = np.zeros(len(traffic.requests))
         self._noise: NDArray[np.float64] = np.ones(replicas)
@@ -174,7 +175,7 @@ class Simulation:
 
     def _collect(self, now_s: float, replica: _Replica, key: float, asked: _Asked) -> None:
         if replica.running is not asked:
-            return  # it has died meanwhile
+            return  # the replica has died meanwhile
         replica.running = None
         replica.processed += asked.forward_tokens
         asked.forwards -= 1

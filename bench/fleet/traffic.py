@@ -1,4 +1,4 @@
-"""Requests that come to a fleet at random, and what happens to the fleet meanwhile."""
+"""Random traffic of a fleet, and scenarios of what goes wrong meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEED = Speed(
 """A guess at a model of 8 billion parameters in bf16 on one H100."""
 
 MEAN_TOKENS = 576
-SPREAD = 0.6  # of the logarithm of an item's length
+SPREAD = 0.6  # standard deviation of the logarithm of an item's length
 
 Draw: TypeAlias = Callable[[np.random.Generator], RowCosts]
 
@@ -45,17 +45,18 @@ WORKLOADS: dict[str, Draw] = {
     "50+150x50": lambda _: RowCosts.of(50, np.full(150, 50)),
     "mixed": _mixed,
 }
-"""Of the last, nine of ten requests have one item, the others are as the first."""
+"""In the last workload, nine of ten requests have one item; the others are like the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is not as usual.
+    """What goes wrong during the traffic.
 
     Attributes:
-        slow: by how much the first replica is slower, which nobody is told.
-        dies: from one third to two thirds of the time the last replica is dead: its parts fail.
-        burst: the middle tenth of the requests comes so much faster.
+        slow: how many times slower the first replica is; policies are not told.
+        dies: whether the last replica is dead from one third to two thirds of the time. Its parts
+            fail.
+        burst: how many times faster the middle tenth of the requests arrives.
     """
 
     name: str
@@ -80,8 +81,8 @@ class Traffic:
     """Requests in order of arrival.
 
     Attributes:
-        load: work of the requests, sent whole, by what the fleet can do.
-        speed: of a replica as usual.
+        load: work of the requests, sent whole, over what the fleet can do.
+        speed: usual speed of a replica.
     """
 
     load: float
@@ -91,7 +92,7 @@ class Traffic:
 
     @property
     def whole_s(self) -> NDArray[np.float64]:
-        """What each takes if it is sent whole to an idle replica."""
+        """Seconds of each request if it is sent whole to an idle replica."""
         return np.array([each.part_s(self.speed) for each in self.requests])
 
 
@@ -104,7 +105,7 @@ def draw_traffic(
     seed: int,
     speed: Speed = SPEED,
 ) -> Traffic:
-    """Draw requests and Poisson arrivals; the same requests at every load."""
+    """Draw requests and Poisson arrivals; the requests are the same at every load."""
     rng = np.random.default_rng(seed)
     drawn = [WORKLOADS[workload](rng) for _ in range(requests)]
     mean_s = np.mean([each.part_s(speed) for each in drawn])

@@ -1,4 +1,4 @@
-"""Closed loops on servers that run side by side, in short turns, and their ratios by turn."""
+"""Measure servers that run side by side in short turns of closed loops; compare turn by turn."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TurnResult:
     """One closed loop.
 
     Attributes:
-        subject: what served it.
+        subject: name of the engine or router that served it.
         requests, requests_per_s, least_ms, p50_ms, p99_ms: of the counted answers; `least_ms` is
-            what other processes of a busy machine have disturbed least.
-        parts_per_request: that a router sent; 0 without one.
+            the figure that other load on the machine disturbs least.
+        parts_per_request: parts that a router sent per request; 0 without a router.
     """
 
     preset: str
@@ -53,9 +53,9 @@ class Turns:
     """Subjects measured in turn, see `alternating`.
 
     Attributes:
-        subjects: ports by name; answers of all others are compared with those of the first.
+        subjects: name -> port; answers of all others are compared with those of the first.
         seconds: least length of a loop.
-        turns: how often each subject is measured; every other time in the opposite order.
+        turns: how often each subject is measured; every other turn runs in reverse order.
     """
 
     preset: str
@@ -67,7 +67,7 @@ class Turns:
     results: list[TurnResult] = field(default_factory=list)
 
     def run(self, cases: Sequence[Case], clients: Sequence[int]) -> None:
-        """Measure every case with so many clients each.
+        """Measure every case with each number of clients.
 
         Raises:
             GateError: answers differ.
@@ -110,10 +110,10 @@ class Comparison:
     """One subject in all turns of a case.
 
     Attributes:
-        least_ms: of all turns.
-        p50_ms, requests_per_s, parts_per_request: medians.
-        faster, more: P50 of the reference over its own, and requests/s over the reference's, each
-            of a turn; the median, the lowest and the highest of them.
+        least_ms: least latency of all turns.
+        p50_ms, requests_per_s, parts_per_request: medians over the turns.
+        faster: the reference's P50 over the subject's in the same turn, as median, lowest, highest.
+        more: the subject's requests/s over the reference's, in the same form.
     """
 
     shape: str
@@ -136,7 +136,7 @@ class Comparison:
 
 
 def compare_turns(results: Iterable[TurnResult], reference: str) -> list[Comparison]:
-    """Pair every subject's loops with the reference's of the same turn, in the order of coming."""
+    """Pair every subject's loops with the reference's of the same turn; keeps the order."""
     cells: dict[tuple[str, int], dict[str, list[TurnResult]]] = {}
     for each in results:
         cell = cells.setdefault((each.shape, each.clients), {})
@@ -165,7 +165,7 @@ def _spread(ratios: Iterable[float]) -> tuple[float, float, float]:
 
 
 def shown(spread: tuple[float, float, float]) -> str:
-    """The median, and the lowest and highest."""
+    """Format a median with the lowest and the highest value."""
     return f"{spread[0]:.2f}x ({spread[1]:.2f} to {spread[2]:.2f})"
 
 
@@ -189,5 +189,5 @@ def save_turns_plot(
             panel.set_yticks(range(len(cases)), cases, fontsize=8)
             panel.set_title(label, fontsize=9)
         panels[0].set_ylabel("shape, clients", fontsize=8)
-        panels[0].invert_yaxis()  # shared
+        panels[0].invert_yaxis()  # inverts all panels, because they share the axis
         panels[0].legend(fontsize=7)

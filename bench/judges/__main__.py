@@ -1,4 +1,4 @@
-"""Can an outside tool tell the extension from stock? ``python -m bench.judges JUDGE``."""
+"""Let an outside tool query stock and the extension: ``python -m bench.judges JUDGE``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class JudgeName(StrEnum):
 
 
 def main(
-    name: Annotated[JudgeName, typer.Argument(help="Who judges.")],
+    name: Annotated[JudgeName, typer.Argument(help="Tool that judges.")],
     tools: Annotated[Path, typer.Option(help="Environment of lm-eval and ir-measures.")] = _TOOLS,
 ) -> None:
-    """Ask the same of stock and the extension; exit status 1 unless the answers are equal."""
+    """Send the same requests to stock and the extension; exit status 1 if the answers differ."""
     bench = Bench("bench.judges", "judges")
     with bench.no_figures_on_error():
         judge = _judge(name, Tools(tools))

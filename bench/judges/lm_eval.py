@@ -25,7 +25,7 @@ from sglang_prefill_ext.modelmaker.catalogue import (
 )
 
 QUESTIONS = 40
-"""Of each kind: is this item relevant, and which of four items is meant."""
+"""Questions of each kind: whether an item is relevant, and which of four items is meant."""
 
 _CHOICES = 4
 _TASK = "catalogue"
@@ -45,12 +45,12 @@ metadata: {{version: 1}}
 
 
 class LmEvalJudge:
-    """Every choice is one request of one prompt, sent as token ids."""
+    """Sends every choice as one request with one prompt, as token ids."""
 
     preset = "ranker"
     flags = ()
     tolerance = 1e-4
-    """Of a log-likelihood in nats, the sum over a choice's tokens (up to about 40)."""
+    """Of a log-likelihood in nats, which is a sum over the tokens of a choice (up to about 40)."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -84,7 +84,7 @@ class LmEvalJudge:
 
 
 def questions() -> Iterator[dict[str, Any]]:
-    """The lines of the task's data, always the same: text, choices, and which of them is right."""
+    """Yield the lines of the task's data, always the same: text, choices, and the right choice."""
     rng = random.Random("lm-eval")
     for query in queries("test")[:QUESTIONS]:
         fits = [item for item in items() if relevance(query, item) > 1]

@@ -13,7 +13,7 @@ from bench.judges.opinion import Opinion
 from sglang_prefill_ext.modelmaker.catalogue import items
 
 BATCH = 16
-"""Texts of a request; every other request has one."""
+"""Texts of a request; every second request has one text instead."""
 
 
 class OpenAIJudge:
@@ -22,7 +22,7 @@ class OpenAIJudge:
     preset = "qwen3"
     flags = ("--is-embedding",)
     tolerance = 1e-5
-    """Of a component of a vector of length 1; the cosine of two such is above 1 - 1e-8."""
+    """Of a component of a vector of length 1. The cosine of two such vectors is above 1 - 1e-8."""
 
     def __init__(self) -> None:
         self.name = f"openai {importlib.metadata.version('openai')}"
@@ -51,7 +51,7 @@ class OpenAIJudge:
 
 
 def same_category(vectors: Matrix) -> float:
-    """Share of the items whose nearest other item, by cosine, is of their category."""
+    """Share of the items whose nearest other item, by cosine, is of the same category."""
     cosines = vectors @ vectors.T
     np.fill_diagonal(cosines, -np.inf)
     categories = np.array([item.category for item in items()])

@@ -1,4 +1,4 @@
-"""What an outside tool thinks of a server, and whether it thinks the same of both (pure)."""
+"""The results of an outside tool on a server, and their comparison for two servers (pure)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ PACKED = "packed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opinion:
-    """What a tool found out about one server.
+    """The results of a tool on one server.
 
     Attributes:
-        requests: sent to the server; a server that packs must have packed all of them.
+        requests: requests sent; the extension must have packed all of them.
         numbers: ``[n]``, every number of the answers, always in the same order.
-        marks: what the tool makes of them, such as an accuracy, by name.
+        marks: name -> metric that the tool computes from them, such as an accuracy.
     """
 
     requests: int
@@ -33,12 +33,12 @@ class Verdict:
 
     Attributes:
         judge: the tool, with its version.
-        requests: that it sent to each server.
-        numbers: compared.
-        largest_difference: of two numbers; NaN if either is.
-        tolerance: of it.
-        stock, extension: the marks.
-        counted: requests by path, `PACKED` or ``"stock"``, as the extension counted them meanwhile.
+        requests: number of requests that it sent to each server.
+        numbers: number of compared numbers.
+        largest_difference: between two numbers; NaN if one of them is NaN.
+        tolerance: upper limit of that difference.
+        stock, extension: the marks of each.
+        counted: path, `PACKED` or ``"stock"`` -> requests that the extension counted meanwhile.
     """
 
     judge: str
@@ -51,7 +51,7 @@ class Verdict:
     counted: Mapping[str, int]
 
     def faults(self) -> list[str]:
-        """Return what speaks against the extension, or against the comparison; empty if nothing."""
+        """List what is wrong with the extension or with the comparison; empty if nothing is."""
         faults = []
         if not self.numbers or not self.stock:
             faults.append("nothing was compared")
@@ -74,10 +74,9 @@ def compare(
     counted: Mapping[str, int],
     tolerance: float,
 ) -> Verdict:
-    """Hold two opinions against each other; see `Verdict`.
+    """Compare two opinions; see `Verdict`.
 
-    Opinions on different amounts of numbers, or after different amounts of requests, differ
-    infinitely.
+    Opinions with different counts of numbers or requests differ infinitely.
     """
     same_work = len(stock.numbers) == len(extension.numbers) and (
         stock.requests == extension.requests

@@ -9,12 +9,12 @@ from typing import Any
 from bench.drawing import picture
 
 _LEAST = 1e-9
-"""What no difference at all is drawn as, on a logarithmic axis."""
+"""A difference of 0 is drawn as this, because the axis is logarithmic."""
 
 
 def save_differences_plot(path: Path) -> None:
-    """Write a PNG beside a record of verdicts, overwriting the file: the largest difference of a
-    number between stock and the extension, and what is tolerated, by judge."""
+    """Write a PNG beside a record of verdicts, overwriting the file: for each judge, the largest
+    difference of a number between stock and the extension, and the tolerance."""
     verdicts = _newest(path.with_suffix(".jsonl"))
     places = range(len(verdicts))
     names = [

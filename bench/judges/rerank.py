@@ -1,4 +1,4 @@
-"""Reranking as MTEB measures it: candidates of every query, and trec_eval on the order."""
+"""Reranking as in MTEB: score the candidates of every query; trec_eval judges their order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RerankJudge:
 
 
 def cases() -> Iterator[tuple[Query, list[int]]]:
-    """Queries, each with the numbers of its candidates: its category and as many others as fit."""
+    """Yield queries with the item numbers of their candidates: the query's category, and others."""
     rng = random.Random("rerank")
     for query in queries("test")[:QUERIES]:
         near = [n for n, item in enumerate(items()) if item.category == query.category]

@@ -1,4 +1,4 @@
-"""Both servers in turn, each asked by the same judge."""
+"""Let the same judge query both servers, one after the other."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ARGS = ("--disable-radix-cache", *QUIET_ARGS)
 
 
 class Judge(Protocol):
-    """An outside tool and what it is given.
+    """An outside tool, and the model and flags with which it is used.
 
     Attributes:
-        name: with the version.
+        name: of the tool, with its version.
         preset: the model.
-        flags: of both servers.
-        tolerance: of a number.
+        flags: flags of both servers.
+        tolerance: largest allowed difference of two numbers.
     """
 
     name: str
@@ -31,19 +31,19 @@ class Judge(Protocol):
     tolerance: float
 
     def ask(self, base_url: str, model: Path, scratch: Path) -> Opinion:
-        """Return the opinion on a server; `scratch` is a new directory to be made if needed."""
+        """Query a server and return the opinion; `scratch` is a directory to create if needed."""
         ...
 
 
 def judge_both(judge: Judge, model: Path, tell: Callable[[str], None]) -> Verdict:
-    """Start stock, then the extension, and compare what the judge thinks of them.
+    """Start stock, then the extension, and compare the judge's opinions of them.
 
     Raises:
         ServerStartError: a server did not start.
-        JudgeError: there is no opinion.
+        JudgeError: the tool failed.
     """
     opinions: dict[str, Opinion] = {}
-    counted: Counter[str] = Counter()  # of the server that comes last, which is the extension
+    counted: Counter[str] = Counter()  # of the last server, which is the extension
     for path in PATHS:
         tell(f"{judge.name}: {path}")
         flags = [*_ARGS, *judge.flags, *(["--enable-prefill-only"] if path == EXTENSION else [])]

@@ -1,6 +1,7 @@
-"""The programs that judge; they live in an environment of their own and see HTTP and files only.
+"""Run the judging programs in an environment of their own; they use only HTTP and files.
 
-SGLang pins what it needs; a tool's needs must not change that, nor what SGLang finds and imports.
+SGLang pins versions of what it needs. The requirements of a tool must change neither these versions
+nor what SGLang finds to import.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class Tools:
         """Run a program to its end and return what it printed.
 
         Args:
-            cache: where it may keep files between runs; by default wherever it likes.
+            cache: directory in which it may keep files between runs; None: the program's default.
 
         Raises:
-            JudgeError: it is not there, or its exit status is not 0.
+            JudgeError: the program is missing, or its exit status is not 0.
         """
         command = [str(self.directory / "bin" / program), *map(str, args)]
         env = os.environ | _OFFLINE | ({"HF_HOME": str(cache)} if cache else {})
-        env.pop("PYTHONPATH", None)  # nothing of this project's environment belongs there
+        env.pop("PYTHONPATH", None)  # the tool must not import from this project's environment
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         except OSError as error:
@@ -55,9 +56,9 @@ class Tools:
         return done.stdout
 
     def version(self, package: str) -> str:
-        """Return its name and version.
+        """Return the name and the version of an installed package.
 
         Raises:
-            JudgeError: it is not installed.
+            JudgeError: the package is not installed.
         """
         return f"{package} {self.run('python', '-c', _VERSION, package).strip()}"

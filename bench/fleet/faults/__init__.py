@@ -1,1 +1,1 @@
-"""Faults of engines, routers and connections while clients ask a fleet."""
+"""Cause faults of engines, routers and connections while clients send requests to a fleet."""

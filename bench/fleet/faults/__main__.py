@@ -1,4 +1,4 @@
-"""Faults of a fleet under load: ``python -m bench.fleet.faults``."""
+"""Cause faults in a fleet under load, and judge every answer: ``python -m bench.fleet.faults``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SHOWN = 20
 
 
 def main(
-    faults: Annotated[int, typer.Option(min=1, help="All in all.")] = 1000,
-    minutes: Annotated[float, typer.Option(min=0.1, help="In which they begin.")] = 25.0,
+    faults: Annotated[int, typer.Option(min=1, help="Number of faults.")] = 1000,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time in which faults begin.")] = 25.0,
     engines: Annotated[int, typer.Option(min=1)] = 2,
-    routers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    routers: Annotated[int, typer.Option(min=1, help="Router processes.")] = 2,
     clients: Annotated[int, typer.Option(min=1)] = 6,
-    deadline_s: Annotated[float, typer.Option(min=1, help="Of every request.")] = 15.0,
-    seed: Annotated[int, typer.Option(help="Of the faults.")] = 0,
+    deadline_s: Annotated[float, typer.Option(min=1, help="Deadline of every request.")] = 15.0,
+    seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
     name: Name = "fleet-faults",
 ) -> None:
     """Stop, kill and cut engines, routers and connections, and judge every answer.
 
-    Ends with status 1 where an answer was wrong, lost or late, or where memory is not as before.
+    The exit status is 1 if an answer was wrong, lost or late, or if memory or work was kept.
     """
     bench = Bench("bench.fleet.faults", name)
     with bench.no_figures_on_error(), tempfile.TemporaryDirectory(prefix="faults-") as directory:

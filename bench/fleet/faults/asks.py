@@ -1,4 +1,4 @@
-"""Requests, what they have to be answered, and how they ended."""
+"""Requests with their expected answers, and how they ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.workloads import Shape, draw_requests, score_body
 from sglang_prefill_ext.modelmaker import catalogue
 
 CLEAR = (429, 503, 504)
-"""Errors that tell a client what to do: come again later."""
+"""Status codes of errors that tell a client to try again later."""
 
 _LONGEST_S = 120.0
 _VOCABULARY = 8_000
@@ -23,7 +23,7 @@ _SHAPES = (Shape(40, 60, 30), Shape(20, 90, 12), Shape(60, 30, 80), Shape(5, 2, 
 
 
 class End(StrEnum):
-    """How a request ended: with the right numbers, a clear error, anything else, or not at all."""
+    """How a request ended: right numbers, a clear error, another answer (wrong), or none (lost)."""
 
     RIGHT = "right"
     CLEAR = "clear error"
@@ -33,10 +33,10 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request, and what it has to be answered.
+    """A request and its expected answer.
 
     Attributes:
-        wanted: read from JSON.
+        wanted: the expected answer, read from JSON.
     """
 
     path: str
@@ -46,10 +46,10 @@ class Ask:
 
     @classmethod
     def of(cls, port: int, path: str, body: Any, **headers: str) -> Ask:
-        """Take what one server answers as right.
+        """Make a request whose expected answer is what the server at `port` answers now.
 
         Raises:
-            ValueError: it answers with an error.
+            ValueError: the server answers with an error.
         """
         asked = cls(path, json.dumps(body).encode(), None, tuple(headers.items()))
         connection = Connection(port)
@@ -65,9 +65,9 @@ class Outcome:
     """How one request ended.
 
     Attributes:
-        seconds: from its first attempt to its end.
-        again: how often it was sent again, as its connection was broken.
-        why: it is not right; begins with the HTTP status where there is one.
+        seconds: time from its first attempt to its end.
+        again: how often it was sent again because its connection broke.
+        why: why it is not right; begins with the HTTP status if there is one.
     """
 
     end: End
@@ -88,7 +88,7 @@ def judged(ask: Ask, status: int, content: bytes, seconds: float, again: int) ->
 
 
 def asks_of(port: int, seed: int = 0) -> list[Ask]:
-    """Requests of every kind that a router divides or hands on, with one engine's own answers.
+    """Make requests of each kind that a router divides or passes on; an engine's answers are right.
 
     Args:
         port: of that engine, whose model is a decoder reranker.
@@ -110,7 +110,7 @@ def asks_of(port: int, seed: int = 0) -> list[Ask]:
 
 
 def _message(content: bytes) -> str:
-    """What an error says, in whichever form."""
+    """Return the message of an error in any of the servers' forms."""
     try:
         return str(json.loads(content)["message"])
     except (ValueError, KeyError, TypeError):

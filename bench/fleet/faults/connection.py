@@ -10,14 +10,14 @@ from contextlib import suppress
 from sglang_prefill_ext.frontend.options import TIMEOUT_HEADER
 
 SLACK_S = 3.0
-"""Beyond its deadline, in which an answer must have come; a router may stand still for a second."""
+"""An answer may come this much after its deadline, because a router may be stopped for a second."""
 
 
 class Connection:
-    """A connection to a port of this machine; made when it is used.
+    """A connection to a port of this machine, opened at its first use.
 
     Attributes:
-        is_cut: it was cut since it was made.
+        is_cut: whether it was cut since it was opened.
     """
 
     def __init__(self, port: int) -> None:
@@ -30,10 +30,10 @@ class Connection:
         """Return status and content of an answer.
 
         Args:
-            left_s: until the deadline, which the server is told.
+            left_s: seconds until the deadline, which is sent to the server.
 
         Raises:
-            OSError, http.client.HTTPException: there is no answer.
+            OSError, http.client.HTTPException: no answer came.
         """
         self._http.timeout = left_s + SLACK_S
         if self._http.sock is not None:
@@ -49,6 +49,6 @@ class Connection:
             self._http.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Have the next attempt on a new one."""
+        """Close the connection; the next request opens a new one."""
         self._http.close()
         self.is_cut = False

@@ -1,4 +1,4 @@
-"""Do to a running fleet what a schedule says."""
+"""Cause the faults of a schedule in a running fleet."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _Target = TypeVar("_Target", bound=Hashable)
 
 
 class Injuries:
-    """Faults of the engines, the routers and the connections of one fleet.
+    """Causes faults of the engines, the routers and the connections of one fleet.
 
-    An engine, a router or a wire has one fault at a time.
+    An engine, a router or a wire has at most one fault at a time.
 
     Args:
-        engines, wires: one each, in the same order; the routers reach engines by their wires.
-        routers: all of which listen.
+        engines, wires: one wire per engine, in the same order; routers reach engines by wires.
+        routers: router processes, all of which listen.
 
     Attributes:
         done: faults so far, by kind.
@@ -54,7 +54,7 @@ class Injuries:
         self._deaths: list[list[float]] = []
 
     def router_died(self, begin_s: float, end_s: float) -> bool:
-        """Whether a router was dying, or had not been replaced, at any time between these two."""
+        """Whether a router was dying, or dead and not replaced, at any time between these two."""
         return any(begin <= end_s and begin_s <= end for begin, end in self._deaths)
 
     def perform(
@@ -63,13 +63,13 @@ class Injuries:
         load: Load,
         on_fault: Callable[[int], None] = lambda _begun: None,
     ) -> None:
-        """Let them happen, while a load goes on; return when all is as it was.
+        """Cause the faults while a load runs; return when all engines and routers work again.
 
         Args:
-            on_fault: called with the number of those that have begun.
+            on_fault: called at each fault with the number of faults that have begun.
 
         Raises:
-            ServerStartError: an engine, or a router, does not come back.
+            ServerStartError: an engine or a router does not come back.
         """
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             running = []
@@ -111,7 +111,7 @@ class Injuries:
             self.done[fault.kind] += 1
 
     def _end_router(self, fault: Fault, number: signal.Signals) -> None:
-        """End one, and wait until all listen again."""
+        """Send a signal that ends one router, and wait until all routers listen again."""
         with self._one_of(self._routers.listening, fault.target) as pid:
             death = [time.monotonic(), math.inf]
             self._deaths.append(death)
@@ -125,7 +125,7 @@ class Injuries:
 
     @contextmanager
     def _one_of(self, choices: Callable[[], Sequence[_Target]], target: int) -> Iterator[_Target]:
-        """One that has no other fault meanwhile; wait until there is one."""
+        """Wait for one of the choices without a fault, and reserve it while the body runs."""
         while True:
             with self._changing:
                 free = [each for each in choices() if each not in self._hurt]

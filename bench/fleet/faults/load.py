@@ -1,4 +1,4 @@
-"""Clients that ask for as long as something lasts."""
+"""Clients that send requests to a fleet while faults happen."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _AGAIN_S = 0.05
 
 
 class Load:
-    """Sends requests in turn from some threads for as long as it is entered.
+    """Sends requests in turn from several threads while it is entered as a context.
 
-    A client whose connection breaks tries again within the deadline, as a load balancer would.
-    That is what routers that die are for; any other broken connection is a request that was lost.
+    If a connection breaks because a router died, or by `cut_clients`, the client tries again within
+    the deadline, as a load balancer would. After any other break, the request counts as lost.
 
     Args:
-        clients: that ask at the same time.
+        clients: number of clients, each in a thread.
         deadline_s: of every request.
-        pause_s: of a client between two requests.
-        router_died: whether a router was dying or dead at any time between two; by
+        pause_s: pause of a client between two requests.
+        router_died: whether a router was dying or dead at any time between two times of
             `time.monotonic`.
 
     Attributes:
@@ -66,15 +66,15 @@ class Load:
             connection.close()
 
     def cut_clients(self) -> None:
-        """Break all connections of clients, which leave what they have asked for."""
+        """Break all connections of the clients; each sends its request again on a new one."""
         for each in self._connections:
             each.cut()
 
     def wait_more(self, answers: int, timeout_s: float = 120.0) -> None:
-        """Wait until so many more requests have ended.
+        """Wait until `answers` more requests have ended.
 
         Raises:
-            TimeoutError: they have not.
+            TimeoutError: fewer have ended within `timeout_s`.
         """
         with self._ended:
             wanted = len(self.outcomes) + answers

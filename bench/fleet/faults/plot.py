@@ -1,4 +1,4 @@
-"""A picture of what failed, and of what became of the requests meanwhile."""
+"""A picture of the faults, and of how requests ended meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROW_INCHES = 0.3
 
 
 def save_faults_plot(path: Path, result: FaultsResult) -> None:
-    """Write a PNG, overwriting the file: faults by kind beside requests by their end."""
+    """Write a PNG, overwriting the file: faults by kind, beside requests by how they ended."""
     ends = {
         "right": result.right,
         **result.errors,

@@ -1,4 +1,4 @@
-"""Which faults a run has, when, and for how long (pure)."""
+"""Draw the faults of a run: their kinds, times, lengths and targets (pure)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What goes wrong. What stands still goes on by itself, what has died is started again."""
+    """Kinds of faults. What was stopped continues by itself; what was killed is started again."""
 
     SCHEDULER_STOPPED = "scheduler stopped"
     ENGINE_STOPPED = "engine stopped"
@@ -32,7 +32,8 @@ SHARES = {
     Kind.CLIENTS_CUT: 75,
     Kind.ENGINE_KILLED: 7,
 }
-"""Of a thousand faults. An engine takes a minute or more to start again, all else a moment."""
+"""Kind -> number among a thousand faults. Killed engines are rare because a start takes a minute or
+more; all other faults are short."""
 
 _SHORT_S, _LONG_S = (0.1, 1.5), (3.0, 6.0)
 _LONG_SHARE = 0.05
@@ -44,9 +45,10 @@ class Fault:
     """A fault.
 
     Attributes:
-        pause_s: between the beginning of the one before and this one's.
-        seconds: for which something stands still; else of no meaning.
-        target: which engine or router, counted on from the last; the next one where that is down.
+        pause_s: time between the beginnings of the fault before and of this one.
+        seconds: how long something is stopped or silent; without meaning for other kinds.
+        target: index of the engine, wire or router, modulo their number; those that have a fault
+            already are not counted.
     """
 
     kind: Kind
@@ -56,7 +58,9 @@ class Fault:
 
 
 def draw_faults(count: int, minutes: float, seed: int) -> list[Fault]:
-    """Draw faults, in numbers by `SHARES`; engines die at even distances, so that some are left.
+    """Draw faults in the proportions of `SHARES`.
+
+    Engines are killed at even distances, so that some engines are always alive.
 
     Returns:
         `count` of them, which begin within about `minutes`.

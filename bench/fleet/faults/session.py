@@ -1,4 +1,4 @@
-"""A fleet, its clients and its faults, from start to verdict."""
+"""Run a fleet with clients and faults, from its start to the verdict."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from sglang_prefill_ext.local_server import LocalServer
 
 _SOON_S = 120.0
 _POLL_S = 0.1
-_PAUSE_S = 0.2  # of a client: engines and routers have to be able to start meanwhile
+_PAUSE_S = 0.2  # of a client; leaves CPU time for engines and routers that start meanwhile
 _TOLD_EVERY = 25  # faults
 _SHOWN_CHARS = 120  # of an error
 _ENGINE_ARGS = ("--dtype", "float32", "--enable-prefill-only", *QUIET_ARGS)
-_ROUTER_ARGS = ("--extra-work=10",)  # all but the smallest requests are divided, whatever the load
+_ROUTER_ARGS = ("--extra-work=10",)  # divides all but the smallest requests at any load
 
 
 class FaultsError(PrefillExtError):
-    """The fleet has not come back to what it was."""
+    """The fleet has not returned to its state before the faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultsResult:
-    """What became of all requests of a run.
+    """How all requests of a run ended.
 
     Attributes:
-        seconds: from the first fault to the last one's end.
-        faults: by kind.
-        requests: all of them, which ended in one of the four ways below.
-        errors: clear ones, by how they begin, numbers left out.
-        sent_again: requests whose connection broke as a router, or all connections of clients,
-            died.
-        late: among all, those that ended after their deadline.
-        p50_ms, p99_ms, longest_ms: from the first attempt to the end, of all.
+        seconds: time from the first fault to the end of the last one.
+        faults: kind -> number of faults.
+        requests: all requests; each ended in one of the four ways below.
+        errors: beginning of a clear error, without numbers -> how often it came.
+        sent_again: requests that were sent again because a router died or the clients'
+            connections were cut.
+        late: number of all requests that ended after their deadline.
+        p50_ms, p99_ms, longest_ms: time from the first attempt to the end, over all requests.
     """
 
     preset: str
@@ -95,11 +95,11 @@ class FaultsRun:
     unwanted: list[Outcome] = field(default_factory=list)
 
     def run(self) -> FaultsResult:
-        """Ask and injure; then see that nothing is left of it.
+        """Run load and faults; then check that engines and routers keep no memory and no work.
 
         Raises:
             FaultsError: engines or routers keep something.
-            ServerStartError: an engine, or a router, does not start, or does not come back.
+            ServerStartError: an engine or a router does not start, or does not come back.
         """
         with ExitStack() as stack:
             engines = [stack.enter_context(self._engine(n)) for n in range(self.engines)]
@@ -170,7 +170,7 @@ class FaultsRun:
 
 
 def memory_of(port: int) -> list[dict[str, int]]:
-    """What an engine's pools can give, scheduler by scheduler, once it has no packed work."""
+    """Free room in the pools of each of an engine's schedulers; waits until it has no requests."""
     status: dict[str, Any] = {}
 
     def idle() -> bool:
@@ -183,7 +183,7 @@ def memory_of(port: int) -> list[dict[str, int]]:
 
 
 def work_at(routers: RouterProcesses) -> list[str]:
-    """What routers have under way; each is asked over connections of its own."""
+    """Describe the requests and parts that each router has under way; empty if there are none."""
     pages: dict[int, dict[str, Any]] = {}
 
     def all_asked() -> bool:
@@ -201,15 +201,15 @@ def work_at(routers: RouterProcesses) -> list[str]:
 
 
 def kind_of(error: str) -> str:
-    """An error without what is different each time."""
+    """Return an error's message without the parts that differ each time."""
     return re.sub(r"http://\S+|\d+(?= of \d| rows)|(?<=of )\d+", "N", error)[:_SHOWN_CHARS]
 
 
 def require(done: Callable[[], bool], otherwise: str) -> None:
-    """Wait until something is so.
+    """Wait until `done` returns true.
 
     Raises:
-        FaultsError: it is not, for long.
+        FaultsError: with the text `otherwise`, if it does not in time.
     """
     limit_s = time.monotonic() + _SOON_S
     while not done():

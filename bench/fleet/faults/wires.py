@@ -1,4 +1,4 @@
-"""TCP connections to engines that can be cut, and that can carry nothing for a while."""
+"""TCP proxies in front of engines that can cut connections, or stop passing data for a while."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""Of SO_LINGER: what is closed is reset, and what was not sent is lost."""
+"""Value of SO_LINGER: closing a connection resets it and drops unsent data."""
 
 
 class Wire:
-    """Takes connections at a port of its own, and carries what they bring to another one."""
+    """A proxy: accepts connections at its own port, and forwards their data to another port."""
 
     def __init__(self, target: int) -> None:
         self.port = 0
@@ -29,7 +29,7 @@ class Wire:
         self._loop.call_soon_threadsafe(self._reset)
 
     def silence(self) -> None:
-        """Carry nothing, until `resume`; connections stay."""
+        """Stop forwarding data until `resume`; connections stay open."""
         self._loop.call_soon_threadsafe(self._carries.clear)
 
     def resume(self) -> None:
@@ -78,7 +78,7 @@ class Wire:
 
 @contextmanager
 def wires_to(ports: Sequence[int]) -> Iterator[list[Wire]]:
-    """A wire to each of some ports of this machine, in a thread of their own."""
+    """Run a wire to each of these ports of this machine, all in one further thread."""
     wires, ready = [Wire(port) for port in ports], [threading.Event() for _ in ports]
     over, loops = asyncio.Event(), list[asyncio.AbstractEventLoop]()
 
