@@ -1,4 +1,4 @@
-"""Attention of packed rows by kernels that others wrote, for comparison."""
+"""Attention of packed rows by kernels of other projects, for comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.kernels.harness import Way
 
 @dataclass(frozen=True)
 class Problem:
-    """Keys `[prefix][row][row]...` of each group, one after the other.
+    """The inputs of attention: keys `[prefix][row][row]...` of each group, group after group.
 
     A *segment* is a prefix or a row. Its tokens are queries, unless its K and V exist already.
 
@@ -41,17 +41,17 @@ class Problem:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.q.device, dtype)
 
     def query_tokens(self) -> NDArray[np.int64]:
-        """`[Q]`: where each query is among the keys."""
+        """`[Q]`: the index of each query's token among the keys."""
         return np.concatenate(
             [np.arange(start, start + n) for start, n in zip(self.starts, self.lens, strict=True)]
         )
 
     def query_offsets(self) -> Tensor:
-        """int32 `[segments + 1]`: where the queries of each segment begin, and where they end."""
+        """int32 `[segments + 1]`: offsets of each segment's queries, and their total number."""
         return self.on_device(np.append(0, np.cumsum(self.lens)))
 
     def rows_only(self) -> Problem:
-        """The same where the prefixes were computed before."""
+        """The same problem with cached prefixes: only tokens of rows are queries."""
         is_row = self.prefix_lens > 0
         columns = (self.starts, self.lens, self.prefix_starts, self.prefix_lens)
         in_rows = self.on_device(np.flatnonzero(np.repeat(is_row, self.lens)), torch.int64)
@@ -62,7 +62,7 @@ class Problem:
 
 
 def flex(problem: Problem) -> Way:
-    """One compiled FlexAttention over all tokens, whose mask knows the prefixes."""
+    """One compiled FlexAttention over all tokens, with a mask that lets rows see their prefix."""
     tokens = problem.on_device(problem.query_tokens())
     segments = [
         problem.on_device(np.repeat(x, problem.lens))

@@ -1,8 +1,8 @@
-"""SGLang's Triton experts with every block of rows that its tuned table has for the shape.
+"""Time SGLang's Triton experts with every block of rows that its tuned table has for the shape.
 
-Run as ``python -m bench.kernels.bench_expert_blocks``. Whole layers in bfloat16: both products, the
-activation and the sum over experts. The first way of a case is SGLang's own choice; the last one
-launches two blocks, of which the device takes the one with fewer rows.
+Run as ``python -m bench.kernels.bench_expert_blocks``. It times whole layers in bfloat16: both
+products, the activation and the sum over experts. The first way of a case is SGLang's own choice.
+The last way launches kernels for two blocks; the device runs the one with fewer padded rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS = SimpleNamespace(
     deterministic=SimpleNamespace(enable_deterministic_inference=False),
     moe=SimpleNamespace(enable_fused_moe_sum_all_reduce=False),
 )
-"""What SGLang's experts read of a server's settings."""
+"""The server settings that SGLang's experts read."""
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 
 def weights_of(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Up- and gate-, and down-projections."""
+    """Random weights of the joint up- and gate-projection, and of the down-projection."""
     up = torch.randn(shape.experts, 2 * shape.width, shape.hidden, dtype=DTYPE, device=device)
     down = torch.randn(shape.experts, shape.hidden, shape.width, dtype=DTYPE, device=device)
     return up.mul_(shape.hidden**-0.5), down.mul_(shape.width**-0.5)
@@ -91,10 +91,10 @@ def weights_of(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
 def make_case(
     shape: Shape, routing: str, rows: NDArray[Any], weights: tuple[Tensor, Tensor]
 ) -> Case:
-    """One layer.
+    """Make the case of one layer.
 
     Args:
-        rows: of each expert; which tokens they are makes no difference to the time.
+        rows: number of rows of each expert; which tokens they come from does not change the time.
     """
     device = weights[0].device
     ids = np.random.default_rng(0).permutation(np.repeat(np.arange(shape.experts), rows))
@@ -134,7 +134,7 @@ def make_case(
         DTYPE,
         moved_bytes=2 * hidden.nbytes + sum(each[:used].nbytes for each in weights),
         flops=int(shape.operations(len(ids))),
-        tolerance=3e-2,  # blocks of other widths add in another order, in bfloat16
+        tolerance=3e-2,  # bfloat16; blocks of different widths add in a different order
         ours={stock: ways.pop(stock)},
         baselines=ways,
     )

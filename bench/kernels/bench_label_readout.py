@@ -1,7 +1,7 @@
-"""label_readout against logits of the whole vocabulary, which PyTorch materialises.
+"""Time label_readout against PyTorch, which materialises the logits of the whole vocabulary.
 
-Run as ``python -m bench.kernels.bench_label_readout``. Two labels a row; the output embeddings of
-Qwen3-0.6B (151,936 x 1,024) and Llama-3-8B (128,256 x 4,096).
+Run as ``python -m bench.kernels.bench_label_readout``. It reads two labels per row. The output
+embeddings have the sizes of Qwen3-0.6B (151,936 x 1,024) and Llama-3-8B (128,256 x 4,096).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def make_case(rows: int, dim: int, vocabulary: int, device: torch.device) -> Cas
         DTYPE,
         moved_bytes=hidden.nbytes + weight.nbytes,
         flops=2 * rows * dim * vocabulary,
-        tolerance=3e-2,  # PyTorch rounds its logits, which reach 6 or so, to bfloat16
+        tolerance=3e-2,  # PyTorch rounds its logits, which are up to about 6, to bfloat16
         ours={"label_readout": lambda: ours},
         baselines={"torch": lambda: whole_vocabulary},
     )

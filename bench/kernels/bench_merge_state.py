@@ -1,6 +1,7 @@
-"""merge_states against the same formula in PyTorch: ``python -m bench.kernels.bench_merge_state``.
+"""Time merge_states against the same formula in PyTorch.
 
-Heads as in Qwen3-0.6B (16 of 128) and Qwen3-8B (32 of 128).
+Run as ``python -m bench.kernels.bench_merge_state``. The heads are those of Qwen3-0.6B (16 of size
+128) and Qwen3-8B (32 of size 128).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def make_case(tokens: int, heads: int, parts: int, device: torch.device) -> Case
         "merge_state",
         {"tokens": tokens, "heads": heads, "head_dim": HEAD_DIM, "parts": parts},
         DTYPE,
-        # Each part is read once, and as much as one part is written.
+        # Each part is read once; the result, as large as one part, is written once.
         moved_bytes=(parts + 1) * (outs[0].nbytes + lses[0].nbytes),
         flops=2 * parts * outs[0].numel(),
         tolerance=2e-2,

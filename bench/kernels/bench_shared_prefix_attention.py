@@ -1,9 +1,9 @@
-"""Attention of packed rows, fused and merged, against libraries, page aliasing and FlexAttention.
+"""Time fused and merged attention of packed rows against libraries, page aliasing, FlexAttention.
 
-Run as ``python -m bench.kernels.bench_shared_prefix_attention``. Heads as in Qwen3-0.6B: 16 query
-heads that share 8 key heads of 128. A shape "60+2x50" is a prefix of 60 tokens and 50 rows of 2,
-whose prefix is computed with them or was cached before. Operations are those of pairs that a query
-must see.
+Run as ``python -m bench.kernels.bench_shared_prefix_attention``. The heads are those of Qwen3-0.6B:
+16 query heads that share 8 key heads of size 128. A shape "60+2x50" is a prefix of 60 tokens and 50
+rows of 2. The prefix is computed with the rows, or was cached before. Operations count only pairs
+of a query and a key that it must attend to.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 def make_cases(
     prefix: int, row: int, rows: int, groups: int, device: torch.device
 ) -> tuple[Case, Case]:
-    """The prefixes fresh, and cached."""
+    """Make two cases: with fresh prefixes, and with cached ones."""
     shape = {"prefix": prefix, "row": row, "rows": rows, "groups": groups}
     problem = make_problem(prefix, row, rows, groups, device)
     suffixes = np.full(rows, row, dtype=np.int32)
@@ -91,7 +91,7 @@ def make_problem(prefix: int, row: int, rows: int, groups: int, device: torch.de
 def our_ways(
     problem: Problem, groups: tuple[GroupSpan, ...], cached: CachedKV | None
 ) -> dict[str, Build]:
-    """All queries in one launch, and in two launches whose results a third one joins."""
+    """Our ways: all queries in one launch, or in two launches whose results a third one joins."""
     layout, scale = ForwardLayout(groups), problem.scale
     tokens = problem.on_device(problem.query_tokens(), torch.int64)
     q, k, v = problem.q, problem.k[tokens], problem.v[tokens]
@@ -114,7 +114,7 @@ def our_ways(
 
 
 def _with_library(name: AttentionWay, problem: Problem, groups: tuple[GroupSpan, ...]) -> Way:
-    """Merged, with a library's kernel for the prefixes."""
+    """The merged way, with a library's kernel for the prefixes."""
     heads = HeadShape(HEADS, KEY_HEADS, HEAD_DIM, HEAD_DIM)
     inputs = LayerInputs(problem.q, problem.k, problem.v, problem.scale)
     device = problem.q.device

@@ -1,4 +1,4 @@
-"""What SGLang's fused kernel of experts compiles to on Hopper, in every block that can be chosen.
+"""Compile SGLang's fused kernel of experts for Hopper, with every block that can be chosen.
 
 ``python -m bench.kernels.expert_compilation`` prints the last lines of docs/kernels.csv; no GPU is
 needed.
@@ -23,12 +23,12 @@ with warnings.catch_warnings():
 
 TYPES = {"bf16": "bf16", "fp8": "fp8e4nv"}
 DEFAULT_WARPS, DEFAULT_STAGES = 4, 3
-"""Triton's own, for entries that name none."""
+"""Triton's defaults, for entries that do not name these values."""
 
 
 @cache
 def compile_experts() -> tuple[Compiled, ...]:
-    """Both products in every candidate; once a process."""
+    """Compile both products with every candidate; the result is cached per process."""
     return tuple(compile_variant("fused_moe_kernel", variant) for variant in variants())
 
 
@@ -41,11 +41,11 @@ def variants() -> Iterator[Variant]:
 
 
 def _variant(tuning: Tuning, entry: Entry, *, down: bool, by_tma: bool) -> Variant:
-    """As `invoke_fused_moe_kernel` launches it on Hopper.
+    """Return the variant that `invoke_fused_moe_kernel` launches on Hopper.
 
     Args:
-        by_tma: whether the down-projection reads by TMA what the other has written in the order of
-            its blocks.
+        by_tma: whether the down-projection reads its input by TMA, in the order of the blocks in
+            which the first product has written it.
     """
     shape, blocks = tuning.shape, {name: entry[name] for name in entry if name.isupper()}
     blocks.pop("USE_TMA", None)
@@ -99,7 +99,7 @@ def _variant(tuning: Tuning, entry: Entry, *, down: bool, by_tma: bool) -> Varia
     else:
         constants |= dict.fromkeys(("a_desc", "b_desc"))
     known = {*signature, *constants}
-    # What is left are sizes and strides that the shape makes multiples of 16.
+    # All other arguments are sizes and strides, which are multiples of 16 for these shapes.
     signature |= {name: "i32:16" for name in fused_moe_kernel.arg_names if name not in known}
     product = "down" if down else "up and gate"
     what = f"{shape.name}, {tuning.weights}, {blocks['BLOCK_SIZE_M']} rows, {product}"

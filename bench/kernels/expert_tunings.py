@@ -1,5 +1,4 @@
-"""Entries of SGLang's tables that can be chosen for the experts of models, as SGLang 0.5.23 ships
-them."""
+"""Entries of the tuned tables of SGLang 0.5.23 that can be chosen for the experts of models."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ with warnings.catch_warnings():
     from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config
 
 TOKENS = (2304, 8192)
-"""Of a ranking request, and of a large forward."""
+"""Tokens of a ranking request, and of a large forward."""
 
 QWEN3, MIXTRAL, GLM, GPT_OSS = SHAPES
 Entry = Mapping[str, Any]
@@ -30,10 +29,10 @@ class Tuning(NamedTuple):
     """One table.
 
     Attributes:
-        weights: their dtype.
-        file: of SGLang's tuning; none for what it takes without one.
-        scaled: side of the blocks of weights that share a scale; 0 for none.
-        has_bias: whether each product has one.
+        weights: dtype of the weights.
+        file: SGLang's file with the table; empty for the entries that SGLang uses without a file.
+        scaled: side of the square blocks of weights that share a scale; 0 without scales.
+        has_bias: whether each product has a bias.
     """
 
     shape: Shape
@@ -43,21 +42,21 @@ class Tuning(NamedTuple):
     has_bias: bool = False
 
     def chosen(self) -> Iterator[tuple[Entry, Entry]]:
-        """What can be chosen: an entry of the up- and gate-, and one of the down-projection."""
+        """Yield what can be chosen: an entry for the up- and gate-, one for the down-projection."""
         up = self._entries()
         down = self._entries("_down") or up
         table = BlockTable({tokens: entry["BLOCK_SIZE_M"] for tokens, entry in up.items()})
         found = {each.tokens: None for tokens in TOKENS for each in table.candidates(tokens)}
         compiled: list[list[dict[str, Any]]] = []
         for pair in ((up[tokens], down[tokens]) for tokens in found):
-            # The order of programs is the only part of an entry that does not change them.
+            # GROUP_SIZE_M only orders programs; entries that differ by it alone compile equally.
             code = [{key: each[key] for key in each if key != "GROUP_SIZE_M"} for each in pair]
             if code not in compiled:
                 compiled.append(code)
                 yield pair
 
     def _entries(self, suffix: str = "") -> dict[int, Entry]:
-        """Tokens -> entry; those of both products have the same keys."""
+        """Return tokens -> entry; the tables of both products have the same keys."""
         if not self.file:
             return {} if suffix else self._without_a_file()
         file = Path(triton_utils.__file__).parent / "configs" / f"{self.file}{suffix}.json"

@@ -1,4 +1,4 @@
-"""Measure several ways to compute the same tensors on one CUDA device."""
+"""Time several ways to compute the same tensors on one CUDA device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.record import commit
 Way = Callable[[], tuple[Tensor, ...]]
 
 Build = Callable[[], Way]
-"""Makes what is run; all that happens once, such as the plan of a forward, is done here."""
+"""Returns the function to time. It first does all work that happens once, such as planning."""
 
 REPETITIONS = 50
 FLUSH_BYTES = 256 * 2**20  # several times the L2 cache
@@ -35,11 +35,11 @@ class Case:
         kernel: which kernel it is for.
         shape: its sizes by name.
         dtype: of the inputs.
-        moved_bytes: device memory that every way must at least read and write.
+        moved_bytes: bytes that every way must at least read and write.
         flops: operations that every way must at least do.
-        tolerance: largest absolute difference between two ways.
-        ours: the first one must run; those that cannot be run here are named and left out.
-        baselines: of which the others are, likewise.
+        tolerance: largest allowed absolute difference between the results of two ways.
+        ours: our ways. The first must run; others that cannot run here are reported and skipped.
+        baselines: ways of other projects; those that cannot run here are reported and skipped.
     """
 
     kernel: str
@@ -56,7 +56,7 @@ def cuda_device() -> torch.device:
     """The device to measure on.
 
     Raises:
-        SystemExit: there is none; times of the interpreter would mean nothing.
+        SystemExit: there is no CUDA device; times in Triton's interpreter would mean nothing.
     """
     if not torch.cuda.is_available():
         raise SystemExit("kernels are measured on a CUDA device, and torch finds none here")
@@ -77,7 +77,7 @@ def measure(cases: Iterable[Case]) -> None:
 
 
 def _measured(case: Case, ms_of: Callable[[Way], float]) -> bool:
-    """Print the lines of a case; False: its ways differ, of which standard error tells."""
+    """Print the lines of a case, or report on standard error that ways differ and return False."""
     expected: tuple[Tensor, ...] | None = None
     times: dict[str, float] = {}
     for name, build in (*case.ours.items(), *case.baselines.items()):
@@ -93,7 +93,7 @@ def _measured(case: Case, ms_of: Callable[[Way], float]) -> bool:
             _tell(case, f"{name} differs: {error}")
             return False
         except Exception as error:
-            # Libraries that are not there or do not fit fail in any way; our first one must not.
+            # A library that is missing or unfit may raise anything; our first way must not fail.
             if expected is None:
                 raise
             _tell(case, f"without {name}: {type(error).__name__}: {error}")
@@ -129,7 +129,7 @@ def _event() -> torch.cuda.Event:
 
 @cache
 def copy_bandwidth() -> float:
-    """GB/s that a plain copy reads and writes here: what memory-bound kernels can reach."""
+    """GB/s that a plain copy reads and writes here: the limit of memory-bound kernels."""
     source = torch.empty(COPY_BYTES, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / median_ms(lambda: (target.copy_(source),)) / 1e6
@@ -137,7 +137,7 @@ def copy_bandwidth() -> float:
 
 @cache
 def matrix_rate(dtype: torch.dtype) -> float:
-    """TFLOP/s of a large matrix product here: what kernels that compute can reach."""
+    """TFLOP/s of a large matrix product here: the limit of compute-bound kernels."""
     factors = torch.randn(2, MATRIX_SIZE, MATRIX_SIZE, dtype=dtype, device="cuda").unbind()
     return 2 * MATRIX_SIZE**3 / median_ms(lambda: (torch.matmul(*factors),)) / 1e9
 
@@ -156,7 +156,7 @@ def _records(case: Case, times: Mapping[str, float]) -> Iterable[dict[str, objec
             **case.shape,
             "dtype": str(case.dtype).removeprefix("torch."),
             "us": round(ms * 1e3, 2),
-            # Of this time, what the device's own copy or matrix product would need.
+            # The time that a plain copy or matrix product would need, over this time.
             "of_floor": round(floor / ms, 3),
             "gb_per_s": round(case.moved_bytes / ms / 1e6, 1),
             "tflop_per_s": round(case.flops / ms / 1e9, 2),

@@ -1,8 +1,8 @@
-"""The host's work for one launch of a kernel: ``python -m bench.kernels.launch_cost``.
+"""Time the host's work for one launch of a kernel: ``python -m bench.kernels.launch_cost``.
 
-Needs no GPU: Triton's driver is replaced by one that has a Hopper GPU and launches nothing, so that
-all that is left of a call is Python: the checks and allocations of ours, and Triton's own binding
-of arguments. A real launch adds the driver's call in C. Times are of one core, the best of several.
+No GPU is needed: Triton's driver is replaced by one that claims a Hopper GPU and launches nothing.
+What remains of a call is Python: our checks and allocations, and Triton's binding of arguments. A
+real launch adds the driver's call in C. Times are of one core, the best of several.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Launch = Callable[[], object]
 
 @contextmanager
 def without_a_gpu() -> Iterator[None]:
-    """Launch kernels on a driver that does nothing; tensors are the host's."""
+    """Let kernels be launched with tensors of the host, on a driver that does nothing."""
     driver = SimpleNamespace(
         get_current_device=lambda: 0,
         get_current_stream=lambda _device: 0,
@@ -60,14 +60,14 @@ def without_a_gpu() -> Iterator[None]:
 
     with (
         patch.object(triton.runtime.driver, "_active", driver),
-        patch.object(triton.knobs.runtime, "interpret", True),  # tensors of the host will do
+        patch.object(triton.knobs.runtime, "interpret", True),  # accepts tensors of the host
         patch.object(JITFunction, "_do_compile", compile_nothing),
     ):
         yield
 
 
 def launches() -> dict[str, Launch]:
-    """One launch of each kernel that every layer has, as it has them."""
+    """Return one launch of each kernel of a layer, with the arguments that a layer passes."""
     layout = ForwardLayout((GroupSpan(0, 60, np.full(50, 2, np.int32)),))
     cached_layout = ForwardLayout((GroupSpan(60, 0, np.full(50, 2, np.int32)),))
     q, k, v = _projected(layout.num_tokens)
@@ -93,7 +93,7 @@ def launches() -> dict[str, Launch]:
 
 
 def calls_of_ours(launch: Launch) -> int:
-    """Functions, Python's and C's, that a launch calls outside of Triton."""
+    """Count the Python and C functions that a launch calls outside of Triton."""
     count = depth = 0
 
     def note(frame: Any, event: str, _argument: object) -> None:
@@ -111,11 +111,11 @@ def calls_of_ours(launch: Launch) -> int:
         launch()
     finally:
         sys.setprofile(None)
-    return count - 1  # that which takes the profiler away
+    return count - 1  # without the call that removes the profiler
 
 
 def us_of(launch: Launch) -> list[float]:
-    """Microseconds of a launch, and how many of them are Triton's own."""
+    """Microseconds of a launch, and the part of them that Triton takes."""
     bound: list[tuple[JITFunction[Any], tuple[Any, ...], dict[str, Any]]] = []
     run = JITFunction.run
 
@@ -130,7 +130,7 @@ def us_of(launch: Launch) -> list[float]:
 
 
 def main() -> None:
-    """Print both for every launch."""
+    """Print the calls and the times of every launch."""
     torch.set_num_threads(1)
     with without_a_gpu(), torch.inference_mode():
         for name, launch in launches().items():
@@ -148,7 +148,7 @@ def _plan(layout: ForwardLayout) -> TilePlan:
 
 
 def _projected(tokens: int) -> list[torch.Tensor]:
-    """Queries, keys and values as views of one product."""
+    """Queries, keys and values as views of one tensor, the output of a joint projection."""
     heads = [HEADS, KEY_HEADS, KEY_HEADS]
     widths = [number * HEAD_DIM for number in heads]
     parts = torch.zeros(tokens, sum(widths), dtype=torch.bfloat16).split(widths, dim=1)
@@ -156,7 +156,7 @@ def _projected(tokens: int) -> list[torch.Tensor]:
 
 
 def _best_us(*calls: Launch) -> list[float]:
-    """Of each call, in turn, so that other load disturbs all alike."""
+    """Best time of each call in µs; calls take turns, so that other load disturbs all alike."""
     best = [math.inf] * len(calls)
     for _ in range(REPETITIONS):
         for number, call in enumerate(calls):

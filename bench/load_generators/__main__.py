@@ -1,4 +1,4 @@
-"""Load by tools that are not Python: ``python -m bench.load_generators --help``."""
+"""Measure under load of tools that are not Python: ``python -m bench.load_generators --help``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from bench.workloads import Shape, closed_first, parse_load
 
 def main(
     shape: Shapes = None,
-    wire: Annotated[list[Wire] | None, typer.Option(help="What travels; repeatable.")] = None,
+    wire: Annotated[
+        list[Wire] | None, typer.Option(help="Protocol and form of the requests; repeatable.")
+    ] = None,
     load: Loads = None,
     preset: Preset = "micro",
-    seconds: Annotated[float, typer.Option(min=1, help="Of a measurement.")] = 6.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of a measurement.")] = 6.0,
     alternations: Alternations = 2,
     front_ends: Annotated[int, typer.Option(min=1, help="Processes that serve gRPC.")] = 2,
     seed: Seed = 0,
     name: Name = "local-wires",
 ) -> None:
-    """Measure stock and extension in turn by wrk (HTTP) and h2load (gRPC), the ratio first."""
+    """Measure stock and extension in turn by wrk (HTTP) and h2load (gRPC); ratios come first."""
     bench = Bench("bench.load_generators", name)
     wires = wire or list(Wire)
     shapes = [Shape.parse(each) for each in shape or ["60+2x50"]]

@@ -1,4 +1,4 @@
-"""Every request answered once, for the gate."""
+"""Get one answer to every request, for the gate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLIENTS = 4
 
 
 def http_answers(port: int, bodies: Sequence[bytes]) -> Mapping[int, bytes]:
-    """The answers to bodies, by their number.
+    """Post every body; return the answers by the numbers of the bodies.
 
     Raises:
         LoadError: one of them was not 200.
@@ -27,7 +27,7 @@ def http_answers(port: int, bodies: Sequence[bytes]) -> Mapping[int, bytes]:
 
 
 def grpc_answers(port: int, messages: Sequence[bytes]) -> Mapping[int, bytes]:
-    """The answers to messages, by their number, as bodies of HTTP.
+    """Send every message; return the answers by their numbers, in the form of HTTP bodies.
 
     Raises:
         LoadError: a call failed.

@@ -1,7 +1,8 @@
 """Closed loops over gRPC by h2load.
 
-A unary call of gRPC is a POST of HTTP/2 whose body is a message behind five bytes: whether it is
-compressed, and its length. h2load sends one body, so every client is a process with its own.
+A unary gRPC call is an HTTP/2 POST. Its body is five bytes (one that says whether the message is
+compressed, and its length in four) and the message. An h2load process sends only one body, so every
+client is a process.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _OK = 200
 
 
 def framed(message: bytes) -> bytes:
-    """A message as gRPC puts it into the body of a request, uncompressed."""
+    """Return the body of a gRPC request with an uncompressed message."""
     return struct.pack(">BI", 0, len(message)) + message
 
 
 def closed_loop(
     port: int, method: str, messages: Sequence[bytes], clients: int, seconds: float
 ) -> Measurement:
-    """Let `clients` connections send a message each, again upon every answer.
+    """Run `clients` connections; each sends the same message again after every answer.
 
-    What counts was answered while all clients were at work, after a second of warm-up. gRPC tells
-    errors behind the answer, where h2load does not look: have the server count what it served.
+    Only answers that came while all clients were running, after a second of warm-up, are counted.
+    gRPC reports errors in trailers, which h2load does not read: check the server's own counters.
 
     Args:
         method: ``/package.Service/Method``.
@@ -64,13 +65,13 @@ def closed_loop(
 
 
 def _answers(log: Path) -> np.ndarray:
-    """What h2load logs of every answer: start in µs, status, and µs until its end."""
+    """Read h2load's log: for every answer its start in µs, status, and duration in µs."""
     rows = [line.split("\t")[:3] for line in log.read_text().splitlines()]
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
 def _joined(seen: Measurement, answers: Sequence[np.ndarray]) -> Measurement:
-    """Fill in what was answered while all clients were at work."""
+    """Add the answers that came while all clients were running to the measurement."""
     if not all(len(each) for each in answers):
         raise LoadError("h2load had no answer")
     every = np.concatenate(answers)

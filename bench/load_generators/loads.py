@@ -1,4 +1,4 @@
-"""Loads by what travels, and the tool that makes each."""
+"""Loads on each kind of wire, and the tools that make them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDPOINT = "/v1/score"
 
 @dataclass(frozen=True, slots=True)
 class WireLoop(ClosedLoop):
-    """A closed loop, by what travels."""
+    """A closed loop on one wire."""
 
     wire: Wire
 
@@ -26,7 +26,7 @@ class WireLoop(ClosedLoop):
 
 @dataclass(frozen=True, slots=True)
 class WireArrivals(OpenLoop):
-    """An open loop, by what travels."""
+    """An open loop on one wire."""
 
     wire: Wire
 
@@ -35,7 +35,7 @@ class WireArrivals(OpenLoop):
 
 
 def on_wire(load: Load, wire: Wire) -> Load:
-    """Name what travels under a load."""
+    """Return the load on a wire."""
     if isinstance(load, ClosedLoop):
         return WireLoop(load.clients, wire)
     return WireArrivals(load.rate, load.relative, wire)
@@ -57,7 +57,7 @@ def make_load(
     """Put a load on a server with the tool for it.
 
     Args:
-        port: where the server takes what travels.
+        port: port at which the server accepts this wire's requests.
         bodies: of HTTP requests, or messages of gRPC.
         rate: requests per second of an open loop.
         seconds: length of the measurement.

@@ -1,4 +1,4 @@
-"""Stock, or the extension with gRPC front ends beside it."""
+"""Start stock, or the extension with gRPC front ends beside it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Target:
     grpc: int = 0
 
     def port(self, wire: Wire) -> int:
-        """Where the server takes what travels."""
+        """The port at which the server accepts requests of a wire."""
         return self.grpc if wire is Wire.GRPC else self.http
 
 

@@ -1,4 +1,4 @@
-"""Stock and extension in turn, each way of sending under the load of its tool."""
+"""Measure stock and extension in turn, every wire under the load of its tool."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POOL = 64
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """The requests of one shape, as they travel to one start of a server."""
+    """The requests of one shape on one wire, for one start of a server."""
 
     path: str
     repeat: int
@@ -108,7 +108,7 @@ class GeneratorRun:
         self._keep(case, load, rate, min(share, 1.0), seen)
 
     def _rate_of(self, load: Load, case: _Case) -> float | None:
-        """Requests per second of an open loop."""
+        """Requests per second of an open loop; None for a closed loop."""
         if isinstance(load, OpenLoop):
             stock_rate = self._stock_rates.get((case.shape, case.wire.of_stock), 0.0)
             return load.requests_per_s(stock_rate)
@@ -126,7 +126,7 @@ class GeneratorRun:
         return http_bodies(wire, requests, tokenizer.decode)
 
     def _check(self, target: Target, case: _Case) -> None:
-        """Hold the answers to all requests against stock's, or keep these."""
+        """Get the answers to all requests; keep stock's, and compare the extension's with them."""
         ask = grpc_answers if case.wire is Wire.GRPC else http_answers
         answers = ask(target.port(case.wire), case.bodies)
         asked = f"{case.shape} {case.wire.of_stock}"

@@ -1,4 +1,4 @@
-"""Programs that make load: where they are, and how they are run."""
+"""Find and run the programs that make load."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bench.load import Measurement
 from sglang_prefill_ext.errors import ConfigError
 
 PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
-"""Debian's package of each tool."""
+"""Tool -> its Debian package."""
 
 
 def require(tool: str) -> str:
     """Return the path of a tool.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: the tool is not installed.
     """
     path = shutil.which(tool)
     if path is None:
@@ -47,7 +47,7 @@ def outputs(commands: Sequence[Sequence[str]]) -> list[str]:
 
 @contextmanager
 def counting_cpu(seen: Measurement) -> Iterator[None]:
-    """Note the CPU time of the programs that run, and end, meanwhile."""
+    """Record the CPU time of child processes that end while the body runs."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     yield
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

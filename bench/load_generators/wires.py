@@ -1,4 +1,4 @@
-"""The ways in which the same scoring requests go to a server."""
+"""Wires: the protocols and forms in which the same scoring requests are sent to a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRPC_METHOD = "/prefill_ext.v1.Prefill/Score"
 
 
 class Wire(StrEnum):
-    """What travels; GRPC is packed arrays."""
+    """Protocol and form of a request; GRPC sends packed arrays."""
 
     IDS = "ids"
     ARRAYS = "arrays"
@@ -28,7 +28,7 @@ class Wire(StrEnum):
 
     @property
     def of_stock(self) -> Wire:
-        """The way to a stock server that it is compared with: the best one that stock knows."""
+        """The wire of the stock server to compare with: the best one that stock supports."""
         return Wire.TEXT if self is Wire.TEXT else Wire.IDS
 
 
@@ -52,7 +52,7 @@ def grpc_messages(requests: Sequence[ScoreRequest]) -> list[bytes]:
 
 
 def answer_body(answer: pb.ScoreResponse) -> bytes:
-    """The answer to a gRPC call as ``/v1/score`` gives it, as far as it is compared."""
+    """Convert a gRPC answer to a ``/v1/score`` body with the fields that are compared."""
     counts = np.frombuffer(answer.counts, "<i4")
     rows = np.split(np.frombuffer(answer.scores, "<f8"), np.cumsum(counts)[:-1])
     return json.dumps({"scores": [row.tolist() for row in rows]}).encode()

@@ -18,18 +18,18 @@ _SCRIPT = Path(__file__).with_name("wrk.lua")
 _TIMEOUT_S = 60
 
 _USERS = 400
-"""Connections of an open loop. An answer delays the next request of its own connection only, so
-the more there are the less arrivals know of answers."""
+"""Connections of an open loop. A late answer delays only the next request of its own connection, so
+with more connections, arrivals depend less on answers."""
 
 
 def closed_loop(
     port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float
 ) -> Measurement:
-    """Let `clients` connections post the bodies in turn, each upon its last answer.
+    """Run `clients` connections that post the bodies in turn; each waits for its last answer.
 
     Args:
         bodies: JSON, without line ends.
-        seconds: rounded up to a whole number, which is all that wrk knows.
+        seconds: rounded up to a whole number, because wrk accepts only whole seconds.
 
     Raises:
         ConfigError: wrk is not installed.
@@ -41,12 +41,12 @@ def closed_loop(
 def open_loop(
     port: int, path: str, bodies: Sequence[bytes], requests_per_s: float, seconds: float, seed: int
 ) -> Measurement:
-    """Let many connections post a body each now and then, at that rate together.
+    """Run many connections that together post bodies at a given rate.
 
-    Between an answer and its next request a connection waits, exponentially distributed, so long
-    that the answers' own time hardly matters: arrivals are Poisson, but for the few connections
-    that wait for an answer. No request waits for another one's answer before it is sent, so
-    latencies, from sending, are those from the arrival.
+    Between an answer and its next request, a connection waits for an exponentially distributed
+    time. This time is so long that the answers' own time hardly matters, so arrivals are nearly
+    Poisson; only the few connections that wait for an answer send nothing. No request waits for
+    another request's answer, so latencies from sending are latencies from the arrival.
 
     Args:
         seed: of the waits.

@@ -1,12 +1,13 @@
-"""Attention of one packed forward on this CPU: ``python -m bench.micro.bench_attention``.
+"""Time the attention of one packed forward on this CPU: ``python -m bench.micro.bench_attention``.
 
-Every way is first compared with the first one; times are of one layer in microseconds, the best
-of several repetitions. With one thread it is processor time, which other load does not change.
+The result of every way is first compared with that of the first way. Times are microseconds of one
+layer, the best of several repetitions. With one thread they are CPU time, which other load on the
+machine does not change.
 
-* *row by row*: one SDPA call per row over the prefix and the row, as a backend without packing.
-* *page aliasing*: the prefix copied in front of every row, rows padded, one masked SDPA call.
+* *row by row*: one SDPA call per row over the prefix and the row, like a backend without packing.
+* *page aliasing*: the prefix is copied before every row, rows are padded, one masked SDPA call.
 * *merge*, *copy*: `PackedAttention` that always merges, or always copies, the prefix.
-* *planned*: `PackedAttention` as it is; *plan*: what building it costs, once per forward.
+* *planned*: `PackedAttention` as it is; *plan*: the cost of building it, once per forward.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def _best(call: Callable[[], object]) -> int:
 
 
 def main(
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
     record: Annotated[bool, typer.Option(help=f"Append to {RESULTS.name}.")] = False,
 ) -> None:
     """Print how long the attention of one layer takes on this CPU, by each way."""

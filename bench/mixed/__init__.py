@@ -1,1 +1,1 @@
-"""Prompts of mixed lengths on real servers: does a long one hold up short ones?"""
+"""Measure prompts of mixed lengths on real servers: how much long ones slow down short ones."""

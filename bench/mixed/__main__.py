@@ -1,4 +1,4 @@
-"""Short prompts behind long ones on real servers: ``python -m bench.mixed``."""
+"""Measure how long prompts slow down short ones on real servers: ``python -m bench.mixed``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def main(
     saturation_seconds: Annotated[
         float, typer.Option(help="Least seconds of the closed loop that finds the rate.")
     ] = 15.0,
-    clients: Annotated[int, typer.Option(min=1, help="Of that closed loop.")] = 16,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Clients of the closed loop that finds the rate.")
+    ] = 16,
     dtype: Dtype = "float32",
     flags: Flags = "",
     seed: Seed = 0,

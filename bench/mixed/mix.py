@@ -1,6 +1,7 @@
 """Single prompts of mixed lengths, and how much each is slowed down by the others (pure).
 
-A request's *slowdown* is its latency over that of its length alone on the same, idle server.
+A request's *slowdown* is its latency over the latency of a prompt of its length on the same server
+while that is idle.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Mix:
 def draw_mix(lengths: Sequence[int], vocabulary: int, count: int, seed: int) -> Mix:
     """Draw `count` prompts, every length equally likely.
 
-    A mix of fewer requests is the beginning of a longer one with the same other arguments.
+    With the same other arguments, a smaller `count` gives the first requests of a larger one.
 
     Raises:
-        ConfigError: `lengths` are none, not ascending or not positive.
+        ConfigError: `lengths` are empty, not ascending or not positive.
     """
     ascending = tuple(sorted(set(lengths)))
     if ascending != tuple(lengths) or not ascending or ascending[0] < 1:
@@ -55,21 +56,21 @@ def draw_mix(lengths: Sequence[int], vocabulary: int, count: int, seed: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class MixResult:
-    """What one variant did under one load.
+    """Figures of one variant under one load.
 
     Attributes:
         preset: model.
-        variant: the server's, see `mix_session`.
-        load_of: whose saturation the load is a share of.
-        load: that share.
+        variant: name of the server's variant, see `plan.EXTENSION_ARGS`.
+        load_of: name of the variant whose saturation rate is a load of 1.
+        load: share of that rate.
         rate_per_s: requests per second that were offered.
-        requests: answers; the first `WARM_UP` of them is in no figure but this and the rates.
+        requests: number of answers. The first `WARM_UP` of them count only here and in the rates.
         requests_per_s: answers per second.
         idle_ms: median latency on the idle server, by length.
         mean_slowdown: of all requests.
         length_slowdown: mean, by length.
         longest_p99_ms: latency of the longest prompts.
-        requests_per_forward: mean; None for stock, which does not tell.
+        requests_per_forward: mean; None for stock, which does not report it.
         generator_cpu_share: of one core, used by the load generator.
     """
 

@@ -1,4 +1,4 @@
-"""What the experiment on mixed lengths consists of (pure)."""
+"""Plan of the measurement with mixed lengths (pure)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ EXTENSION_ARGS = {
     FCFS: ("--prefill-only-order", "fcfs"),
     SRPT: ("--prefill-only-order", "srpt"),
 }
-"""Variants of the extension. At 1 token a launch, a forward is only shared in a long queue."""
+"""Variant of the extension -> its flags. If a launch costs 1 token, only requests in a long queue
+share a forward."""
 
 SATURATED_BY = {STOCK: "stock", ALONE: "extension"}
-"""Variants whose rate in a closed loop is a load of 1, and the name of that load."""
+"""Variant whose rate in a closed loop is a load of 1 -> name of that load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class MixPlan:
         saturation_seconds: least length of the closed loop that finds the rate of load 1.
         clients: of that closed loop.
         dtype: of the model in all servers; decides the gate's tolerance.
-        extension_args: what every variant of the extension gets, before its own.
+        extension_args: flags of every variant of the extension, before the variant's own.
         seed: of prompts and arrivals.
     """
 

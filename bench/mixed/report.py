@@ -1,4 +1,4 @@
-"""What people read of mixed lengths: slowdowns per variant and load, in a table and a picture."""
+"""A table and a picture of slowdowns per variant and load."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from bench.mixed.plan import FCFS
 
 MAX_SLOWDOWN = 3.0
 MAX_LONGEST = 1.1
-"""Aims: mean slowdown, and the longest prompts' P99 over that of the extension's fcfs."""
+"""Aims: the mean slowdown, and the P99 of the longest prompts over that with the extension's fcfs
+order."""
 
 
 def mix_table(results: Sequence[MixResult]) -> Table:
-    """One line per load and variant: mean slowdown of all and by length, P99 of the longest.
+    """Return a table with one line per load and variant. Values that meet their aim are green.
 
-    What meets its aim is green.
+    It has the mean slowdown of all prompts and by length, and the P99 of the longest prompts.
     """
     lengths = [str(length) for length in results[0].length_slowdown]
     title = "Mean slowdown, of all and by tokens of the prompt"
@@ -41,7 +42,10 @@ def mix_table(results: Sequence[MixResult]) -> Table:
 
 
 def longest_of_fcfs(result: MixResult, results: Sequence[MixResult]) -> float | None:
-    """P99 of the longest over that of the extension's fcfs under the same load; None without."""
+    """P99 of the longest prompts over that of the extension's fcfs order under the same load.
+
+    None if fcfs was not measured under this load.
+    """
     for each in results:
         if each.variant == FCFS and each.load_of == result.load_of:
             return result.longest_p99_ms / each.longest_p99_ms

@@ -1,4 +1,4 @@
-"""Mixed lengths on real servers, one variant after the other."""
+"""Measure mixed lengths on real servers, one variant after the other."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from bench.status import PackedCounters, packed_counters
 from bench.workloads import ScoreRequest, Shape, draw_requests, score_body
 
 _GATE_PER_LENGTH = 4
-_IDLE_TURNS, _IDLE_PER_TURN = 5, 30  # several turns, so that no moment decides
+_IDLE_TURNS, _IDLE_PER_TURN = 5, 30  # several turns, so that one busy moment counts little
 _MIN_PER_LENGTH = 30
 _SATURATION_POOL = 512
 
 
 @dataclass(slots=True)
 class MixRun(Run[MixPlan, MixResult]):
-    """Every variant under every load."""
+    """Measures every variant under every load."""
 
     _rates: dict[str, float] = field(init=False, default_factory=dict)
 
@@ -41,7 +41,7 @@ class MixRun(Run[MixPlan, MixResult]):
         """Measure all variants, stock first.
 
         Raises:
-            GateError: a variant's answers differ from stock's; no figure may be shown then.
+            GateError: a variant's answers differ from stock's; then no figure may be shown.
             LoadError: a server failed under load.
             ServerStartError: a server did not start.
         """
@@ -84,7 +84,7 @@ class MixRun(Run[MixPlan, MixResult]):
         return {length: statistics.median(each) * 1e3 for length, each in latencies_s.items()}
 
     def _saturate(self, variant: str, port: int) -> None:
-        """Keep the rate that the mix reaches in a closed loop."""
+        """Measure and keep the rate that the mix reaches in a closed loop."""
         self.tell(f"{self.preset}: {variant}, {self.plan.clients} clients")
         pool = _pool(self._mix(_SATURATION_POOL))
         window = Window(self.plan.saturation_seconds, 2 * self.plan.clients)
@@ -139,7 +139,7 @@ class MixRun(Run[MixPlan, MixResult]):
 
 
 def in_order_of_arrival(seen: Measurement) -> list[float]:
-    """Latencies in ms by number of the request; every one was sent once."""
+    """Return latencies in ms in the order of request numbers; each request was sent once."""
     latency_s = dict(zip(seen.numbers, seen.latencies_s, strict=True))
     assert sorted(latency_s) == list(range(seen.sent)), "every request once"
     return [latency_s[number] * 1e3 for number in range(seen.sent)]

@@ -1,1 +1,1 @@
-"""Blocks of experts compared by prediction, over synthetic and recorded routing."""
+"""Compare blocks of rows for experts by prediction, over synthetic and recorded routing."""

@@ -1,5 +1,5 @@
-"""Blocks of experts by policy, predicted over synthetic and recorded routing:
-``python -m bench.moe``."""
+"""Compare policies that choose blocks of rows for experts, by prediction over synthetic and
+recorded routing: ``python -m bench.moe``."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ STYLES = dict(zip(WAYS, ("#9aa5b1", "#d29922", "#1f6feb", "#2da44e"), strict=Tru
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What choosing takes the host, in microseconds a layer of 128 experts."""
+    """Host time of choosing blocks, in microseconds per layer of 128 experts."""
 
     decision_us: float
 
 
 def main(
-    tokens: Annotated[list[int] | None, typer.Option(min=64, help="Repeatable.")] = None,
-    forwards: Annotated[int, typer.Option(min=2, help="Of each length.")] = 12,
+    tokens: Annotated[
+        list[int] | None, typer.Option(min=64, help="Tokens of a forward; repeatable.")
+    ] = None,
+    forwards: Annotated[int, typer.Option(min=2, help="Forwards of each length.")] = 12,
     seed: Seed = 0,
     name: Name = "moe",
 ) -> None:
-    """Compare policies by padded rows and predicted time; nothing but arithmetic runs."""
+    """Compare policies by padded rows and predicted time; no model runs."""
     bench = Bench("bench.moe", name, simulated=True)
     outcomes: list[Outcome] = []
     for shape in SHAPES:
@@ -63,7 +65,7 @@ def main(
 
 
 def table_of(outcomes: Sequence[Outcome]) -> Table:
-    """One line for each routing and length of one model."""
+    """Return a table for one model: one line for each routing and length."""
     policies = list(STYLES)
     figures = (f"{what}, {policy}" for what in ("padded/real", "regret") for policy in policies)
     columns = ("routing", "tokens", *figures, "Tflop, auto (stock)")
@@ -83,7 +85,7 @@ def table_of(outcomes: Sequence[Outcome]) -> Table:
 
 
 def save_plot(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a PNG: a panel for each model and routing, regret over tokens; lower is better."""
+    """Write a PNG: a panel for each model and routing, with regret by tokens; lower is better."""
     shapes = list(dict.fromkeys(each.shape for each in outcomes))
     routings = list(dict.fromkeys(each.routing for each in outcomes))
     layout = (len(routings), len(shapes))

@@ -1,6 +1,6 @@
-"""What the two sources of routing launch and compute: ``python -m bench.moe.launches``.
+"""Count what the two ways of choosing blocks launch and compute: ``python -m bench.moe.launches``.
 
-Prints the tables of docs/moe.md. Nothing runs but arithmetic.
+It prints the tables of docs/moe.md. No model runs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Launched(NamedTuple):
     """Launches of one layer of experts.
 
     Attributes:
-        alignments: of rows to blocks.
-        choices: of the kernel that chooses.
-        products: of SGLang's fused kernel.
+        alignments: launches that align rows to blocks.
+        choices: launches of the kernel that chooses a block.
+        products: launches of SGLang's fused kernel.
     """
 
     alignments: int
@@ -37,13 +37,14 @@ class Launched(NamedTuple):
 
 
 HISTORY, DEVICE = Launched(1, 0, 2), Launched(2, 1, 4)
-"""Of an entry, and of two between which the device chooses; a test counts them."""
+"""Launches with one chosen entry, and with two entries between which the device chooses. A test
+counts them."""
 
 QWEN3 = SHAPES[0]
 TOKENS = (256, 1152, 2304, 4608)
 FORWARDS = 12
 TILE_WIDTH = {16: 128, 32: 256, 64: 128, 128: 256}
-"""Block of rows -> ``BLOCK_SIZE_N``: those of SGLang 0.5.23 for this shape on an H100."""
+"""Block of rows -> ``BLOCK_SIZE_N`` in the table of SGLang 0.5.23 for this shape on an H100."""
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def launch_table() -> str:
-    """Launches of a layer of one forward."""
+    """Return a table of the launches of one layer in one forward."""
     counting = f"{LAUNCHES_A_LAYER} in one forward of {LOOK_EVERY}"
     lines = (
         ("alignments of rows to blocks (two kernels each)", "alignments"),
@@ -65,7 +66,8 @@ def launch_table() -> str:
 
 
 def work_table() -> str:
-    """One layer of Qwen3-30B-A3B, as the mean of forwards whose routing is drawn by Zipf's law."""
+    """Return a table of the work of one layer of Qwen3-30B-A3B: means over forwards whose routing
+    is drawn by Zipf's law."""
     head = ("tokens", "rows, `stock`", "`history`", "`device`", "programs that compute")
     head += ("that return, `history`", "`device`")
     return _table(head, [_work(tokens) for tokens in TOKENS])
@@ -96,13 +98,13 @@ def _computing(entry: Entry, rows: NDArray[Any]) -> float:
 
 
 def _launched(entry: Entry, total: int) -> int:
-    """SGLang launches as many as the worst routing needs."""
+    """Programs that SGLang launches: those for as many blocks as the worst routing needs."""
     worst = total + (QWEN3.experts + 1) * (entry.block - 1)
     return _columns(entry) * math.ceil(worst / entry.block)
 
 
 def _columns(entry: Entry) -> int:
-    """Programs side by side, of the up- and gate-, and of the down-projection."""
+    """Programs for each block of rows, of the up- and gate-, and of the down-projection."""
     tile = TILE_WIDTH[entry.block]
     return math.ceil(2 * QWEN3.width / tile) + math.ceil(QWEN3.hidden / tile)
 

@@ -1,7 +1,7 @@
-"""Record how small mixtures of experts route: ``python -m bench.moe.record_routing``.
+"""Record how small mixture-of-experts models route: ``python -m bench.moe.record_routing``.
 
-Qwen3-MoE of Hugging Face with random weights: no trained one is small enough to be kept. Tokens are
-drawn by Zipf's law, as words of a text are.
+The models are Qwen3-MoE of Hugging Face with random weights, because no trained one is small enough
+to be kept. Tokens are drawn by Zipf's law, which words of a text follow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.moe.routing import RECORDED
 
 MODELS = ((128, 8), (32, 4), (8, 2))
 TOKENS = (256, 2304, 576, 1152, 4608, 320, 2304, 8192, 1728, 2304)
-"""Of the forwards, in order: requests of different sizes follow each other."""
+"""Tokens of each forward, in order; requests of different sizes follow each other."""
 VOCABULARY, PROMPT = 4096, 64
 
 
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def recorded_of(experts: int, top_k: int) -> Iterator[dict[str, Any]]:
-    """Run one model on all lengths."""
+    """Run one model on all lengths; yields one record per forward."""
     model = _model(experts, top_k)
     rng = np.random.default_rng(experts)
     for tokens in TOKENS:

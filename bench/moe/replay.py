@@ -34,7 +34,7 @@ class Outcome:
         policy: one of `WAYS`.
         padded: rows computed over real rows.
         operations: of all forwards.
-        regret: predicted time over that of the best block of each layer and forward, minus 1.
+        regret: predicted time over that with the best block for each layer and forward, minus 1.
     """
 
     shape: str
@@ -47,7 +47,7 @@ class Outcome:
 
 
 class ReplayedCounts:
-    """Brings the counts of a forward as soon as it has ended."""
+    """Delivers the counts of a forward as soon as it has ended."""
 
     def __init__(self) -> None:
         self.of_forward: NDArray[np.int64] = np.zeros((1, 1), np.int64)
@@ -67,7 +67,7 @@ class ReplayedCounts:
 
 
 def chooser(shape: Shape, layers: int, way: str, counts: ReplayedCounts) -> ExpertBlocks:
-    """What chooses while serving, with assumed times."""
+    """Return the chooser that a server uses, with assumed times."""
     policy, source = WAYS[way]
     times = assumed_times(shape.table)
     blocks = ExpertBlocks(layers, shape.experts, shape.table, policy, times, counts, source=source)
@@ -76,10 +76,10 @@ def chooser(shape: Shape, layers: int, way: str, counts: ReplayedCounts) -> Expe
 
 
 def replay(shape: Shape, routing: str, forwards: Sequence[Forward]) -> list[Outcome]:
-    """Compare all policies, by length of the forwards.
+    """Compare all policies for each length of forwards.
 
-    Nothing is known before the first forward. What a policy chooses depends on earlier forwards
-    only; what its choice costs, on the counts of the forward itself.
+    Nothing is known before the first forward. A policy chooses by earlier forwards only. The cost
+    of its choice depends on the counts of the forward itself.
     """
     spent: dict[tuple[int, str], NDArray[np.float64]] = {}
     for way in WAYS:
@@ -116,11 +116,11 @@ def _spent(shape: Shape, blocks: ExpertBlocks, forward: Forward) -> NDArray[np.f
 
 
 def decision_us(experts: int = 128, layers: int = 48, forwards: int = 200) -> float:
-    """Microseconds a layer that choosing takes the host where no two forwards are of one length;
-    the best of all forwards, in time of this thread."""
+    """Microseconds per layer that choosing takes the host if all forwards have different lengths:
+    the best of all forwards, in CPU time of this thread."""
     shape = Shape("", experts, 8, 1, 1, {64: 16, 256: 32, 512: 64, 1024: 128})
     blocks = chooser(shape, layers, "auto", ReplayedCounts())
-    blocks.learning = False  # counting is work of the device
+    blocks.learning = False  # the device does the counting
     taken = []
     for number in range(forwards):
         ids = torch.empty((1000 + number, 8), dtype=torch.int32, device="meta")

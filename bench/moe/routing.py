@@ -1,4 +1,4 @@
-"""How tokens are routed: drawn evenly, drawn with a skew, or recorded."""
+"""Routing of tokens to experts: drawn evenly, drawn with a skew, or recorded."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def drawn(
 ) -> Iterator[Forward]:
     """Draw forwards of equal length.
 
-    Each token takes different experts, as a router does: the `top_k` with the largest sum of a
-    logarithmic share and a Gumbel draw.
+    Each token takes `top_k` different experts, as a router does: those with the largest sum of
+    their share's logarithm and a Gumbel draw.
 
     Args:
         kind: ``uniform`` or ``zipf``.
@@ -70,7 +70,7 @@ def _counts(
 
 
 def recorded(experts: int, top_k: int) -> list[Forward]:
-    """The recorded forwards of a model with so many experts, in order; none if there is none."""
+    """Return the recorded forwards of the model with these sizes, in order; empty without one."""
     kept = json.loads(RECORDED.read_text())["forwards"]
     return [
         Forward(each["tokens"], top_k, np.array(each["counts"]))

@@ -1,4 +1,4 @@
-"""Models whose experts are compared, and what their blocks are taken to cost."""
+"""Models whose experts are compared, and the assumed cost of their blocks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Shape:
     """The experts of one model.
 
     Attributes:
-        blocks: tokens -> ``BLOCK_SIZE_M`` as in SGLang 0.5.23 for an H200 and bfloat16, small
-            keys left out; of a shape without a tuned file (GLM-4.5-Air, gpt-oss) as those of Qwen3.
+        blocks: tokens -> ``BLOCK_SIZE_M`` in SGLang 0.5.23 for an H200 and bfloat16, without small
+            keys. Shapes without a tuned file (GLM-4.5-Air, gpt-oss) have those of Qwen3.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Shape:
         return BlockTable(self.blocks)
 
     def operations(self, rows: float) -> float:
-        """Floating-point operations of the up-, gate- and down-projections of so many rows."""
+        """Floating-point operations of the up-, gate- and down-projections of `rows` rows."""
         return 6.0 * self.hidden * self.width * rows
 
 
@@ -43,8 +43,9 @@ SHAPES = (
 )
 
 ROW_TIMES = {16: 2.2, 32: 1.4, 64: 1.08, 128: 1.0}
-"""Time of a row by block, over that of a row in a block of 128: an assumption, as small blocks
-read weights more often. What a GPU says goes here, from ``bench.kernels.bench_expert_blocks``."""
+"""Block -> time of a row over that of a row in a block of 128. These are assumptions: small blocks
+read weights more often. Times that ``bench.kernels.bench_expert_blocks`` measures on a GPU should
+replace them."""
 
 
 def assumed_times(table: BlockTable) -> dict[Entry, BlockTime]:
