@@ -1,1 +1,1 @@
-"""Replicas or tensor-parallel ranks: what `sglang-prefill plan` predicts, beside measurements."""
+"""Compare the predictions of `sglang-prefill plan` for replicas and ranks with measurements."""

@@ -1,4 +1,5 @@
-"""Two replicas with a core each against two ranks: ``python -m bench.parallelism``."""
+"""Compare two replicas with two tensor-parallel ranks, one core each:
+``python -m bench.parallelism``."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def main(
     turns: TurnCount = 7,
     name: Name = "parallelism",
 ) -> None:
-    """Measure one engine, two behind a router, and one of two ranks, beside what is predicted."""
+    """Measure one engine, two engines behind a router, and one engine with two ranks; compare with
+    the predictions."""
     bench = Bench("bench.parallelism", name)
     cores = sorted(usable_cores())[:2]
     if len(cores) < 2:

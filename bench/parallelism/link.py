@@ -1,4 +1,4 @@
-"""How fast two processes of this machine add up what each has (gloo, as ranks on a CPU do)."""
+"""Measure an all-reduce between two processes of this machine, by gloo as in ranks on a CPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SMALL, _LARGE = 64, 1 << 19  # float32 numbers
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Of an all-reduce of two ranks: ``us / 1e6 + bytes / (gb_s * 1e9)`` seconds."""
+    """Speed of an all-reduce of two ranks: it takes ``us / 1e6 + bytes / (gb_s * 1e9)`` seconds."""
 
     gb_s: float
     us: float
 
     @classmethod
     def of_times(cls, small_s: float, large_s: float) -> Link:
-        """From the median times of the small and of the large all-reduce."""
+        """Fit the speed to the median times of a small and a large all-reduce, in seconds."""
         more_bytes = 4 * (_LARGE - _SMALL)
         return cls(more_bytes / max(large_s - small_s, 1e-9) / 1e9, small_s * 1e6)
 

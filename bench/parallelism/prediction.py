@@ -1,4 +1,4 @@
-"""What `sglang-prefill plan` says of cores whose speed an engine has measured."""
+"""Predict as `sglang-prefill plan` does, for cores whose speed an engine has measured."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One parallelism under one load, beside its measurement.
+    """Prediction and measurement of one parallelism under one load.
 
     Attributes:
-        measured_ms, least_ms: P50, and the least of all answers.
-        faster, measured_faster: latency of one replica of one rank over its own.
+        measured_ms, least_ms: measured P50 latency, and the least latency of all answers.
+        faster, measured_faster: latency of one replica with one rank, over that of this one.
     """
 
     shape: str
@@ -38,7 +38,7 @@ class Predicted:
 
 
 def serving_of(model: ModelShape, scheduler: Mapping[str, Any], link: Link) -> Serving:
-    """Read the speed off one entry of ``schedulers`` on an engine's status page."""
+    """Read an engine's speed from an entry of ``schedulers`` on its status page."""
     speed = Speed.of_status(scheduler)
     device = Device.measured(model, 1 / speed.token_s, speed.launch_s * 1e3, link.gb_s, link.us)
     return Serving(model, device, FLOAT32_BYTES)
@@ -47,10 +47,10 @@ def serving_of(model: ModelShape, scheduler: Mapping[str, Any], link: Link) -> S
 def predict(
     serving: Serving, measured: Iterable[Comparison], subjects: Mapping[str, Parallelism]
 ) -> list[Predicted]:
-    """Predict what was measured.
+    """Predict every measurement.
 
     Args:
-        subjects: the parallelism of each; the first is the reference.
+        subjects: name -> parallelism; the first is the reference.
     """
     found = []
     reference = next(iter(subjects.values()))
@@ -76,10 +76,10 @@ def predict(
 def verdicts(
     found: Sequence[Predicted], measured: Iterable[Comparison], subject: str, other: str
 ) -> Iterator[str]:
-    """Say for every load whether one subject is as much faster than another as is predicted.
+    """Say for every load whether `subject` is faster than `other` as predicted.
 
     Args:
-        measured: `subject` and others, compared with `other` turn by turn.
+        measured: comparisons of `subject` (and others) with `other`, turn by turn.
     """
     predicted = {(each.shape, each.clients, each.subject): each.faster for each in found}
     for each in measured:
@@ -93,7 +93,7 @@ def verdicts(
 
 
 def verdict(predicted: float, measured: tuple[float, float, float]) -> str:
-    """Whether the order is as predicted; a range that crosses 1 has none.
+    """Say whether the measured order is the predicted one; a range around 1 shows no order.
 
     Args:
         measured: the median ratio, the lowest and the highest.

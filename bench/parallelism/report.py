@@ -1,4 +1,4 @@
-"""What people read: predicted beside measured."""
+"""A table and a plot of predicted and measured latency."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.parallelism.prediction import Predicted
 
 
 def table_of(found: Sequence[Predicted]) -> Table:
-    """One line a subject and load."""
+    """Return a table with one line per subject and load."""
     numbers = ("predicted ms", "P50 ms", "least ms", "predicted", "measured")
     table = new_table("", "shape", "clients", "", *numbers, left=["shape"])
     for each in found:
@@ -30,7 +30,7 @@ def table_of(found: Sequence[Predicted]) -> Table:
 
 
 def save_plot(path: Path, found: Sequence[Predicted], title: str) -> None:
-    """Write a PNG: measured over predicted latency, one color a subject."""
+    """Write a PNG: measured against predicted latency, one color per subject."""
     with picture(path, title=title, figsize=(6, 5)) as panel:
         for subject in dict.fromkeys(each.subject for each in found):
             own = [each for each in found if each.subject == subject]

@@ -1,1 +1,1 @@
-"""When several schedulers on one device pay: a model, and the measurement to hold against it."""
+"""When several schedulers on one device pay off: a model, and measurements to check it."""

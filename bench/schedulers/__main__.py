@@ -1,4 +1,4 @@
-"""Several schedulers on one device, measured and modelled: ``python -m bench.schedulers``."""
+"""Measure and model several schedulers on one device: ``python -m bench.schedulers``."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ def main(
     preset: Preset = "micro",
     shape: ShapeText = "60+2x50",
     schedulers: Annotated[
-        list[int] | None, typer.Option(min=1, help="Beside stock and 1; repeatable.")
+        list[int] | None,
+        typer.Option(min=1, help="Schedulers to measure besides stock and 1; repeatable."),
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Of the closed loop.")] = 16,
+    clients: Annotated[int, typer.Option(min=1, help="Clients of the closed loop.")] = 16,
     seconds: Seconds = 8.0,
     model_only: Annotated[
         bool, typer.Option("--model-only", help="Print the model; start no server.")
     ] = False,
     name: Name = "schedulers",
 ) -> None:
-    """Measure stock, one scheduler and several in turn, and print the model beside them."""
+    """Measure stock, one scheduler and several in turn; print the model's predictions beside."""
     bench = Bench("bench.schedulers", name)
     if not model_only:
         with bench.measured_model(preset) as (model, status):

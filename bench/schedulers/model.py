@@ -1,8 +1,8 @@
-"""What several schedulers on one device can reach, from what a request costs (pure).
+"""Predict the rate of several schedulers on one device from the costs of a request (pure).
 
 Four things are busy, and the busiest one bounds the rate: each scheduler, the device, the front
-end, and the cores that all processes share. Queues are taken to be full, so this is the rate of a
-closed loop with many clients.
+end, and the cores that all processes share. The model assumes full queues, so it predicts the rate
+of a closed loop with many clients.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one request takes, in seconds.
+    """Time that one request takes, in seconds.
 
     Attributes:
-        python_s: of its scheduler's Python.
-        device_s: of the device; on a CPU, of the scheduler's own core.
-        front_s: of the front end's process.
-        cpu_s: of all cores together, the load generator's part included.
+        python_s: Python time of its scheduler.
+        device_s: time of the device; on a CPU, of the scheduler's own core.
+        front_s: CPU time of the front end's process.
+        cpu_s: CPU time of all processes together, that of the load generator included.
     """
 
     python_s: float
@@ -32,12 +32,12 @@ class Machine:
     """Where the schedulers run.
 
     Attributes:
-        cores: that all processes share.
-        asynchronous: a scheduler prepares the next forward while the device computes.
-        overlap: which share of the other schedulers' device time runs beside one's own: 0 where
-            kernels of different processes take turns, as without CUDA MPS, and 1 where each has
-            enough of the device for itself, as with cores of its own on a CPU. Small kernels
-            under MPS lie between.
+        cores: number of cores that all processes share.
+        asynchronous: whether a scheduler prepares the next forward while the device computes.
+        overlap: share of the other schedulers' device time that overlaps with a scheduler's own.
+            It is 0 if kernels of different processes take turns, as without CUDA MPS. It is 1 if
+            each scheduler has enough of the device for itself, such as its own cores on a CPU.
+            Small kernels under MPS are between.
     """
 
     cores: int
@@ -46,7 +46,7 @@ class Machine:
 
 
 def limits(costs: Costs, schedulers: int, machine: Machine) -> dict[str, float]:
-    """Requests per second that each of the four allows; infinite where a request costs nothing."""
+    """Requests per second that each of the four allows; infinite if a request costs it nothing."""
     python, device = costs.python_s, costs.device_s
     one = max(python, device) if machine.asynchronous else python + device
     device_each = device * (1 - machine.overlap * (schedulers - 1) / schedulers)
@@ -59,14 +59,14 @@ def limits(costs: Costs, schedulers: int, machine: Machine) -> dict[str, float]:
 
 
 def bound(costs: Costs, schedulers: int, machine: Machine) -> tuple[str, float]:
-    """What bounds the rate, and the rate in requests per second."""
+    """Return the name of what bounds the rate, and the rate in requests per second."""
     each = limits(costs, schedulers, machine)
     name = min(each, key=each.__getitem__)
     return name, each[name]
 
 
 def gain(costs: Costs, schedulers: int, machine: Machine) -> float:
-    """The rate of so many schedulers over that of one; more than 1 where they pay."""
+    """The rate of `schedulers` schedulers over that of one; above 1 if they pay off."""
     return bound(costs, schedulers, machine)[1] / bound(costs, 1, machine)[1]
 
 

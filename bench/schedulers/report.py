@@ -1,4 +1,4 @@
-"""What people read of several schedulers: measured beside predicted, and when they would pay."""
+"""Tables and a plot of several schedulers: measured, predicted, and when they would pay off."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from bench.schedulers.model import Costs, Machine, gain
 from bench.schedulers.session import STOCK, SchedulersResult, name_of
 
 SHARES = (0.1, 0.25, 0.5, 1.0, 2.0)
-"""Device time over the scheduler's Python time, in the table of the model."""
+"""Device time over the scheduler's Python time: the columns of the model's table."""
 
 
 def measured_table(results: Sequence[SchedulersResult]) -> Table:
-    """One line a server: rate over that of one scheduler, measured and by the model."""
+    """Return a table with one line per server: rate over that of one scheduler, measured and by
+    the model."""
     title = "Rate over that of one scheduler; latencies and costs of a request in ms"
     columns = ("server", "of one", "model", "bound by", "req/s", "a forward")
     times = ("P50", "P99", "python", "device", "front", "all cores")
@@ -38,7 +39,8 @@ def measured_table(results: Sequence[SchedulersResult]) -> Table:
 
 
 def model_table(schedulers: Sequence[int]) -> Table:
-    """Gain over one scheduler by device time over Python time; nothing else is a limit."""
+    """Return a table of the gain over one scheduler by device time over Python time, if nothing
+    else is a limit."""
     title = "Model: gain by device/Python time; kernels in turn, side by side"
     table = new_table(title, "schedulers", *(f"{share:g}" for share in SHARES))
     for number in schedulers:
@@ -70,7 +72,7 @@ def save_schedulers_plot(path: Path, results: Sequence[SchedulersResult], title:
 
 
 def off_by(results: Sequence[SchedulersResult]) -> Iterator[str]:
-    """Yield how far the model is from what was measured, a line a number of schedulers."""
+    """Yield a line for each number of schedulers: how far the model is from the measurement."""
     for each in results:
         if each.schedulers != STOCK and each.predicted_per_s is not None:
             error = each.predicted_per_s / each.requests_per_s - 1

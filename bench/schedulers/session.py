@@ -1,4 +1,4 @@
-"""Stock, one scheduler and several in turn: a closed loop on each, and what it cost whom."""
+"""Measure stock, one scheduler and several by a closed loop each, and the CPU time of processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sglang_prefill_ext.local_server import has_accelerator
 from sglang_prefill_ext.shared_device.placement import usable_cores
 
 STOCK = 0
-"""In the place of a number of schedulers: SGLang without the extension."""
+"""Used as number of schedulers for SGLang without the extension."""
 
 _MIN_REQUESTS = 20
 _NOTHING = PackedCounters(0, 0, 0.0)
@@ -33,10 +33,10 @@ class SchedulersResult:
         schedulers: how many; 0 for stock.
         requests, seconds, requests_per_s, p50_ms, p99_ms: of the counted answers.
         requests_per_forward: None for stock.
-        python_ms, device_ms, front_ms, cpu_ms: of one request, see `Costs`; stock's device time
-            is not known and counts as Python.
-        predicted_per_s: by the model, from the costs with one scheduler; None for stock.
-        bound_by: what the model says is busiest; empty for stock.
+        python_ms, device_ms, front_ms, cpu_ms: of one request, see `Costs`. Stock's device time is
+            not known and counts as Python time.
+        predicted_per_s: rate by the model, from the costs with one scheduler; None for stock.
+        bound_by: what is busiest according to the model; empty for stock.
     """
 
     preset: str
@@ -64,8 +64,8 @@ class SchedulersRun:
     Attributes:
         model: its directory, named after the preset.
         seconds: least length of each loop.
-        tell: told what happens, in a few words.
-        gate: of the extension's answers with stock's, by number of schedulers.
+        tell: called with a few words about what happens.
+        gate: compares the extension's answers with stock's, by number of schedulers.
     """
 
     model: Path
@@ -132,7 +132,7 @@ class SchedulersRun:
 
 
 def this_machine() -> Machine:
-    """Where servers run that are started here; on a GPU, schedulers without CUDA MPS."""
+    """Describe this machine for the model; a GPU counts as one without CUDA MPS."""
     cores = len(usable_cores())
     if has_accelerator():
         return Machine(cores)
@@ -146,7 +146,7 @@ def name_of(schedulers: int) -> str:
 
 
 def flags_of(schedulers: int) -> list[str]:
-    """Flags of a server with so many schedulers."""
+    """Flags of a server with this number of schedulers."""
     if schedulers == STOCK:
         return []
     return ["--enable-prefill-only", "--prefill-only-schedulers", str(schedulers)]
@@ -155,12 +155,12 @@ def flags_of(schedulers: int) -> list[str]:
 def costs_of(
     seen: Measurement, cpu_s: Mapping[int, float], schedulers: set[int], busy_s: float
 ) -> Costs:
-    """What one request cost.
+    """Compute the costs of one request.
 
     Args:
-        cpu_s: seconds of CPU of each process of the server, by its id.
-        schedulers: ids of the schedulers among them.
-        busy_s: seconds for which packed forwards kept the device busy, all schedulers together.
+        cpu_s: process id -> CPU seconds, for each process of the server.
+        schedulers: process ids of the schedulers.
+        busy_s: seconds for which packed forwards kept the device busy, summed over schedulers.
     """
     others = [spent for pid, spent in cpu_s.items() if pid not in schedulers]
     python_s, device_s = sum(cpu_s[pid] for pid in schedulers), busy_s

@@ -1,1 +1,1 @@
-"""Discrete-event simulations of orders of service; nothing but arithmetic runs."""
+"""Discrete-event simulations of scheduling orders; no server runs."""

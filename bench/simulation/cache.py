@@ -1,4 +1,4 @@
-"""A prefix cache that keeps account and computes nothing."""
+"""A simulated prefix cache: counts tokens and stores no K/V."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ CACHE_TOKENS = 1 << 16
 
 
 class SimulatedCache:
-    """Keeps whole prefixes up to so many tokens in all; evicts the longest unused.
+    """Stores whole prefixes up to a total number of tokens; evicts the least recently used.
 
-    Every prefix that is begun is stored, if there is room. What a transaction holds is taken out
-    until it ends, so it can neither be evicted nor, which is no loss as one forward runs at a
-    time, be matched.
+    Every prefix of a forward is stored if there is room. A prefix that a transaction holds is
+    removed until the transaction ends. So it cannot be evicted. It cannot be matched either, which
+    does not matter because one forward runs at a time.
 
     Args:
         capacity: tokens, >= 0.
@@ -38,13 +38,13 @@ class SimulatedCache:
         raise NotImplementedError("every request is a plain prompt")
 
     def end(self, key: bytes, *, kept: int, freed: int) -> None:
-        """Take back what a transaction held."""
+        """Store again what a transaction kept, and free the rest of what it held."""
         if kept:
             self._unused[key] = kept
         self._free += freed
 
     def take_room(self, tokens: int) -> int:
-        """Return `tokens`, or 0 if there is not so much room."""
+        """Take room for `tokens` tokens and return it, or return 0 if there is too little."""
         if tokens > self._free + sum(self._unused.values()):
             return 0
         while tokens > self._free:
@@ -55,7 +55,10 @@ class SimulatedCache:
 
 @dataclass(slots=True)
 class SimulatedTransaction:
-    """One forward's hold on a prefix, cached whole or not at all; see `PrefixTransaction`."""
+    """A forward's transaction on one prefix, which is cached whole or not at all.
+
+    See `PrefixTransaction`.
+    """
 
     cache: SimulatedCache
     key: bytes
@@ -69,7 +72,7 @@ class SimulatedTransaction:
 
     @property
     def slots(self) -> range:
-        """As many as there would be."""
+        """Stand-in slots: only their number has a meaning."""
         return range(self.cached + self.stored)
 
     def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""Which generations share the next iteration. Pure."""
+"""Choose the generations that share the next iteration. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bench.simulation.decode_policies import Generation
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an iteration and the pool can take.
+    """Limits of an iteration and of the K/V pool.
 
     Attributes:
-        max_running: sequences of a batch, >= 1.
-        pool_tokens: K/V of so many tokens; no sequence ever has more.
-        reserve_tokens: room that must be left for every sequence of the batch when one enters, so
-            that none is retracted at once.
+        max_running: most sequences of a batch, >= 1.
+        pool_tokens: size of the K/V pool in tokens; no sequence ever has more.
+        reserve_tokens: free tokens that the pool must have for each sequence of the batch when a
+            sequence enters, so that none is retracted right after.
     """
 
     max_running: int
@@ -29,9 +29,9 @@ class Choice:
     """The next iteration.
 
     Attributes:
-        batch: sequences that get a token, in order. Those that are not resident are computed
-            first, prompt and generated tokens.
-        retracted: resident sequences that lose their K/V before.
+        batch: sequences that get a token, in order. For those that are not resident, K/V of the
+            prompt and of the generated tokens are computed first.
+        retracted: resident sequences that lose their K/V before the iteration.
     """
 
     batch: list[Generation]
@@ -39,17 +39,18 @@ class Choice:
 
 
 def choose_batch(order: Sequence[Generation], limits: Limits, *, keep: bool) -> Choice:
-    """Choose from all sequences that are not done, in the order of a policy.
+    """Choose from all unfinished sequences, given in the order of a policy.
 
-    None enters past another one that waits for room, but residents stay if they can.
+    If a sequence waits for room, no later one enters, but residents stay if they can.
 
     Args:
-        keep: what a resident sequence that is not in the batch does with its K/V. If true it keeps
-            it, until one before it has no room for its next token: then the last ones in order are
-            retracted, as by SGLang when its pool is full. If false it is retracted at once.
+        keep: whether a resident sequence outside of the batch keeps its K/V. If true, it keeps
+            them until a sequence before it has no room for its next token. Then the last ones in
+            order are retracted, as SGLang does when its pool is full. If false, it is retracted at
+            once.
 
     Returns:
-        At least one sequence, if there is any.
+        The choice; its batch has at least one sequence if there is any.
     """
     room = _Kept(order, limits) if keep else _Freed(order, limits)
     batch: list[Generation] = []
@@ -68,7 +69,7 @@ def choose_batch(order: Sequence[Generation], limits: Limits, *, keep: bool) -> 
 
 
 class _Freed:
-    """The pool where only the batch is resident."""
+    """A pool in which only sequences of the batch are resident."""
 
     def __init__(self, order: Sequence[Generation], limits: Limits) -> None:
         self._residents = [each for each in order if each.resident]
@@ -79,7 +80,7 @@ class _Freed:
         return self._takes(each.tokens + 1)
 
     def enters(self, each: Generation, running: int) -> bool:
-        # Whoever has the pool to itself needs no reserve.
+        # A sequence that has the pool for itself needs no reserve.
         reserve = self._limits.reserve_tokens * running if self._used else 0
         return self._takes(each.tokens + 1, reserve)
 
@@ -94,7 +95,7 @@ class _Freed:
 
 
 class _Kept(_Freed):
-    """The pool where residents stay until others need their room."""
+    """A pool in which residents stay until other sequences need their room."""
 
     def __init__(self, order: Sequence[Generation], limits: Limits) -> None:
         super().__init__(order, limits)

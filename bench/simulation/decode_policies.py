@@ -1,7 +1,7 @@
-"""In which order generations are served. Pure.
+"""Policies for the order in which generations are served. Pure.
 
-An *iteration* generates one token for each sequence of its batch. A policy keeps all sequences
-that are not done in an order; `choose_batch` takes from it what the batch and the K/V pool can
+An *iteration* generates one token for each sequence of its batch. A policy keeps all unfinished
+sequences in an order. `choose_batch` takes as many in this order as the batch and the K/V pool can
 hold. No policy knows how long an output will be.
 """
 
@@ -20,9 +20,9 @@ class Generation:
 
     Attributes:
         number: place in the order of arrival.
-        prompt_tokens: >= 1.
-        generated: tokens so far.
-        resident: whether the pool holds its K/V, of `tokens` tokens.
+        prompt_tokens: length of the prompt, >= 1.
+        generated: tokens generated so far.
+        resident: whether the pool holds the K/V of its `tokens` tokens.
     """
 
     number: int
@@ -39,28 +39,28 @@ class DecodePolicy(Protocol):
     """An order of sequences that changes as they are served."""
 
     def add(self, each: Generation) -> None:
-        """A sequence has come."""
+        """Add a sequence that has arrived."""
         ...
 
     def order(self) -> list[Generation]:
-        """Return all sequences, the one to be served first in front."""
+        """Return all sequences; the first is to be served first."""
         ...
 
     def served(self, batch: Sequence[Generation]) -> None:
-        """These have got a token each, and all others have waited for an iteration."""
+        """Note that these got one token each, while all others waited for an iteration."""
         ...
 
     def retracted(self, each: Generation) -> None:
-        """A sequence has lost its K/V."""
+        """Note that a sequence has lost its K/V."""
         ...
 
     def remove(self, each: Generation) -> None:
-        """A sequence is done."""
+        """Remove a sequence that is done."""
         ...
 
 
 class Stock:
-    """As SGLang does: first come first served to the end; who is retracted queues up anew."""
+    """SGLang's order: first come, first served to the end; a retracted sequence queues up anew."""
 
     def __init__(self) -> None:
         self._running: dict[Generation, None] = {}
@@ -86,20 +86,21 @@ class Stock:
 
 
 class MultiLevel:
-    """Multi-level feedback queue: those that have generated little come first.
+    """Multi-level feedback queue: sequences that have generated few tokens come first.
 
-    A sequence that has generated its level's quantum goes to the end of the next level, in the last
-    one to the end of the same. One that was not served for `starved_iterations` goes to the end of
-    the first level. A sequence that is preempted or retracted keeps its place.
+    A sequence that has generated its level's quantum goes to the end of the next level, or in the
+    last level to the end of the same level. A sequence that was not served for
+    `starved_iterations` goes to the end of the first level. A sequence that is preempted or
+    retracted keeps its place.
 
-    *Bound.* Of at most ``n`` sequences, with ``m`` slots and a pool that never fills up, none is
-    passed over for more than ``starved_iterations + quanta[0] * (n - 1) / m`` iterations in a row:
-    after the former it is at the end of the first level, and each of those before it there leaves
-    that place after `quanta[0]` tokens, of which every iteration generates ``m``.
+    *Bound.* With at most ``n`` sequences, ``m`` slots and a pool that never fills up, no sequence
+    waits for more than ``starved_iterations + quanta[0] * (n - 1) / m`` iterations in a row. After
+    the first term it is at the end of the first level. Each sequence before it there leaves that
+    place after `quanta[0]` tokens, and every iteration generates ``m`` tokens.
 
     Args:
-        quanta: tokens by level, each >= 1.
-        starved_iterations: >= 1.
+        quanta: tokens of each level's quantum, each >= 1.
+        starved_iterations: iterations of waiting that send a sequence to the first level, >= 1.
     """
 
     def __init__(
@@ -109,9 +110,9 @@ class MultiLevel:
         self._starved_iterations = starved_iterations
         self._levels: list[dict[Generation, None]] = [{} for _ in quanta]
         self._level: dict[Generation, int] = {}
-        self._left: dict[Generation, int] = {}  # of the quantum
+        self._left: dict[Generation, int] = {}  # tokens left of the quantum
         self._last_batch: Sequence[Generation] = ()
-        self._waiting_since: OrderedDict[Generation, int] = OrderedDict()  # longest first
+        self._waiting_since: OrderedDict[Generation, int] = OrderedDict()  # longest wait first
         self._iteration = 0
 
     def add(self, each: Generation) -> None:

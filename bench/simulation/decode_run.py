@@ -1,12 +1,12 @@
 """A simulation of continuous batching, to compare orders in which generations are served.
 
-An iteration costs time by its sequences, their K/V, and the prompts that it computes; what was
-retracted is computed like a prompt. Requests come at random (Poisson), prompts and outputs have
-lognormal lengths. A *load* of 1 is what batches as large as slots and pool allow on average can
-just serve, if nothing is computed twice.
+The time of an iteration depends on its sequences, their K/V, and the prompts that it computes. A
+retracted sequence is computed again like a prompt. Arrivals are Poisson; prompts and outputs have
+lognormal lengths. A *load* of 1 can just be served by batches as large as slots and pool allow on
+average, if nothing is computed twice.
 
-A request's *normalised latency* is its latency over its output tokens, its *slowdown* the latency
-over the time that it takes alone on an idle device.
+A request's *normalised latency* is its latency over its output tokens. Its *slowdown* is its
+latency over the time that it takes alone on an idle device.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Regime:
     """What is scarce.
 
     Attributes:
-        limits: of the server.
-        sized_for: limits under which the traffic would be a load of 1, if that was asked for.
+        limits: limits of the server.
+        sized_for: limits by which the load is defined: under these, the traffic of load 1 can just
+            be served.
     """
 
     name: str
@@ -50,7 +51,7 @@ REGIMES = (
 
 @dataclass(frozen=True, slots=True)
 class DecodeVariant:
-    """A policy, and whether those that it preempts keep their K/V."""
+    """A policy, and whether sequences that it preempts keep their K/V."""
 
     name: str
     policy: Callable[[], DecodePolicy]
@@ -66,12 +67,13 @@ VARIANTS = (
 
 
 class DecodeServer:
-    """Continuous batching under the cost model, with a clock of its own.
+    """Continuous batching under the cost model, on a simulated clock.
 
     Attributes:
         now_ms: end of the last iteration.
-        iterations, tokens, prefill_tokens: totals; the latter with what was computed again.
-        unfinished: sequences that have come and are not done.
+        iterations, tokens, prefill_tokens: totals; `prefill_tokens` includes tokens that were
+            computed again.
+        unfinished: sequences that have arrived and are not done.
     """
 
     def __init__(self, variant: DecodeVariant, limits: Limits, cost: DecodeCost) -> None:
@@ -90,7 +92,7 @@ class DecodeServer:
         """Run one iteration.
 
         Args:
-            output_tokens: by number of the sequence; the policy does not see them.
+            output_tokens: output length of each sequence, by its number; hidden from the policy.
 
         Returns:
             The sequences that have got a token.

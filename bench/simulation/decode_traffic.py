@@ -1,4 +1,4 @@
-"""Generations that come at random, and what serving them costs."""
+"""Random traffic of generations, and the cost model of serving them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DecodeTraffic:
     output_tokens: NDArray[np.int64]
 
     def alone_ms(self, cost: DecodeCost) -> NDArray[np.float64]:
-        """What each request takes on an idle device."""
+        """Time of each request alone on an idle device."""
         outputs, prompts = self.output_tokens, self.prompt_tokens
         kv_tokens = outputs * prompts + outputs * (outputs + 1) / 2
         total: NDArray[np.float64] = cost.iteration_ms(outputs, kv_tokens, prompts)
@@ -53,7 +53,7 @@ class DecodeTraffic:
 def draw_decode_traffic(
     load: float, requests: int, limits: Limits, cost: DecodeCost, seed: int
 ) -> DecodeTraffic:
-    """Draw lengths and arrivals; the same lengths for the same seed, whatever the load."""
+    """Draw lengths and arrivals; the lengths depend on the seed, not on the load."""
     rng = np.random.default_rng(seed)
     prompts, outputs = (
         np.clip(rng.lognormal(np.log(median), sigma, requests), 1, most).astype(np.int64)

@@ -1,10 +1,9 @@
 """A discrete-event simulation of the scheduler under a cost model.
 
-The scheduler is the real one, `PackedRuntime` with its queue, order and planner; only the device
-and the prefix cache are replaced, the former by a cost model and a clock of its own. Requests are
-single prompts that come at random (Poisson). A *load* of 1 is what the device can just serve with
-every request in a forward of its own and nothing cached; forwards that are shared, and prefixes
-that are cached, serve more.
+The scheduler is the real `PackedRuntime` with its queue, order and planner. The device is replaced
+by a cost model with a simulated clock, and the prefix cache by a simulated one. Requests are single
+prompts with Poisson arrivals. A *load* of 1 is what the device can just serve if every request has
+a forward of its own and nothing is cached; shared forwards and cached prefixes can serve more.
 
 A request's *slowdown* is its latency over the time that it takes alone on an idle device with
 nothing cached.
@@ -33,16 +32,16 @@ WARM_UP = 0.1  # share of the requests that is left out of the figures
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one variant did with the traffic.
+    """Figures of one variant on the traffic.
 
     Attributes:
         shared: see `Traffic`.
         mean_slowdown: of all requests.
-        class_slowdown: mean, by length.
-        longest_p99_ms: latency of the longest class.
+        class_slowdown: mean slowdown of each length.
+        longest_p99_ms: P99 latency of the longest prompts.
         requests_per_forward: mean.
-        cached_share: of the tokens of all forwards, those that the cache had.
-        bound_violations: requests that waited longer than `order` promises; None where it
+        cached_share: share of the prompts' tokens that came from the cache.
+        bound_violations: number of requests that waited longer than `order` promises; None if it
             promises nothing.
     """
 
@@ -128,7 +127,7 @@ def simulate(variant: Variant, traffic: Traffic, cost: CostModel) -> Outcome:
 
 
 def _serve(runtime: PackedRuntime, device: SimulatedDevice, traffic: Traffic) -> int:
-    """Run to the end; return the most tokens that ever waited, cached ones among them."""
+    """Run to the end; return the most tokens that ever waited, cached tokens included."""
     lengths, arrivals = traffic.lengths.tolist(), traffic.arrival_ms.tolist()
     number = longest_queue = 0
     while number < len(lengths) or runtime.busy:
@@ -146,9 +145,9 @@ def _bound(variant: Variant, needed_tokens: NDArray[np.int64], besides: int) -> 
     """Most tokens that each request may wait for, as proved in `order`.
 
     Args:
-        needed_tokens: of each request, without those that were cached when it came.
-        besides: tokens of the largest forward and of the longest queue. Cached ones must count in
-            the latter: they may have been evicted by the time their request is computed.
+        needed_tokens: tokens of each request, without those that were cached when it arrived.
+        besides: tokens of the largest forward plus those of the longest queue. In the queue, cached
+            tokens count too, because they may be evicted before their request is computed.
     """
     if variant.order is Order.SRPT:
         return variant.ageing * needed_tokens + besides

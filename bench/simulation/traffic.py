@@ -1,4 +1,4 @@
-"""Single prompts of mixed lengths that come at random, and what serving them costs."""
+"""Random traffic of single prompts of mixed lengths, and the cost model of serving them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_prefill_ext.wire.packed import PackedRows
 from sglang_prefill_ext.wire.read import Labels
 
 LENGTHS = (128, 512, 2048, 8192)
-SHARED_PREFIXES = 50  # a length; how often each comes follows Zipf's law, 1 / rank
+SHARED_PREFIXES = 50  # per length; their frequencies follow Zipf's law, 1 / rank
 _NOTHING = int_array([])
 
 
@@ -27,7 +27,7 @@ class CostModel:
 
     @property
     def launch_tokens(self) -> int:
-        """What launching a forward costs, in tokens computed in the same time."""
+        """Cost of launching a forward, as the number of tokens computed in the same time."""
         return round(self.launch_ms / self.ms_per_token)
 
     def forward_ms(self, tokens: Any, rows: Any = 1) -> Any:
@@ -40,12 +40,12 @@ class Traffic:
     """Requests in order of arrival.
 
     Attributes:
-        load: 1 is what the device can just serve with every request in a forward of its own and
-            nothing cached.
-        shared: share of the requests that begin with a shared prefix, half of their length.
-        arrival_ms: when each comes.
-        length_class: each one's place in `LENGTHS`.
-        prefix: number of the shared prefix among those of its length; -1 for none.
+        load: 1 is what the device can just serve if every request has a forward of its own and
+            nothing is cached.
+        shared: share of the requests that begin with a shared prefix of half their length.
+        arrival_ms: arrival time of each request.
+        length_class: index of each request's length in `LENGTHS`.
+        prefix: number of its shared prefix among those for its length; -1 without one.
     """
 
     load: float
@@ -62,7 +62,7 @@ class Traffic:
     def rows(self, number: int) -> PackedRows:
         """Return a request as the runtime takes it: one row, read at its last token.
 
-        Without a shared prefix there is none at all, so that it leaves nothing in the cache.
+        Without a shared prefix, the prefix is empty, so that nothing of it is cached.
         """
         length_class, prefix = int(self.length_class[number]), int(self.prefix[number])
         length = LENGTHS[length_class]

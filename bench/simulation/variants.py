@@ -1,4 +1,4 @@
-"""Ways of scheduling to compare, also in orders that the server does not offer."""
+"""Variants of scheduling to compare, some with orders that the server does not offer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OtherOrder(StrEnum):
 class LongestPrefixFirst(SchedulingPolicy):
     """Most cached tokens first, as counted on arrival; first come first served among equals.
 
-    SGLang counts them again in every pass, and gives up the order where more than 128 wait.
+    SGLang counts them again in every pass, and drops this order if more than 128 requests wait.
     """
 
     def new_queue(self) -> JobQueue:
@@ -36,11 +36,11 @@ class LongestPrefixFirst(SchedulingPolicy):
 class ResponseRatioQueue(JobQueue):
     """Highest response ratio next, (wait + service) / service; arrival decides among equals.
 
-    The ratio grows at a pace of each job's own, so there is no key that stays as it is: the jobs
-    are sorted whenever somebody looks.
+    The ratio of each job grows at a different rate, so no constant key gives the order. The jobs
+    are sorted at every access.
 
     Args:
-        processed_tokens: tells the time, as everything here is counted in tokens.
+        processed_tokens: returns the time, which is measured in processed tokens here.
     """
 
     def __init__(self, processed_tokens: Callable[[], int]) -> None:
@@ -68,7 +68,7 @@ class HighestResponseRatio(SchedulingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way of scheduling; `launch_tokens` is as the device measures it unless given."""
+    """A way of scheduling; if `launch_tokens` is None, the cost model's value is used."""
 
     name: str
     order: Order | OtherOrder
@@ -79,8 +79,8 @@ class Variant:
         """Return the policy; it rejects nothing.
 
         Args:
-            processed_tokens: of all forwards launched so far.
-            measured_launch: what launching a forward costs, in tokens.
+            processed_tokens: returns the tokens of all forwards launched so far.
+            measured_launch: cost of launching a forward, in tokens.
         """
         launch_tokens = measured_launch if self.launch_tokens is None else self.launch_tokens
         budget = ForwardBudget(DEFAULTS.max_forward_tokens)

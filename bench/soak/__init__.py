@@ -1,1 +1,1 @@
-"""Whether a server stays what it was over a long time of steady load."""
+"""Check whether throughput, memory and pauses of a server drift under a long steady load."""

@@ -21,17 +21,22 @@ def main(
     minutes: Annotated[float, typer.Option(min=0.1, help="Length of the load.")] = 20.0,
     load: Annotated[float, typer.Option(min=0.01, help="Share of the measured capacity.")] = 0.8,
     shape: ShapeText = "60+2x50",
-    clients: Annotated[int, typer.Option(min=1, help="Of the loop that finds the capacity.")] = 8,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Clients of the closed loop that finds the capacity.")
+    ] = 8,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between samples.")] = 5.0,
     dtype: Dtype = "float32",
     flags: Flags = "",
     engines: Annotated[
-        int, typer.Option(min=0, help="Behind a router, one core each; 0 for one server alone.")
+        int,
+        typer.Option(
+            min=0, help="Engines behind a router, one core each; 0 for one server without a router."
+        ),
     ] = 0,
     seed: Seed = 0,
     name: Name = "soak",
 ) -> None:
-    """Look whether throughput, memory and pauses stay as they are."""
+    """Check whether throughput, memory and pauses stay the same under a long load."""
     bench = Bench("bench.soak", name)
     plan = SoakPlan(
         seconds=minutes * 60,

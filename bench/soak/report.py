@@ -1,4 +1,4 @@
-"""What people read of a long run: a table of its ends, and a picture of all of it."""
+"""A table of the first and the last window of a long run, and a picture of all windows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.soak.windows import LONG_PAUSE_MS, MOST_DRIFT, SoakWindow, Verdict
 
 
 def soak_table(windows: Sequence[SoakWindow], verdict: Verdict) -> Table:
-    """The first and the last window, and the verdict; what misses its aim is red."""
+    """Return a table of the first and the last window, and the verdict; missed aims are red."""
     table = new_table("", "", "req/s", "P50, ms", "P99, ms", "memory, MiB", left=[""])
     for name, window in (("first", windows[0]), ("last", windows[-1])):
         memory = f"{sum(window.memory_mib.values()):,.0f}"

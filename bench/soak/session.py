@@ -1,4 +1,4 @@
-"""A long steady load on one real server."""
+"""Put a long steady load on real servers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ class SoakPlan:
 
     Attributes:
         seconds: length of the load.
-        load: share of the rate that a closed loop reaches just before.
-        shape: of all requests.
-        clients: of that closed loop.
-        saturation_seconds: its least length.
+        load: share of the rate that a closed loop reaches right before.
+        shape: shape of all requests.
+        clients: clients of that closed loop.
+        saturation_seconds: least length of that closed loop.
         every_s: how often memory is sampled.
         dtype: of the model; decides the gate's tolerance.
         extension_args: further flags of the server, or of every engine.
-        engines: behind a router, with a core each; 0 for one server without a router.
+        engines: number of engines behind a router, with one core each; 0 for one server without a
+            router.
         seed: of the requests.
     """
 
@@ -54,13 +55,13 @@ class SoakPlan:
 
 @dataclass(slots=True)
 class SoakRun(Run[SoakPlan, SoakWindow]):
-    """One run, of which every result is a window of time.
+    """One run; every result is a window of time.
 
-    The gate is of all answers: the packed path's against the stock path's on the same server.
+    The gate compares all packed answers with those of the stock path of the same server.
 
     Attributes:
         rate_per_s: requests per second that were offered.
-        reports: of garbage collection, after the load.
+        reports: reports of garbage collection after the load.
     """
 
     rate_per_s: float = 0.0
@@ -70,9 +71,9 @@ class SoakRun(Run[SoakPlan, SoakWindow]):
         """Load the server and compare the end with the start.
 
         Raises:
-            GateError: packed answers differ from stock's; no figure may be shown then.
+            GateError: packed answers differ from stock's; then no figure may be shown.
             LoadError: the server failed under load, or did not pack.
-            ServerStartError: it did not start.
+            ServerStartError: a server did not start.
         """
         plan = self.plan
         flags = ("--dtype", plan.dtype, *plan.extension_args)
@@ -93,7 +94,7 @@ class SoakRun(Run[SoakPlan, SoakWindow]):
         return verdict_of(self.results, before, self.reports)
 
     def _gated_pool(self, port: int) -> list[bytes]:
-        """Return requests whose packed answers were found to be the stock path's."""
+        """Return requests whose packed answers were found equal to those of the stock path."""
         vocabulary = ModelShape.from_directory(self.model).vocabulary
         requests = draw_requests(self.plan.shape, vocabulary, _POOL, self.plan.seed)
         bodies = [score_body(request, token_logprobs=True) for request in requests]
@@ -113,7 +114,7 @@ class SoakRun(Run[SoakPlan, SoakWindow]):
     async def _load(
         self, port: int, pool: Sequence[bytes], processes: Reports
     ) -> tuple[Measurement, list[tuple[float, dict[str, float]]]]:
-        """Offer the load at even distances, so that only the server makes a difference."""
+        """Send requests at equal distances, so that only the server causes variation."""
         arrivals = np.arange(1, max(2.0, self.plan.seconds * self.rate_per_s)) / self.rate_per_s
         samples: list[tuple[float, dict[str, float]]] = []
         begin_s = time.perf_counter()
@@ -136,7 +137,7 @@ class SoakRun(Run[SoakPlan, SoakWindow]):
 
 
 def memory_mib(processes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Resident memory of processes, by role and id."""
+    """Role and id of a process -> its resident memory in MiB."""
     return {
         f"{each['role']} {each['pid']}": psutil.Process(each["pid"]).memory_info().rss / 2**20
         for each in processes

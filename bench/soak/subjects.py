@@ -1,4 +1,4 @@
-"""What is under load: one server, or engines behind a router."""
+"""Start what is put under load: one server, or engines behind a router."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.server import MeasuredServer
 from bench.status import status_page
 
 Reports = list[dict[str, Any]]
-"""What processes report of their garbage collection."""
+"""Reports of processes on their garbage collection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Subject:
     """Servers of this machine.
 
     Attributes:
-        port: that requests go to.
-        engines: ports behind it, if it is a router's.
+        port: port that gets the requests.
+        engines: ports of the engines, if `port` is a router's.
     """
 
     port: int
@@ -38,7 +38,7 @@ class Subject:
         return int(counters["requests"].get("packed", 0))
 
     def gc_reports(self) -> Reports:
-        """Ask every process for its garbage collection so far.
+        """Get the report of every process on its garbage collection so far.
 
         Raises:
             LoadError: a server does not answer, or some of its processes are silent.
@@ -59,11 +59,11 @@ class Subject:
 def running(
     model: Path, engines: int, tell: Callable[[str], None], *flags: str
 ) -> Iterator[Subject]:
-    """Run one server, or so many engines on a core each behind a router.
+    """Run one server, or engines on one core each behind a router.
 
     Args:
-        engines: 0 for one server without a router.
-        flags: of the server, or of every engine.
+        engines: number of engines; 0 for one server without a router.
+        flags: flags of the server, or of every engine.
     """
     if engines:
         cores = cores_for(engines)

@@ -1,4 +1,4 @@
-"""What a long run looks like by windows of time, and whether it ended as it began (pure)."""
+"""Divide a long run into windows of time, and compare its end with its start (pure)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 LONG_PAUSE_MS = 20
-"""A bound of the server's own histogram."""
+"""Pauses above this are long; it must be a bucket limit of the server's histogram."""
 MOST_DRIFT = 0.02
-"""Aim: throughput and memory at the end differ from the start by at most so much."""
+"""Aim: throughput and memory at the end differ from those at the start by at most this share."""
 
 _ENDS = 5  # the first and the last fifth of the windows are compared
 
@@ -23,10 +23,10 @@ class SoakWindow:
     """A part of the run.
 
     Attributes:
-        end_s: after the start of the load.
-        requests_per_s: answered in it.
-        p50_ms, p99_ms: latency from the scheduled arrival, of what was answered in it.
-        memory_mib: resident memory at its end, by process.
+        end_s: end of the window, in seconds after the start of the load.
+        requests_per_s: answers per second in the window.
+        p50_ms, p99_ms: latency from the scheduled arrival, of requests answered in the window.
+        memory_mib: process -> resident memory at the end of the window.
     """
 
     end_s: float
@@ -41,11 +41,12 @@ class Verdict:
     """How the end of a run differs from its start.
 
     Attributes:
-        throughput_drift: of the last fifth to the first one, as a share; negative is slower.
-        memory_drift: likewise, of the process whose memory has changed most.
-        pauses: for garbage collection meanwhile, in all processes.
-        long_pauses: of these, how many took more than `LONG_PAUSE_MS` of the processor.
-        long_waits: how many were over after that time only, since other processes ran meanwhile.
+        throughput_drift: change from the first fifth to the last, as a share; negative is slower.
+        memory_drift: the same of the process whose memory has changed most.
+        pauses: number of pauses for garbage collection, in all processes.
+        long_pauses: number of these that took more than `LONG_PAUSE_MS` of CPU time.
+        long_waits: number that took more than that by the wall clock only, because other processes
+            ran meanwhile.
     """
 
     throughput_drift: float
@@ -65,15 +66,15 @@ def windows_of(
     latencies_s: Sequence[float],
     samples: Sequence[tuple[float, dict[str, float]]],
 ) -> list[SoakWindow]:
-    """Cut a run at the times at which memory was sampled.
+    """Divide a run into windows at the times at which memory was sampled.
 
     Args:
-        ended_s: when each answer was complete, after the start of the load.
-        latencies_s: of the same answers.
-        samples: time after the start, ascending, and memory in MiB by process.
+        ended_s: when each answer was complete, in seconds after the start of the load.
+        latencies_s: latencies of the same answers.
+        samples: times in seconds after the start, ascending, and memory in MiB by process.
 
     Returns:
-        A window for each sample; latencies are NaN where nothing was answered.
+        A window for each sample; latencies are NaN if nothing was answered in it.
     """
     ends, latencies = np.array(ended_s), np.array(latencies_s)
     windows, begin_s = [], 0.0
@@ -91,11 +92,11 @@ def verdict_of(
     before: Sequence[Mapping[str, Any]],
     after: Sequence[Mapping[str, Any]],
 ) -> Verdict:
-    """Compare the ends of a run.
+    """Compare the end of a run with its start.
 
     Args:
         windows: in order; at least one.
-        before, after: what the processes reported of their garbage collection.
+        before, after: reports of the processes on their garbage collection, around the run.
     """
     part = max(1, len(windows) // _ENDS)
     first, last = windows[:part], windows[-part:]
@@ -114,7 +115,7 @@ def verdict_of(
 
 
 def _memory_drifts(first: Sequence[SoakWindow], last: Sequence[SoakWindow]) -> list[float]:
-    """Of each process."""
+    """The memory drift of each process."""
     return [
         _drift(
             [window.memory_mib[process] for window in first],
@@ -125,12 +126,12 @@ def _memory_drifts(first: Sequence[SoakWindow], last: Sequence[SoakWindow]) -> l
 
 
 def _drift(first: Sequence[float], last: Sequence[float]) -> float:
-    start = statistics.mean(first)  # of a short run on a busy machine it may be 0
+    start = statistics.mean(first)  # may be 0 in a short run on a busy machine
     return statistics.mean(last) / start - 1.0 if start else math.inf
 
 
 def _pauses(reports: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
-    """All pauses of all processes, and those long by the clock on the wall, by the processor's."""
+    """Count pauses of all processes: all, those long by wall clock, and those long by CPU time."""
     pauses = [report["pauses"] for report in reports]
     count = sum(each["count"] for each in pauses)
     wall, cpu = (
