@@ -43,7 +43,7 @@ if _IN_SERVERS not in (_path := os.environ.get("PYTHONPATH", "")).split(os.paths
 
 @pytest.fixture(scope="session")
 def model_dir() -> Callable[[str], Path]:
-    """Make a preset once; later runs, and other workers of this one, find it in the cache."""
+    """Make the model of a preset once; later runs and other workers find it in the cache."""
     from sglang_prefill_ext.modelmaker import make_model
 
     def made(preset: str) -> Path:

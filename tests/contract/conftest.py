@@ -1,4 +1,4 @@
-"""What the installed SGLang did in a process of its own; one run serves all tests."""
+"""Run `patch_probe` once, in a process of its own, for all tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def probe() -> dict[str, Any]:
-    """What `patch_probe` saw on the installed SGLang."""
+    """The report of `patch_probe` on the installed SGLang."""
     command = [sys.executable, "-m", "tests.contract.patch_probe"]
     run = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False

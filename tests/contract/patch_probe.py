@@ -1,4 +1,4 @@
-"""Patch the installed SGLang, then change it under the table, and print as JSON what happened.
+"""Patch the installed SGLang, then replace targets by changed ones, and print the results as JSON.
 
 Run as a script, so that the process that runs the tests stays unpatched; in one process,
 because importing SGLang takes most of the time.
@@ -35,32 +35,32 @@ ENGINE_GROUPS = tuple(group for group in Group if group is not Group.FLAGS)
 
 
 def other_parameters(self: Any, running_batch: Any) -> Any:
-    """In place of `Scheduler.get_next_batch_to_run`."""
+    """Replaces `Scheduler.get_next_batch_to_run`, with other parameters."""
     return self, running_batch
 
 
 def other_names(self: Any, recv_req: Any) -> None:
-    """In place of `Scheduler.abort_request`; it no longer reads what the hook relies on."""
+    """Replaces `Scheduler.abort_request`; lacks the names that the hook relies on."""
     self.forget(recv_req)
 
 
 def other_body(self: Any, for_health_check: bool = False, ignore_waiting: bool = False) -> Any:
-    """In place of `Scheduler.is_fully_idle`; all that the hook needs is there."""
+    """Replaces `Scheduler.is_fully_idle`; only its body is different."""
     return self.running_batch.is_empty() and not ignore_waiting
 
 
 def other_head(head: Any) -> Any:
-    """In place of `should_apply_lm_head_quant_method`, which is used and not changed."""
+    """Replaces `should_apply_lm_head_quant_method`, which hooks use unchanged."""
     return head
 
 
 def other_score(p_yes: Any, p_no: Any) -> Any:
-    """In place of `_qwen3_rerank_score`, which is used; only its body is another."""
+    """Replaces `_qwen3_rerank_score`, which hooks use unchanged; only its body is different."""
     return p_yes, p_no
 
 
 class OtherLock:
-    """In place of `RWLock`, of which a member is used."""
+    """Replaces `RWLock`; lacks the member that hooks use."""
 
 
 def attributes() -> dict[str, object]:
@@ -96,7 +96,7 @@ def exists(name: str) -> bool:
 
 
 def hook_problem(patch: Patch) -> str:
-    """Why the hook could not be called for its target; empty if it could."""
+    """The reason why the hook cannot be called like its target; empty if it can."""
     if patch.kind is Kind.ATTRIBUTE:
         return ""
     function: Any = underlying(vars(pkgutil.resolve_name(patch.owner))[patch.attribute])
@@ -135,7 +135,7 @@ def with_everything() -> dict[str, Any]:
 
 
 def refused() -> dict[str, Any]:
-    """Why applying everything was refused, empty if it was not, and what it changed."""
+    """Apply all patches. Return why that was refused (empty if it was not), and what it changed."""
     before = attributes()
     try:
         patches.apply(ENGINE_GROUPS)

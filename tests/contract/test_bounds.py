@@ -1,4 +1,4 @@
-"""The table of bounds in the docs: each exists, with that value, and what it refuses is refused."""
+"""Every bound in the docs exists with the stated value, and refuses what the table says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLAGS = {flag_name(knob.name) for knob in fields(PrefillOnlyConfig)}
 
 
 def table() -> dict[str, tuple[str, str]]:
-    """What can grow: its bound, and what happens beyond."""
+    """The table: what can grow -> its bound, and what happens beyond it."""
     text = PAGE.read_text().split("\n## What can grow, and its bound\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", text, re.MULTILINE)
     return {what: (bound, beyond) for what, bound, beyond in rows[1:]}
@@ -101,7 +101,7 @@ REFUSING = {
 
 
 def values(name: str) -> list[int]:
-    """Of a constant, in every module that defines one of this name."""
+    """The values of a constant in all modules that define one of this name."""
     defined = re.compile(rf"^{name}\b.*=", re.MULTILINE)
     files = [path for path in PACKAGE.rglob("*.py") if defined.search(path.read_text())]
     dotted = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files)

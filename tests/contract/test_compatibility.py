@@ -1,4 +1,4 @@
-"""The table of combinations names tests that exist, and a way to look where there is none."""
+"""The table of combinations names existing tests, or a way to check one without a test."""
 
 from __future__ import annotations
 

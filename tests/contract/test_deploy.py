@@ -1,4 +1,4 @@
-"""The files of docs/deploy.md: right for Kubernetes, with commands and names that exist."""
+"""The files of docs/deploy.md fit Kubernetes' schemas, and use existing commands and names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SGLANGS = {"--model-path", "--host", "--port", "--api-key"}
 
 
 def documents() -> Iterator[tuple[str, dict[str, Any]]]:
-    """All of the files but Helm's values, by file and kind."""
+    """All documents except Helm's values, by file and kind."""
     for path in sorted(FOLDER.glob("*.yaml")):
         for each in yaml.safe_load_all(path.read_text()):
             if "kind" in each:
@@ -44,7 +44,7 @@ DOCUMENTS = dict(documents())
 
 
 def pod_templates(value: Any) -> Iterator[dict[str, Any]]:
-    """What stands under `template` anywhere, and has containers."""
+    """All values of a key `template`, at any depth, that have containers."""
     if isinstance(value, dict):
         for name, each in value.items():
             if name == "template" and "containers" in each.get("spec", {}):
@@ -60,7 +60,7 @@ UNITS = sorted(FOLDER.glob("*.service"))
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """The words of all commands of containers and units; containers of Ray have KubeRay's own."""
+    """The words of all commands of containers and units, except for Ray's, which KubeRay sets."""
     for name, template in TEMPLATES:
         for each in template["spec"]["containers"]:
             if "command" in each:
@@ -93,7 +93,7 @@ def test_what_is_kubernetes_own_fits_its_schema(name: str, release: str) -> None
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(("name", "template"), TEMPLATES, ids=[name for name, _ in TEMPLATES])
 def test_pods_fit_their_schema(name: str, template: dict[str, Any], release: str) -> None:
-    """Also those of resources whose own schema comes with an operator."""
+    """This includes pods of resources whose own schema comes with an operator."""
     pod = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
     kubernetes_validate.validate(pod, release, strict=True)
 

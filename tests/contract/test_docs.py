@@ -1,4 +1,4 @@
-"""What the pages state about names and defaults is what the code has."""
+"""Names and defaults in the pages are those of the code."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def page(name: str) -> str:
 
 
 def section(name: str, title: str) -> str:
-    """What stands below a heading, up to the next one of the same kind."""
+    """The text below a heading, up to the next heading of the same level."""
     return re.split(r"^## ", page(name).split(f"\n## {title}\n")[1], flags=re.MULTILINE)[0]
 
 
 def first_cells(text: str) -> list[str]:
-    """The first cell of every row of the tables, heads and rules left out."""
+    """The first cell of every row of the tables, without header and separator rows."""
     rows = re.findall(r"^\| *(.*?) *\|", text, re.MULTILINE)
     return [cell for cell in rows if "`" in cell]
 

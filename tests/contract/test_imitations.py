@@ -1,4 +1,4 @@
-"""What is made as SGLang makes it: the modules and the tests that the table names are there."""
+"""The table of what we imitate of SGLang names existing modules and tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels compile to on Hopper; no GPU is needed."""
+"""The compiled code of the kernels for Hopper; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_no_variant_spills_registers() -> None:
 
 
 def test_a_spill_is_seen() -> None:
-    """Half the warps need twice the registers each, which are more than a thread can have."""
+    """With half the warps, a thread needs twice the registers, more than it can have."""
     widest = max(compile_all(), key=lambda c: c.registers * c.variant.num_warps)
     narrowed = replace(widest.variant, num_warps=widest.variant.num_warps // 2)
     assert compile_variant(widest.kernel, narrowed).spill_bytes > 0

@@ -45,7 +45,7 @@ VARIANTS = (AttentionVariant(), AttentionVariant(soft_cap=50.0, window=100))
 class Projections(TinyModel):
     """Queries, keys and values as a model projects them, of zeros, and an output head.
 
-    Seven heads, as the smallest Qwen2 has on each of two ranks: their number divides nothing.
+    Seven heads, as the smallest Qwen2 has on each of two ranks; 7 divides no size.
     """
 
     heads = HeadShape(7, 1, 64, 64)
@@ -95,7 +95,7 @@ class Forms:
 
 
 def no_prefix(_plan: RaggedPlan, _queries: Tensor, _keys: Tensor) -> RaggedAttend:
-    """A library, whose log-sum-exp is a view of `[heads, tokens]`."""
+    """Stands in for a library whose log-sum-exp is a view of `[heads, tokens]`."""
 
     def attend(q: Tensor, _k: Tensor, v: Tensor, _scale: float) -> tuple[Tensor, Tensor]:
         return q.new_zeros(*q.shape[:2], v.shape[2]), tokens_first(torch.zeros(q.shape[1], len(q)))
@@ -120,7 +120,7 @@ def requests(draw: st.DrawFn) -> PackedRows:
 
 @pytest.fixture(scope="module", params=WAYS, ids=str)
 def compiled(request: pytest.FixtureRequest) -> Any:
-    """A server's executor that has compiled ahead, and the forms that it launched."""
+    """The executor of a server after compiling ahead, and the forms that it launched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LIBRARIES, AttentionWay.MERGE_FA3, no_prefix)
         patch.setattr("sglang_prefill_ext.forward.executor.multiprocessors", lambda _device: 132)

@@ -1,4 +1,4 @@
-"""Who may import whom. An import that no layer allows fails here."""
+"""Which layers and libraries each layer may import; any other import fails here."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _forbidden(module: str, source: str) -> list[str]:
 
 
 def _python(code: str) -> str:
-    """What a fresh interpreter prints that was started in the repository's root."""
+    """Run code in a new interpreter in the repository's root; return its output."""
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -238,7 +238,7 @@ def test_nothing_may_import_an_entrance() -> None:
 
 
 def test_only_patching_imports_by_name() -> None:
-    """The table's strings are the one exception to imports that can be read off a module."""
+    """Imports must be visible in the source. The table's strings are the only exception."""
     calls = ("import_module", "__import__", "resolve_name")
     dynamic = {
         name

@@ -14,7 +14,7 @@ INTEGRATION = Path(__file__).parents[1] / "integration"
 
 
 def _claims(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Each id in a `pytest.mark.patch(...)` on a test function, and the function."""
+    """Each id in a `pytest.mark.patch(...)` with the test function that it marks."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[:5] == "test_":
             for mark in node.decorator_list:

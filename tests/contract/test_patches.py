@@ -76,7 +76,7 @@ def test_the_header_is_complete(diff: upstream.Diff) -> None:
 
 @each_diff
 def test_a_seam_is_for_any_plugin(diff: upstream.Diff) -> None:
-    """What goes upstream neither speaks of this package nor imports it."""
+    """A diff for upstream neither mentions this package nor imports it."""
     ours = re.compile(r"prefill[_-](ext|only)")
     added = [line for line in _text(diff).splitlines() if line.startswith("+")]
     assert [line for line in (diff.subject, diff.description, *added) if ours.search(line)] == []

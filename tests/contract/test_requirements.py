@@ -1,4 +1,4 @@
-"""What comes with this package changes nothing in a server that does not use it."""
+"""Packages that are installed with this one change nothing in a server that does not use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 
 def brought_by(requirements: list[str]) -> set[str]:
-    """Names of all packages that are installed with these, whoever asks for them."""
+    """Names of all packages that are installed with these, directly or through others."""
     found: set[tuple[str, str]] = set()  # with the extra that is asked for, if any
     waiting = [Requirement(each) for each in requirements]
     while waiting:
@@ -32,7 +32,7 @@ def brought_by(requirements: list[str]) -> set[str]:
 
 
 def test_uvicorn_reads_http_as_beside_sglang_alone() -> None:
-    """It takes httptools as soon as that is installed, which has no limit on heads."""
+    """If httptools is installed, uvicorn uses it; httptools does not limit the size of heads."""
     brought = brought_by(PROJECT["dependencies"])
     assert {"sglang", "uvicorn", "h11"} <= brought
     assert "httptools" not in brought

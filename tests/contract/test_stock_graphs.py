@@ -1,4 +1,4 @@
-"""What stock SGLang does by default on CUDA, on which a default of ours rests."""
+"""A default of stock SGLang on CUDA, on which one of our defaults depends."""
 
 from __future__ import annotations
 

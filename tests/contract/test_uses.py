@@ -1,4 +1,4 @@
-"""What hooks use of SGLang as it is: the lock is what our source and the installed one say."""
+"""The lock of uses agrees with our source and the installed SGLang."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Look at what has changed, and renew it, and the docs with it, by
 
 
 def test_there_is_a_border() -> None:
-    """Else its package has another name than `scan.BORDER`, and nothing would be locked."""
+    """If the border's package had another name than `scan.BORDER`, nothing would be locked."""
     assert len(BORDER) > 10
     importing = {m for m, n in MODULES.items() if any(scan.is_of(i, ["sglang"]) for i in n.imports)}
     assert importing <= BORDER.keys()
 
 
 def test_every_import_of_the_border_is_locked() -> None:
-    """Also without the installed SGLang."""
+    """This is checked without the installed SGLang."""
     locked = {use.target for use in USES}
     modules = {target.rpartition(".")[0] for target in locked}
     guarded = {target for target in IMPORTED if scan.is_of(target, scan.GUARDED)}
@@ -121,7 +121,7 @@ def test_every_use_fits(probe: dict[str, Any]) -> None:
 
 
 def test_every_library_that_can_be_imported_fits(probe: dict[str, Any]) -> None:
-    """FlashInfer can, without a GPU; sglang-kernel cannot."""
+    """Without a GPU, FlashInfer can be imported; sglang-kernel cannot."""
     report = json.loads(probe["stock"]["output"])
     found = {use["target"]: use["status"] for use in report["libraries"]}
     assert found["flashinfer.BatchPrefillWithRaggedKVCacheWrapper"] == "ok"

@@ -26,7 +26,7 @@ _READ_LATE = (
 
 
 class ForkServer:
-    """A fork server for commands with one environment, but for what is read late."""
+    """A fork server for commands whose environments are equal in what imports read."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -38,11 +38,11 @@ class ForkServer:
         self._env = _read_early(env)
 
     def serves(self, env: Mapping[str, str]) -> bool:
-        """Whether modules would be imported alike with another environment."""
+        """Whether this fork server's imports are valid for another environment."""
         return self._env == _read_early(env) and self._process.poll() is None
 
     def close(self) -> None:
-        """End it; what it has forked lives on."""
+        """End the fork server; the processes that it has forked live on."""
         self.channel.close()
         self._process.wait()
 
@@ -57,7 +57,7 @@ _one_at_a_time = threading.RLock()
 def fork_server(env: Mapping[str, str]) -> Iterator[ForkServer]:
     """A fork server for an environment; the first one is kept, and of all others the last.
 
-    Even one that starts a single server does one import instead of three.
+    Even for a single server, this does one import instead of three.
     """
     with _one_at_a_time:
         found = next((each for each in _kept if each.serves(env)), None)
@@ -110,9 +110,9 @@ Popen: type[subprocess.Popen[Any]] = subprocess.Popen if has_accelerator() else 
 
 
 class ForkedServer(LocalServer):
-    """A server whose processes are forked where they can be, and killed when they are not needed.
+    """A server whose processes are forked if possible, and killed when no longer needed.
 
-    All else is as of `LocalServer`. Told to end, SGLang looks up to 5 s later whether it was, waits
+    Otherwise it is a `LocalServer`. SGLang notices a request to end up to 5 s later, then waits
     for its requests, and kills its processes.
     """
 

@@ -83,7 +83,7 @@ def ask(
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Adopt descendants of this process that lose their parent meanwhile, one of which is meant.
+    """Adopt descendants that lose their parent while the body runs; the body expects one of them.
 
     Others come along where a server ends at the same time, alive or dead. They are known by their
     process group, which is that of the server, and waited for here: nobody else would.
@@ -121,7 +121,7 @@ def serve(channel: socket.socket) -> NoReturn:
 
 
 def _fork_orphan() -> int:
-    """Fork a child that the closest ancestor adopts which wants to; its id, or 0 in the child."""
+    """Fork a child for the closest ancestor that adopts orphans; its id, or 0 in the child."""
     reader, writer = os.pipe()
     if (parent := os.fork()) == 0:
         parent = os.getpid()
@@ -141,7 +141,7 @@ def _fork_orphan() -> int:
 
 
 def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
-    """Run a command in this process, as the interpreter would have."""
+    """Run a command in this process, as the interpreter would."""
     if request["new_session"]:
         os.setsid()
     os.environ.clear()
@@ -165,7 +165,7 @@ def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
 
 
 def _number(files: dict[int, int]) -> None:
-    """Give open files the numbers that they shall have."""
+    """Give open files the requested file descriptor numbers."""
     moved = {number: fcntl.fcntl(file, fcntl.F_DUPFD, _FREE_FD) for number, file in files.items()}
     for file in files.values():
         os.close(file)
@@ -175,7 +175,7 @@ def _number(files: dict[int, int]) -> None:
 
 
 def _give_fork_server() -> None:
-    """Fork this process's own fork server, which `multiprocessing` will ask instead."""
+    """Fork this process's own fork server, and let `multiprocessing` use it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         ours.close()
@@ -197,7 +197,7 @@ def _give_fork_server() -> None:
 
 
 def _set_process_option(option: int, value: int | bytes) -> None:
-    """``prctl``; what is set has no meaning for any other part of the program."""
+    """Call ``prctl`` to set an option of this process."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 

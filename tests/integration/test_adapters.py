@@ -76,7 +76,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def oracle(
     model_dir: Callable[[str], Path], adapters: dict[str, Adapter]
 ) -> Callable[[str, list[int]], Any]:
-    """Log-probs over the vocabulary behind every token of a prompt, in Hugging Face."""
+    """Log-probs over the vocabulary after every token of a prompt, from Hugging Face."""
     models: dict[str, Any] = {}
     for name in NAMES:
         model = AutoModelForCausalLM.from_pretrained(model_dir("qwen3"), dtype=torch.float32)
@@ -161,7 +161,7 @@ def test_a_batch_that_names_an_adapter_for_each_prompt(client: Client) -> None:
 
 
 def test_scores_are_those_of_the_model_itself(client: Client) -> None:
-    """SGLang's scoring routes know no adapters, whatever the model is called."""
+    """SGLang's scoring routes ignore adapters, whatever model a request names."""
     plain = assert_paths_agree(client, score_body(1, 40, [3] * 5))
     named = assert_paths_agree(client, score_body(1, 40, [3] * 5, model="base:a"))
     np.testing.assert_allclose(plain["scores"], named["scores"], rtol=0, atol=TOLERANCE)
@@ -199,7 +199,7 @@ def test_generations_keep_their_adapter_beside_packed_requests_of_others(
     alone = client.post("/generate", body).json()["output_ids"]
 
     def ran_beside() -> bool:
-        """Whether requests of both others were answered before the end of a generation."""
+        """Whether requests of both other kinds were answered before the end of a generation."""
         answered = 0
         with client.counting() as moved:
             generation = pool.submit(client.post, "/generate", body)

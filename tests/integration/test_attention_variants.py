@@ -1,4 +1,4 @@
-"""Gemma 2 on a live server: caps of scores and of logits, and a window shorter than the prompts.
+"""Gemma 2 on a live server: soft caps of scores and logits, and a window shorter than the prompts.
 
 Without a GPU SGLang leaves out the cap of attention scores, so that the known answers differ; the
 server is told not to ask, and Hugging Face says what is right.

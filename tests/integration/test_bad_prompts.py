@@ -1,4 +1,4 @@
-"""Prompts that end a plain server are refused on every route; other routes stay stock."""
+"""Prompts that crash a stock server are refused on every route; other routes stay stock."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def stock(model_dir: Callable[[str], Path]) -> Iterator[LocalServer]:
 def started(
     stock: LocalServer, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> list[list[str]]:
-    """Flags of the servers that a benchmark asked for; it gets one of the two that run."""
+    """Flags of the servers that a benchmark starts; it gets one of two running servers instead."""
     started: list[list[str]] = []
 
     def running(_model: Path, args: Sequence[str], **_how: Any) -> nullcontext[LocalServer]:
@@ -84,7 +84,7 @@ def model(model_dir: Callable[[str], Path]) -> Path:
 
 
 def silent(_what: str) -> None:
-    """What a benchmark tells of its progress."""
+    """Ignores what a benchmark reports of its progress."""
 
 
 def test_main(model: Path, tmp_path: Path, started: list[list[str]]) -> None:
@@ -236,7 +236,7 @@ def test_breakdown(model: Path, started: list[list[str]], path: str) -> None:
 def python_loop(
     port: int, path: str, bodies: Sequence[bytes], clients: int, seconds: float
 ) -> Measurement:
-    """In the place of wrk, which is not on every machine."""
+    """Replaces wrk, which is not installed on every machine."""
     pool = [post_bytes(path, each) for each in bodies]
     return run_loop(load.closed_loop(port, pool, clients, Window(seconds, 20)))
 

@@ -41,7 +41,7 @@ def client(running: Serving) -> Client:
 
 @contextmanager
 def many_wait(running: Serving, pool: ThreadPoolExecutor) -> Iterator[list[Future[httpx.Response]]]:
-    """Long requests that both schedulers have been sent, and read when the block is left."""
+    """Send both schedulers long requests, which they read only when the block is left."""
     bodies = [score_body(seed, **LONG) for seed in range(MANY)]
     client, post = running.client, running.client.post
     with schedulers_stopped(running.server):
@@ -51,7 +51,7 @@ def many_wait(running: Serving, pool: ThreadPoolExecutor) -> Iterator[list[Futur
 
 
 def ended(client: Client) -> list[Counter[str]]:
-    """Requests by how they ended, one counter a replica."""
+    """Counters of requests by how they ended, one per replica."""
     return [Counter(one["counters"]["requests"]) for one in client.whole_status()["schedulers"]]
 
 
@@ -99,7 +99,7 @@ def test_loads_count_packed_work(running: Serving, client: Client) -> None:
     seen: list[Json] = []
 
     def some_waited() -> bool:
-        """Send much, and look until it is answered; loads are told from time to time."""
+        """Whether a load that was reported before all answers came shows waiting requests."""
         with ThreadPoolExecutor(MANY) as pool:
             with many_wait(running, pool) as answers:
                 pass
@@ -138,7 +138,7 @@ def test_every_process_reports_its_garbage_collection(client: Client) -> None:
     roles = ["detokenizer", "dp_controller", "scheduler", "scheduler", "tokenizer"]
 
     def collected_once() -> bool:
-        """The message goes round once for each replica, and is acted on once.
+        """The message is passed on once to each replica, and is acted on once.
 
         A process may collect by itself as well, but not every time.
         """

@@ -1,4 +1,4 @@
-"""Vectors of prompts on the packed path: embeddings, and a head of classes."""
+"""Vectors of prompts on the packed path: embeddings, and logits of a classification head."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def attach(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapters(
     model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Adapter]:
-    """One for each model, all of the name `ADAPTER`."""
+    """One adapter for each model; all have the name `ADAPTER`."""
     return {
         model: make_adapter(ADAPTER, model_dir(model), tmp_path_factory.mktemp(model), rank=4)
         for model in ("micro", "classifier")
@@ -87,7 +87,7 @@ def classifier(
 def oracle(model_dir: Callable[[str], Path]) -> Callable[..., NDArray[np.float64]]:
     """The embedding in Hugging Face: the last token's final state, at unit length.
 
-    `own` embeddings stand in the places of placeholders.
+    `own` embeddings replace those of the placeholders.
     """
     model: Any = AutoModel.from_pretrained(model_dir("micro"), dtype=torch.float32)
 
@@ -165,7 +165,7 @@ def test_embeddings_are_those_of_hugging_face(
 
 
 def overridden(prompts: list[list[int]], seed: int) -> tuple[list[list[int]], list[Any]]:
-    """Prompts with a placeholder before and behind, and embeddings for these."""
+    """Prompts with a placeholder at both ends, and the embeddings for these."""
     marked = [[PLACEHOLDER, *prompt, PLACEHOLDER] for prompt in prompts]
     counts = [prompt.count(PLACEHOLDER) for prompt in marked]
     return marked, [embeds(seed + n, count).tolist() for n, count in enumerate(counts)]
@@ -460,7 +460,7 @@ def test_embeddings_take_the_places_of_tokens(classifier: Serving) -> None:
 
 
 def setwise_body(tokenizer: Any, items: list[list[int]]) -> Json:
-    """A setwise request; each item has candidates of so many tokens, an anchor behind each."""
+    """A setwise request; items have candidates of these lengths, each followed by an anchor."""
     rng = random.Random(8)
 
     def drawn(length: int) -> list[int]:

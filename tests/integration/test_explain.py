@@ -1,4 +1,4 @@
-"""`/prefill_only/explain` says what the counters say, and refuses what `/v1/score` refuses."""
+"""`/prefill_only/explain` agrees with the counters, and refuses what `/v1/score` refuses."""
 
 from __future__ import annotations
 

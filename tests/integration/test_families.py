@@ -207,5 +207,5 @@ def _first_label_ranks(values: list[float], row_labels: list[int]) -> NDArray[np
 
 
 def _half_tolerance(logprobs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The tolerance of bfloat16, or where a logit of that size is stored coarser, that step."""
+    """The tolerance of bfloat16, or the step between stored logits of this size if larger."""
     return np.maximum(HALF_TOLERANCE, ROUNDING * np.abs(logprobs))

@@ -1,4 +1,4 @@
-"""A scheduler that stands still."""
+"""Requests while the scheduler is stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_clients_wait_for_a_scheduler_that_stands_still(
 def test_a_request_whose_client_has_left_is_dropped(
     server: LocalServer, client: Client, path: str
 ) -> None:
-    """Also one that has a record of SGLang's, as all but the plainest have."""
+    """This includes requests that have a record of SGLang's, as all but the simplest ones have."""
     body: Json = {"rid": "left", "text": "a b", "sampling_params": {"max_new_tokens": 1}}
     if path == "/v1/completions":
         body = {"model": "m", "prompt": "a b", "max_tokens": 1}

@@ -1,4 +1,4 @@
-"""A router over two real engines: one engine's answers and errors, whatever becomes of either."""
+"""A router over two real engines gives one engine's answers and errors, even if engines fail."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_large_requests_are_divided_and_none_needs_a_second_try(
     fleet: Routers, engines: tuple[Serving, Serving]
 ) -> None:
     def divided_in_two() -> bool:
-        """Unless an engine seemed to stand still, as on a busy machine."""
+        """Whether the request was divided in two; on a busy machine an engine may seem stopped."""
         fleet.wait_up(*(each.server.base_url for each in engines))
         before = Counter(fleet.counts())
         fleet.client.score(score_body(11, 60, [100] * 200))

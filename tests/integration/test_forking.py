@@ -1,4 +1,4 @@
-"""Servers of these tests are forked from imported modules; that they start as others would."""
+"""Servers of these tests are forked after imports; they must start as usual servers do."""
 
 from __future__ import annotations
 

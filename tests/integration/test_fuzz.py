@@ -1,6 +1,6 @@
 """Random bodies, right and wrong, are answered alike by both paths of the shared server.
 
-Other models are asked in the same way beside their other tests.
+Other models have such tests beside their other tests.
 """
 
 from __future__ import annotations

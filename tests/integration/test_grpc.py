@@ -319,7 +319,7 @@ def secured(
 
 
 def credentials(authority: trustme.CA, own: trustme.CA | None) -> grpc.ChannelCredentials:
-    """Of a client that trusts an authority, with a certificate of another one, or none."""
+    """Credentials of a client that trusts one authority; its own certificate may be absent."""
     trusted = authority.cert_pem.bytes()
     if own is None:
         return grpc.ssl_channel_credentials(trusted)

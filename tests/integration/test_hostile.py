@@ -1,4 +1,4 @@
-"""Hostile requests beside innocent clients: these get all their answers, and soon."""
+"""Hostile requests beside innocent clients, who get all their answers, and soon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST_HOLD_S = 1.0
 
 @dataclass
 class Watch:
-    """What is seen of a server from the outside.
+    """What can be observed of a server from outside.
 
     Attributes:
         held_s: for how long its event loop has computed and answered nothing, since this was last
@@ -46,7 +46,7 @@ class Watch:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def probe(self, server: LocalServer) -> None:
-        """Ask for what the event loop answers by itself."""
+        """Send a request that the event loop answers without a scheduler."""
         assert server.pid is not None
         with httpx.Client(base_url=server.base_url, timeout=180) as http:
             while not self.stop.is_set():
@@ -57,7 +57,7 @@ class Watch:
                 self.stop.wait(0.01)
 
     def settle(self) -> None:
-        """Wait until a probe that is under way has ended: it is of what was, not of what comes."""
+        """Wait until a probe that is under way has ended, because it measures the time before."""
         seen = self.probes
         wait_until(lambda: self.probes > seen)
 
@@ -68,7 +68,7 @@ class Watch:
 
 
 def main_thread_s(pid: int) -> float:
-    """Seconds of the processor that a process's main thread, which has the event loop, has had."""
+    """CPU seconds of a process's main thread, which runs the event loop."""
     fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -126,7 +126,7 @@ def test_hostile_requests_cost_nobody_else_an_answer_or_much_time(
 
 
 def test_names_of_others_beginnings_end_nobody(client: Client, server: LocalServer) -> None:
-    """A client that names its generation "p" leaves, which SGLang takes for an abort of "p"."""
+    """When a client that named its generation "p" leaves, SGLang sends an abort of "p"."""
     sampling = {"max_new_tokens": 2000, "temperature": 0, "ignore_eos": True}
     with watched(client, server), client.counting() as moved:
         for rid in ("p", "pack", "packed-"):

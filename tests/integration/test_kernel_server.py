@@ -62,7 +62,7 @@ def test_same_numbers_on_a_fresh_and_on_a_cached_prefix(kernel_client: Client) -
 def test_the_same_request_is_replayed_each_time_whatever_of_it_is_cached(
     kernel_client: Client,
 ) -> None:
-    """Packed alone: computed, then stored at the second sight, then read in the pool."""
+    """The prefix is computed, then stored when it comes a second time, then read from the pool."""
     body = score_body(85, 48, [3, 1, 6])
     with kernel_client.counting() as moved, graph_forwards(kernel_client) as forwards:
         packed = [kernel_client.score(body) for _ in range(4)]
@@ -74,7 +74,7 @@ def test_the_same_request_is_replayed_each_time_whatever_of_it_is_cached(
 
 
 def test_replays_of_every_size(kernel_client: Client) -> None:
-    """Larger and smaller ones in turn, so that what one leaves behind would show in the next."""
+    """Large and small requests take turns, so that left-over data of one would show in the next."""
     shapes = [(0, [7, 2]), (30, [20, 14]), (9, [1] * 8), (20, [2, 1, 5]), (0, [1, 40, 4])]
     with graph_forwards(kernel_client) as forwards:
         for number, (prefix, suffixes) in enumerate(shapes):

@@ -1,6 +1,6 @@
-"""At start both paths answer the same prompts; where they differ the server stays stock.
+"""At start both paths answer the same prompts; if the answers differ, the server stays stock.
 
-Not compared, nobody notices wrong answers; the server that gives them ends with its scheduler.
+Without the comparison, wrong answers are not noticed; that server ends with its scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How packed requests end: answered, aborted, or left by their client; always exactly once."""
+"""Packed requests end exactly once: answered, aborted, or abandoned by their client."""
 
 from __future__ import annotations
 

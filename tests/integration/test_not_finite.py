@@ -1,4 +1,4 @@
-"""A model in half precision whose numbers some requests take out of its range."""
+"""A half-precision model, with requests whose numbers exceed its range."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def three_items(token: int, item: int = 1) -> Json:
 
 
 def overridden(number: float, item: int = 1) -> Json:
-    """Likewise, with an embedding of such numbers."""
+    """The same call with an embedding of such numbers."""
     data = base64.b64encode(np.full((1, HIDDEN), number, np.float32).tobytes()).decode()
     own: list[Any] = [None] * 3
     own[item] = {"dtype": "float32", "shape": [1, HIDDEN], "data": data}
@@ -82,7 +82,7 @@ def test_what_the_precision_cannot_hold_is_refused_on_both_paths(
 
 
 def test_who_alone_gives_nan_is_answered_as_by_stock(granite: Serving) -> None:
-    """With numbers for the other items of the same call."""
+    """The other items of the same call get numbers."""
     client = granite.client
     with client.counting() as moved:
         found = client.score(three_items(HUGE))
@@ -98,7 +98,7 @@ def test_who_alone_gives_nan_is_answered_as_by_stock(granite: Serving) -> None:
 def test_embeddings_that_give_nan_are_answered_and_never_reach_the_stock_path(
     granite: Serving,
 ) -> None:
-    """Where SGLang takes no embeddings for this model, and its scheduler ends."""
+    """SGLang takes no embeddings for this model; on the stock path its scheduler would end."""
     with granite.client.counting() as moved:
         found = granite.client.score(overridden(LARGE))
     assert moved["frontend.requests.packed"] == 1

@@ -1,4 +1,4 @@
-"""The plugin installed and not enabled: no hook, and the bytes of a server without it."""
+"""The plugin is installed but not enabled: no hook, and the same bytes as without it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RANDOM_HEADERS = {"date", "x-request-id"}
 
 
 def requests() -> dict[str, tuple[str, str, Any]]:
-    """Method, path and body of what is asked of both servers, in this order."""
+    """Method, path and body of the requests to both servers, in this order."""
     ids = random_ids(random.Random(3), 12)
     greedy = {"max_new_tokens": 12, "temperature": 0}
     text = {"query": "which is a fruit? ", "items": ["apple"], "label_token_ids": [5, 9]}

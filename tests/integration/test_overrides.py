@@ -126,7 +126,7 @@ def test_the_python_client_sends_arrays(client: Client) -> None:
 
 
 def test_embeddings_are_never_taken_for_one_another(client: Client, reference: Reference) -> None:
-    """Equal ids, sent again and again with other embeddings, on a server that caches prefixes."""
+    """Requests with equal ids and different embeddings, on a server that caches prefixes."""
     body = body_with(7, 80, [4, 9], 1, 0) | {"item_embed_overrides": None}
     plain = {name: value for name, value in body.items() if "embed" not in name}
     for seed in (1, 2, None, 1, 2, None):

@@ -39,7 +39,7 @@ def client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
 
 
 def of_the_pair(room: int, ids: list[int], **fields: object) -> Json:
-    """A generation that a decode server would go on with."""
+    """A generation that a decode server would continue."""
     sampling = {"max_new_tokens": 8, "temperature": 0}
     body = {"input_ids": ids, "sampling_params": sampling, "bootstrap_room": room}
     return body | NOWHERE | fields
@@ -82,7 +82,7 @@ def test_requests_of_the_pair_are_sglangs(client: Client) -> None:
 
 
 def test_what_has_to_be_decoded_wants_a_peer(client: Client) -> None:
-    """SGLang says so; nothing on a prefill server could serve it."""
+    """SGLang refuses it, because nothing on a prefill server could serve it."""
     body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 8}}
     answer = client.post("/generate", body)
     assert answer.status_code == 400

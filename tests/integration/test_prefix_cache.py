@@ -32,7 +32,7 @@ def cached_by_generation(client: Client, ids: list[int]) -> int:
 
 
 def one_token(client: Client, ids: list[int], *, stock: bool) -> Json:
-    """Return what is told of a request for one token."""
+    """Return the `meta_info` of a request for one token."""
     body = {"input_ids": ids, "sampling_params": ONE_TOKEN}
     with client.counting() as moved:
         response = client.post("/generate", body, stock=stock)

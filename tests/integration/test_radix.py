@@ -21,7 +21,7 @@ EPISODES = ["1-False", "1-True", "16-False", "16-True"]
 def report(
     model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What `radix_runner` has seen; it fails where an invariant does not hold."""
+    """The report of `radix_runner`, which fails if an invariant does not hold."""
     out = tmp_path_factory.mktemp("radix") / "report.json"
     run_script("radix_runner", out, model_dir("micro"))
     found: dict[str, Any] = json.loads(out.read_text())

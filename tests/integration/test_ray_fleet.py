@@ -1,4 +1,4 @@
-"""A fleet on a real cluster of Ray, of two engines: scaled, replaced and hurt under load."""
+"""A fleet of two engines on a real Ray cluster: scaled, replaced and broken under load."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OnRay:
     asks: list[Ask]
 
     def deploy(self, replicas: str, *flags: str, **autoscaling: float) -> None:
-        """Have a fleet of so many engines; with other flags if some are given."""
+        """Deploy a fleet with this number of engines, and with these flags if given."""
         self.launch = launch = replace(self.launch, flags=flags or self.launch.flags)
         count = Replicas.of(replicas)
         scaling = deployments.autoscaling_of(count, **autoscaling) if autoscaling else None
@@ -63,7 +63,7 @@ class OnRay:
         return [each for each in self.started if each.running]
 
     def urls(self) -> set[str]:
-        """Of the engines that get work."""
+        """URLs of the engines that get work."""
         replicas = self.client.status()["replicas"]
         return {each["url"] for each in replicas if each["health"] == "up"}
 
@@ -106,7 +106,7 @@ def fleet(
 
 
 def load_of(fleet: OnRay) -> Load:
-    """Clients that leave the machine to the engines that start."""
+    """Clients that leave enough CPU time for engines that start."""
     return Load(fleet.settings.port, fleet.asks, 4, pause_s=0.1)
 
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused before a model is loaded, in words that help."""
+"""Flags that cannot work are refused before a model is loaded, with a helpful message."""
 
 from __future__ import annotations
 

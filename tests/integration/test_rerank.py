@@ -1,4 +1,4 @@
-"""`/v1/rerank` on both of its ways: a decoder that is asked for yes or no, and a head."""
+"""`/v1/rerank` for both kinds of models: decoders that answer yes or no, and class heads."""
 
 from __future__ import annotations
 
@@ -182,13 +182,13 @@ def test_instruction_and_query_are_computed_once(client: Client, decoder: Refere
 def test_prompts_cost_little_beside_their_scores(
     reranker: Serving, client: Client, decoder: Reference
 ) -> None:
-    """Compiling the template for every document takes many times as long as scoring it."""
+    """If the template were compiled for every document, that would take far longer than scoring."""
     body = {"query": QUERY, "documents": [f"{n} {DOCUMENTS[n % 40]}" for n in range(200)]}
     labels = [decoder.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
     score = {"query": "", "items": prompts_of(decoder, body), "label_token_ids": labels}
 
     def processor_s(path: str, sent: Json) -> float:
-        """Of the front end, whatever else the machine does."""
+        """CPU seconds of the front end, which other load on the machine does not change."""
         front_end = psutil.Process(reranker.server.pid)
         before = front_end.cpu_times().user
         for _ in range(30):

@@ -1,4 +1,4 @@
-"""Two schedulers on one device: divided memory, work by outstanding tokens, one dies."""
+"""Two schedulers on one device: divided memory, balancing by outstanding tokens, death of one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def answered(client: Client) -> list[int]:
 
 
 def stock_tokens(client: Client) -> list[int]:
-    """Tokens of SGLang's own batches, one number a scheduler."""
+    """Tokens of SGLang's own batches, for each scheduler."""
     found = client.whole_status()["schedulers"]
     return [sum(each["stock_tokens"] for each in one["iterations"].values()) for one in found]
 
@@ -72,7 +72,7 @@ def pid_of(client: Client, rank: int) -> int:
 
 @contextmanager
 def long_request_waits(client: Client) -> Iterator[Future[Json]]:
-    """The first scheduler stands still with a long request, so whatever runs, others run."""
+    """The first scheduler is stopped with a long request, so all other work runs on the others."""
     client.wait_idle()
     wait_until(lambda: not any(stock_load(client)))  # else one might stop with a load still shown
     with ThreadPoolExecutor(1) as pool, stopped(pid_of(client, 0)):

@@ -37,7 +37,7 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def server(model_dir: Callable[[str], Path]) -> Iterator[LocalServer]:
-    """In place of the shared server."""
+    """Replaces the shared server."""
     knobs = [f"--prefill-only-{name}={value}" for name, value in FLAGS.items()]
     log = LOGS / "scheduling.log"
     flags = ["--enable-prefill-only", "--enable-metrics", "--sleep-on-idle", *knobs]
@@ -114,7 +114,7 @@ def test_a_deadline_that_passed_on_the_way_costs_no_forward(
 def test_a_deadline_passes_in_the_queue(
     server: LocalServer, client: Client, pool: ThreadPoolExecutor
 ) -> None:
-    """While the engine is paused nothing runs, and what waits can only expire."""
+    """While the engine is paused nothing runs, so a waiting request can only expire."""
 
     with held_back(server, client, pool, []):
         soon, late = (

@@ -66,7 +66,7 @@ def test_sglangs_metrics_grow_as_on_the_stock_path(
 
 
 def _named_token(rng: random.Random) -> Request:
-    """A prompt of which SGLang keeps a record of its own."""
+    """A request for which SGLang keeps a record of its own."""
     path, body = _token(rng)
     return path, body | {"rid": f"request-{rng.random()}"}
 
@@ -115,7 +115,7 @@ def test_prompts_of_a_client_that_leaves_are_counted_as_aborted(
         return sum(more for (name, _), more in counts(client).items() if "aborted" in name)
 
     def leaves_and_is_counted() -> bool:
-        """Unless it left before the front end knew its prompts."""
+        """Whether the prompts counted as aborted; not if the client left before they were known."""
         before = aborted()
         with closing(begun(client, "/v1/score", BODY, headers)):
             take_turns(client)

@@ -50,7 +50,7 @@ def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def server(running: Serving) -> LocalServer:
-    """In place of the shared server."""
+    """Replaces the shared server."""
     return running.server
 
 
@@ -88,7 +88,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 @contextmanager
 def slowed(client: Client, sleep_s: float) -> Iterator[None]:
-    """Let every forward take so long."""
+    """Make every forward take this long."""
     client.post("/slow_down", {"forward_sleep_time": sleep_s})
     try:
         yield

@@ -43,7 +43,7 @@ def client(
 
 @pytest.fixture(scope="module")
 def kernel_client(model_dir: Callable[[str], Path]) -> Iterator[Client]:
-    """The kernels in the interpreter, on two ranks."""
+    """A client of a server with two ranks whose kernels run in the interpreter."""
     flags = ("--enable-prefill-only", "--tp-size", "2", "--prefill-only-attention", "fused")
     budget = ("--prefill-only-max-forward-tokens", "64")
     env = TWO_RANKS | {"TRITON_INTERPRET": "1"}

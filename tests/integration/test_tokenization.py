@@ -1,4 +1,4 @@
-"""Texts on the running server: cut, encoded by a fast library, with Hugging Face's ids."""
+"""Texts on the running server are spliced and encoded fast, and get Hugging Face's ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES = [case for case in splice_cases(["<|im_start|>", "<|endoftext|>"]) if all
 
 @pytest.fixture(scope="module")
 def tokenizer(client: Client) -> Json:
-    """How texts are encoded, once that is decided."""
+    """The server's way of encoding texts, once it is chosen."""
 
     def status() -> Json:
         found: Json = client.status()["frontend"]["tokenizer"]
@@ -103,7 +103,7 @@ def read_of(text: str | list[str], **sampling: int) -> Json:
 def test_texts_that_come_together_are_answered_as_by_stock(
     client: Client, reference: Reference, pool: ThreadPoolExecutor
 ) -> None:
-    """Whether they are packed or generate; beside one that is too long and one that is wrong."""
+    """Some are packed, some generate; one is too long and one is invalid."""
     asked = [read_of(text, max_new_tokens=1 + number % 2 * 2) for number, text in enumerate(TEXTS)]
     asked += [read_of("the word " * 20_000), read_of("\ud800")]
     with client.counting() as moved:
@@ -162,7 +162,7 @@ CHATS: list[Json] = [
 def test_chats_that_come_together_are_answered_as_by_stock(
     client: Client, reference: Reference, pool: ThreadPoolExecutor
 ) -> None:
-    """Whether they are packed or generate; beside some that are too long or wrong."""
+    """Some are packed, some generate; some are too long or invalid."""
     wrong = [chat_of("the word " * 20_000), chat_of("\ud800"), {"messages": []}]
     asked = [{"model": "m", "max_tokens": 1, "temperature": 0} | each for each in CHATS + wrong]
     with client.counting() as moved:
@@ -198,7 +198,7 @@ def _post(client: Client, body: Json, path: str = "/generate", **headers: str) -
 
 
 def _untimed(answer: Any) -> Any:
-    """An answer without what SGLang's metrics add to those of its scheduler."""
+    """An answer without the times that SGLang adds with metrics."""
     if isinstance(answer, list):
         return [_untimed(each) for each in answer]
     if "meta_info" not in answer:

@@ -59,7 +59,7 @@ def generator(
 
 @pytest.fixture(scope="module")
 def oracle(model_dir: Callable[[str], Path]) -> Callable[[list[int]], Any]:
-    """Log-probs over the vocabulary behind every token of a prompt, in Hugging Face."""
+    """Log-probs over the vocabulary after every token of a prompt, from Hugging Face."""
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir("micro"), dtype=torch.float32)
 
     @torch.inference_mode()
@@ -104,7 +104,7 @@ def test_log_probs_of_a_prompt_are_stocks(
 def test_answers_with_and_without_sglangs_record_of_the_request_are_the_same(
     generator: Serving, wanted: Json
 ) -> None:
-    """Only with a name it makes one; the fields come in the same order."""
+    """SGLang makes a record only for a request with a name; the fields have the same order."""
     body = {"input_ids": PROMPT, "sampling_params": GREEDY} | wanted
     plain = generator.client.post("/generate", body).json()
     named = generator.client.post("/generate", body | {"rid": "named"}).json()
@@ -136,7 +136,7 @@ def test_log_probs_of_prompts_that_begin_alike_are_stocks_and_computed_once(
 
 
 def test_fuzzed_bodies_are_answered_as_by_stock(generator: Serving) -> None:
-    """Here, without metrics, those that are plain make no record of SGLang's."""
+    """Without metrics, as here, SGLang makes no record of plain requests."""
     fuzz(generator.client, "/generate", GENERATION["/generate"], examples=100)
 
 
@@ -251,7 +251,7 @@ BIAS = {7: 2.5, 11: -100.0}
 
 
 def drawn(client: Client, prompts: list[list[int]], stock: bool = False, **more: Any) -> Any:
-    """Answers with tokens drawn, and with the log-probs that they were drawn by."""
+    """Answers with drawn tokens, and with the log-probs by which they were drawn."""
     bias = {str(token): value for token, value in BIAS.items()}
     sampling = {"max_new_tokens": 1, "temperature": TEMPERATURE, "logit_bias": bias} | more
     asked = {"return_logprob": True, "top_logprobs_num": 8, "token_ids_logprob": [7, 11]}
@@ -341,7 +341,7 @@ def test_tokens_beyond_the_tokenizer_have_stocks_text(
 
 
 def texts(answer: str) -> list[Any]:
-    """What each event of an answer, or the answer, says that a client shows."""
+    """The text of each event of an answer, or of the whole answer."""
     events = [line.removeprefix("data: ") for line in answer.splitlines() if line]
     read = [json.loads(event) for event in events if event != "[DONE]"]
     return [each.get("text") or each["choices"] for each in read]
@@ -466,7 +466,7 @@ ANCHOR = 99
 
 
 def setwise_body(anchor: str, prefix: int, items: list[list[int]]) -> Json:
-    """A setwise request; each item has candidates of so many tokens, an anchor behind each."""
+    """A setwise request; items have candidates of these lengths, each followed by an anchor."""
     rng = random.Random(prefix)
 
     def drawn(length: int) -> list[int]:

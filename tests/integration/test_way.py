@@ -1,4 +1,4 @@
-"""The way of one plain scoring request through a running server, file by file."""
+"""The files that one plain scoring request runs through in a server are those of the docs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def body(seed: int) -> Json:
 
 
 def traced(client: Client, server: LocalServer, seed: int) -> Edges:
-    """What is called for one request in the processes of the front end and of the scheduler."""
+    """The recorded calls of one request in the processes of front end and scheduler."""
     front_end = client.status()["frontend"]["pid"]
     pids = front_end, scheduler_pid(server)
     begun, ended = ([TRACES / f"{pid}.{kind}" for pid in pids] for kind in ("on", "json"))
@@ -71,14 +71,14 @@ def edges(client: Client, server: LocalServer) -> Edges:
 
 
 def modules(edges: Edges) -> set[str]:
-    """Files of ours with a function that is called, as the page names them."""
+    """Our files with a called function, in the form in which the page names them."""
     names = {callee for _, callee in edges if callee.startswith(OURS)}
     paths = (name.removeprefix(OURS).replace(".", "/") for name in names)
     return {path + "/__init__" * (PACKAGE / path).is_dir() for path in paths}
 
 
 def documented() -> list[str]:
-    """The files that the page lists; a name without a folder is of the folder before it."""
+    """The files that the page lists; a name without a folder is in that of the name before."""
     text = PAGE.read_text().split("\n### File by file\n")[1].split("\n## ")[0]
     found, folder = [], Path()
     for name in re.findall(r"`([\w/]+)`", text.split("\n1. ")[1]):
@@ -95,7 +95,7 @@ def test_the_page_lists_the_files_of_the_way(edges: Edges) -> None:
 
 
 def test_control_crosses_the_border_seldom(edges: Edges) -> None:
-    """A crossing: a module of ours and one of SGLang's, of which one calls the other."""
+    """A crossing is a pair of our module and SGLang's of which one calls the other."""
     crossings = [
         edge for edge in edges if edge[0] and sum(name.startswith(OURS) for name in edge) == 1
     ]

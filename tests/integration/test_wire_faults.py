@@ -1,4 +1,4 @@
-"""Clients that misbehave on the wire: what they see, and that nobody else sees anything."""
+"""Clients that break the protocol: what they get, and that other clients are not affected."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def front_end(engine: Serving, attach: Path) -> Iterator[FrontEnds]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(engine: Serving, client: Client) -> Iterator[None]:
-    """Afterwards memory and requests are where they were, and no stack was logged."""
+    """Check afterwards that memory and requests are as before, and that no traceback was logged."""
     memory, logged = client.memory(), engine.server.log_path.stat().st_size
     yield
     wait_until(lambda: not any(each["in_flight"] for each in client.status()["attached"]))
@@ -90,7 +90,7 @@ def _nothing_is_left(engine: Serving, client: Client) -> Iterator[None]:
 
 @contextmanager
 def unharmed(client: Client, front_end: FrontEnds | None = None) -> Iterator[None]:
-    """Good clients of HTTP, and of gRPC, that keep asking meanwhile: all are answered rightly."""
+    """Run well-behaved HTTP and gRPC clients meanwhile; all must get right answers."""
     wanted = client.score(GOOD)
     served: list[pb.ScoreResponse] = []
     stop = threading.Event()
@@ -133,7 +133,7 @@ def http_request(body: Json) -> bytes:
 
 
 def status_of(raw: socket.socket) -> int:
-    """Status of the answer that comes next."""
+    """Read the next answer; return its status."""
     return int(raw.recv(64).split(b" ", 2)[1])
 
 

@@ -1,4 +1,4 @@
-"""Kernels run compiled on CUDA, or in Triton's interpreter: a process of their own either way.
+"""Kernels run compiled on CUDA or in Triton's interpreter; each needs a process of its own.
 
 Without a GPU: ``TRITON_INTERPRET=1 python -m pytest tests/kernels``.
 """
@@ -36,14 +36,14 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="session", params=DTYPES, ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """Every dtype that kernels compute right in here, in turn."""
+    """Every dtype in which kernels compute correctly on this device, in turn."""
     chosen: torch.dtype = request.param
     return chosen
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _fresh_tensors_hold_nan() -> Iterator[None]:
-    """`torch.empty` gives NaN (or the largest integer): an element left unwritten shows."""
+    """Let `torch.empty` give NaN (or the largest integer), to notice unwritten elements."""
     # It fills because `torch.utils.deterministic.fill_uninitialized_memory` is True by default.
     torch.use_deterministic_algorithms(True)
     assert torch.empty(1).isnan().all()

@@ -24,7 +24,7 @@ UNUSED_SLOTS = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is compiled; the defaults are small."""
+    """Sizes of the compiled kernels; the defaults are small."""
 
     heads: int = 4
     key_heads: int = 2
@@ -36,7 +36,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments of the kernels. NaN is wherever they must not read."""
+    """Arguments of the kernels, with NaN in all places that they must not read."""
 
     q: Tensor
     k: Tensor

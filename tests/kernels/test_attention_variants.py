@@ -30,7 +30,7 @@ def run(case: Case, parts: KeyParts = KeyParts.ALL, **changes: Any) -> tuple[Ten
 
 
 def merged(case: Case) -> tuple[Tensor, Tensor]:
-    """As the merging way does it: sinks with the rows, then the prefix."""
+    """Compute as the merging way does: sinks with the rows, then the prefix."""
     own = run(case, KeyParts.OWN)
     return merge_state(*own, *run(case, KeyParts.PREFIX, sinks=None))
 

@@ -27,7 +27,7 @@ GPU_ONLY = ("merge-fa3", "merge-flashinfer", "page aliasing, FlashAttention-3")
 
 @pytest.fixture(autouse=True)
 def _without_a_clock(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    """Ceilings are made up, and nothing is compiled for the device by torch."""
+    """Replace times and limits by made-up numbers, and let torch compile nothing."""
     del device
     monkeypatch.setattr(harness, "copy_bandwidth", lambda: 1000.0)
     monkeypatch.setattr(harness, "matrix_rate", lambda dtype: 1.0)

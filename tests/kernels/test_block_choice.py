@@ -22,7 +22,7 @@ def side(
 
 
 def is_first(first: Aligned, second: Aligned) -> bool:
-    """What the device takes; exactly one side is left as it was."""
+    """Whether the device takes the first side; it must leave exactly one side unchanged."""
     before = int(first.padded), int(second.padded)
     choose_block(first, second)
     after = int(first.padded), int(second.padded)

@@ -1,4 +1,4 @@
-"""Where a kernel may be launched; no memory is touched."""
+"""Devices on which a kernel may be launched; no memory is accessed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 @pytest.fixture
 def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """A tensor on the second of two CUDA devices, which need not be there."""
+    """A pretended tensor on the second of two CUDA devices."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with FakeTensorMode():
         return torch.empty(3, device="cuda:1")

@@ -39,9 +39,9 @@ TABLE = {
 
 
 def aligned(ids: Tensor, block: int, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows by expert, each expert's filled up to whole blocks; see `moe_align_block_size`.
+    """Sort rows by expert, and pad each expert's to whole blocks; see `moe_align_block_size`.
 
-    Those of experts elsewhere, whose id is -1, come first, in blocks of expert -1.
+    Rows of experts on other ranks, whose id is -1, come first, in blocks of expert -1.
     """
     flat = ids.flatten().cpu()
     rows: list[int] = []
@@ -148,7 +148,7 @@ NEVER, ALWAYS, BY_ROWS = BlockTime(1.0, 0.0), BlockTime(0.0, 0.0), BlockTime(0.0
 
 
 def counts_of(ids: Tensor) -> Any:
-    """Rows of the experts that are here."""
+    """Number of rows of each expert on this rank."""
     return np.bincount(ids[ids >= 0].cpu().numpy(), minlength=EXPERT_COUNT)
 
 

@@ -1,4 +1,4 @@
-"""Replays that read cached prefixes where they lie in the pool, and store others there."""
+"""Replayed graphs read cached prefixes in place in the pool, and store others there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Served:
         return self.executor.launch(forward, held_slots, store_slots).wait()
 
     def wanted(self, *numbers: int) -> np.ndarray:
-        """What an eager forward answers that computes everything."""
+        """The answer of an eager forward that computes all tokens."""
         forward = plan_forward([piece_of(number) for number in numbers])
         return self.eager.launch(forward, [None] * len(numbers), [None] * len(numbers)).wait()
 

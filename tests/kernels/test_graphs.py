@@ -80,7 +80,7 @@ def graphs_of(model: TinyModel, way: AttentionWay) -> PackedGraphs:
 
 @contextmanager
 def never_waiting() -> Iterator[None]:
-    """Fail where torch waits for a CUDA device, as a launch that does cannot overlap another."""
+    """Fail if torch waits for a CUDA device, because such a launch cannot overlap another."""
     if not COMPILED:
         yield
         return
@@ -131,7 +131,7 @@ def test_a_way_that_is_chosen_on_the_host_is_another_one_in_graphs(
 @each_way
 @torch.inference_mode()
 def test_padding_is_computed_like_any_row(way: AttentionWay, device: torch.device) -> None:
-    """Everything that a graph makes is finite, what nobody reads included."""
+    """All results of a graph are finite, also those of padding."""
     graphs = graphs_of(DeviceModel(device), way)
     (graph,) = [each for each in graphs._graphs if each.bucket.tokens == LARGEST]
     for forward in FORWARDS.values():
@@ -189,7 +189,7 @@ def test_a_capture_that_fails_leaves_no_graph_and_forwards_run(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing:
-        """Captures the first, and largest, only."""
+        """Captures only the first graph, the largest; later captures fail."""
 
         captured = 0
 
@@ -214,7 +214,7 @@ def test_a_replay_that_fails_is_the_last_one_and_forwards_run(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class FailsLater:
-        """Replays once."""
+        """Replays once; later replays fail."""
 
         def capture(self, work: Work) -> Work:
             runs = []

@@ -87,7 +87,7 @@ class Inputs:
 
 
 class InPlace(Tensor):
-    """Memory of a pool that is to be read where it lies: whoever copies tokens out of it fails."""
+    """Memory of a pool that must be read in place: copying tokens out of it fails."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -142,7 +142,7 @@ def test_every_token_with_a_library_for_the_prefix(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Here the libraries are stand-ins, so that their results go all the way without a GPU."""
+    """The libraries are stand-ins, so that this runs without a GPU."""
     fake_libraries.install(monkeypatch)
     inputs = Inputs(forward, device)
     found = inputs.forward(kernels(forward, way, device))

@@ -1,4 +1,4 @@
-"""What the host does for the launches of a layer; counted, since times depend on the machine."""
+"""The host's calls for the launches of a layer; counted, because times depend on the machine."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def launches(
     *,
     normalised: bool = False,
 ) -> Counter[str]:
-    """Of one forward behind another one, on a server with a prefix cache."""
+    """Launches of a forward that follows another one, on a server with a prefix cache."""
     model = HeadModel(device)
     executor = PackedExecutor(
         model, readout_bytes=1 << 20, attention=AttentionWay.FUSED, caches_prefixes=True
@@ -162,7 +162,7 @@ def test_cached_prefixes_are_few_launches_more_however_many_layers_there_are(
 def test_log_probs_over_the_vocabulary_are_more_launches_of_the_read_out(
     counting: Counting, device: torch.device
 ) -> None:
-    """Four calls more; on CUDA torch makes several kernels of one of them, `logsumexp`."""
+    """They take four more calls; on CUDA, torch launches several kernels for `logsumexp`."""
     plain = Counter(launches(counting, device, [piece_of(0)], [None], [None]))
     found = launches(counting, device, [piece_of(0)], [None], [None], normalised=True)
     assert found - plain == {"kernel": 1, "logsumexp": 1, "index": 1, "sub": 1}

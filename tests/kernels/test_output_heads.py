@@ -45,7 +45,7 @@ def read(head: ProductHead, hidden: Tensor, plan: ForwardPlan) -> Tensor:
 
 
 def read_by_ranks(heads: list[ProductHead], hidden: Tensor, plan: ForwardPlan) -> list[Tensor]:
-    """What each rank reads, in turn: first all give their part, then all have those of the rest."""
+    """What each rank reads. First each rank gives its part; then each gets those of the others."""
     given: list[Tensor] = []
 
     def give(values: Tensor) -> Tensor:

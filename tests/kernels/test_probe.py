@@ -1,4 +1,4 @@
-"""The start-up check of the kernels: green where they are right, red where one is not."""
+"""The start-up check of the kernels passes if they are right, and fails if one is not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_wrong_way_to_join_divided_keys_is_named(
 def test_the_reference_is_exact_whatever_the_model_is_allowed(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--enable-tf32-matmul` makes products of float32 less exact than the kernels."""
+    """`--enable-tf32-matmul` makes torch's float32 products less exact than the kernels."""
     used: list[str] = []
     forward = probe.DenseAttention.forward
 

@@ -176,7 +176,7 @@ def test_no_tile_is_no_launch(device: torch.device) -> None:
 
 
 def test_offsets_beyond_32_bits(device: torch.device, tmp_path: Path) -> None:
-    """Slots lie 2**29 elements apart in a file that is nearly all hole."""
+    """Slots lie 2**29 elements apart in a sparse file."""
     if device.type == "cuda":
         memory = torch.empty(2**31 + 64, dtype=torch.float16, device=device)
     else:
@@ -331,7 +331,7 @@ def test_wrong_outputs_are_refused(
 
 
 def test_wrong_arguments_are_refused_however_often(device: torch.device) -> None:
-    """What was found right once is not taken for what only resembles it, launch after launch."""
+    """Arguments that were accepted once do not let similar wrong ones pass later."""
     case = make_case(FORWARD, device, torch.float32)
     case.check(run(case))
     for message, change in WRONG.items():

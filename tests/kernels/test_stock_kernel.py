@@ -1,4 +1,4 @@
-"""Soft cap, window and sinks as SGLang's own Triton kernel of prefill has them.
+"""Soft cap, window and sinks agree with those of SGLang's own Triton prefill kernel.
 
 On a GPU that kernel is one of SGLang's attention backends; its backend on the CPU leaves out the
 soft cap and the sinks.

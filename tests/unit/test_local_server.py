@@ -219,7 +219,7 @@ def test_log_is_temporary_unless_named_and_empty_before_a_start(tmp_path: Path) 
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie whose parent has not reaped it yet has ended."""
+    """Whether a process runs; a zombie that its parent has not reaped yet does not."""
     try:
         return state(pid) != "Z"
     except OSError:
@@ -227,5 +227,5 @@ def is_alive(pid: int) -> bool:
 
 
 def state(pid: int) -> str:
-    """One letter, see proc(5)."""
+    """The state of a process as a letter, see proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

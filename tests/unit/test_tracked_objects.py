@@ -1,4 +1,4 @@
-"""A packed request leaves the garbage collector next to nothing to look at, however many rows.
+"""A packed request makes few objects that the garbage collector tracks, for any number of rows.
 
 Every object that the collector tracks brings its next run nearer and makes it longer.
 """
@@ -45,7 +45,7 @@ POLICY = SchedulingPolicy(
 
 @pytest.fixture(autouse=True)
 def others_frozen() -> Iterator[None]:
-    """What other tests hold takes longer to look through than all else here."""
+    """Freeze objects of other tests, because looking through them would take most of the time."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -68,7 +68,7 @@ class Executor:
 
 
 class Tracked:
-    """Counts tracked objects that are alive at the same time, at most, while inside."""
+    """Counts the most tracked objects that are alive at the same time while the body runs."""
 
     def __enter__(self) -> Tracked:
         gc.collect()
@@ -88,7 +88,7 @@ class Tracked:
 
 
 def tracked_by_stage(num_rows: int) -> dict[str, int]:
-    """Serve a scoring request of so many rows; return the tracked objects of each stage."""
+    """Serve a scoring request of `num_rows` rows; return the tracked objects of each stage."""
     rng = random.Random(1)
     query = [rng.randrange(VOCAB) for _ in range(50)]
     items = [[rng.randrange(VOCAB) for _ in range(5)] for _ in range(num_rows)]

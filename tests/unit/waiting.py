@@ -1,4 +1,4 @@
-"""Waiting in an event loop for what has no event."""
+"""Waiting in an event loop for a condition that has no event."""
 
 from __future__ import annotations
 

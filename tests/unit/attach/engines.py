@@ -1,4 +1,4 @@
-"""What takes the place of an engine behind the broker."""
+"""Stand-ins for an engine behind the broker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def facts(**changes: object) -> Facts:
 
 
 class StubCollector(Collector):
-    """Reports, and leaves the garbage collection of the tests alone."""
+    """Reports, but does not touch the garbage collection of the tests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[GcAction, bool]] = []
@@ -97,12 +97,12 @@ class StubEngine:
         answer_at_once(self.link, self.exchange, self.answer)
 
     def answer(self, rows: PackedRows) -> PackedResult:
-        """Zeros, one a value."""
+        """An answer of zeros, one for each value."""
         count = rows.read.of_width(self.width, 0).num_values(rows.num_reads)
         return stub_answer(values=[0.0] * count, tokens_cached=1)
 
     def fall_silent(self) -> None:
-        """Answer no packed request any more."""
+        """Stop answering packed requests."""
         self.link.on_send = lambda rid, rows: None
 
     def facts(self) -> Facts:

@@ -50,7 +50,7 @@ class Inbox:
         return self.messages
 
     async def wait_for_bodies(self, count: int) -> list[bytes]:
-        """What came at a ROUTER, however many messages it was."""
+        """Collect what a ROUTER receives, in any number of messages."""
         await self.until(lambda: len(self._bodies()) >= count)
         return self._bodies()
 
@@ -108,7 +108,7 @@ async def test_what_was_sent_before_closing_leaves(path: Path) -> None:
 
 
 async def test_both_ends_talk_at_once(path: Path) -> None:
-    """Every use of a socket takes back the sign that something has come: none may be missed."""
+    """Every use of a ZMQ socket resets the signal of a received message; none may be missed."""
     turns, seen = 300, Inbox()
 
     def reply(parts: Parts) -> None:

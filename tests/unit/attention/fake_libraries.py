@@ -1,4 +1,4 @@
-"""FlashAttention-3 and FlashInfer as their documentation has them, computed in float64."""
+"""Stand-ins for FlashAttention-3 and FlashInfer by their documentation, in float64."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have both imported instead of the libraries that may be installed."""
+    """Let imports find both stand-ins instead of installed libraries."""
     fa3, flashinfer = ModuleType("sgl_kernel.flash_attn"), ModuleType("flashinfer")
     vars(fa3)["flash_attn_varlen_func"] = flash_attn_varlen_func
     wrapper = BatchPrefillWithRaggedKVCacheWrapper

@@ -37,7 +37,7 @@ def random_inputs(
     seed: int = 0,
     variant: AttentionVariant = PLAIN,
 ) -> Inputs:
-    """Views of a fused q, k, v as a model hands them over, and held K/V."""
+    """Views of a joint q, k, v as a model passes them, and held K/V."""
     (query_heads, key_heads), (dim, value_dim) = heads, dims
     widths = (query_heads * dim, key_heads * dim, key_heads * value_dim)
     q, k, v = _poisoned(forward.num_tokens, *widths, dtype=dtype, seed=seed)
@@ -50,7 +50,7 @@ def random_inputs(
 
 
 def in_slots(held: list[HeldKV | None]) -> tuple[HeldKV | None, Tensor | None]:
-    """The same in slots of a pool, in no order and NaN between them, and their page table."""
+    """The same K/V in shuffled slots of a pool with NaN between them, and their page table."""
     pairs = [pair for pair in held if pair is not None]
     if not pairs:
         return None, None

@@ -163,7 +163,7 @@ def _assert_nan_stays_in_its_group(
 def test_nan_is_seen_by_those_who_see_its_token_and_by_no_other_group(
     forward: ForwardLayout, dims: tuple[int, int], variant: AttentionVariant, data: st.DataObject
 ) -> None:
-    """Of its group others may be NaN as well: they are computed in one tile."""
+    """Other queries of its group may be NaN as well, because one tile computes them."""
     bad = data.draw(st.integers(0, forward.num_tokens - 1))
     _assert_nan_stays_in_its_group(forward, bad, dims, variant)
 

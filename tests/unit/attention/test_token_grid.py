@@ -36,7 +36,7 @@ def test_consecutive_tokens_are_not_copied() -> None:
 
 
 def _part(index: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results of a dense call that say of which tokens they are."""
+    """Results of a dense call whose values identify their tokens."""
     lse = torch.tensor(index, dtype=torch.float32)[..., None]
     return lse[..., None].expand(-1, -1, 1, 3), lse
 

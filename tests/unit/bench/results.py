@@ -1,4 +1,4 @@
-"""Results made by hand, for the tests of what is done with them."""
+"""Results made by hand, for tests of reports and plots."""
 
 from __future__ import annotations
 

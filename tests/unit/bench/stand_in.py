@@ -17,7 +17,7 @@ class StandIn:
     """Answers are a function of the tokens; the knobs below make it misbehave.
 
     Attributes:
-        answers_together: the first answers wait until so many requests are there.
+        answers_together: the first answers wait until this many requests have arrived.
         packed: what the status page counts of requests and of forwards.
         seen: bodies of scoring requests.
     """

@@ -17,7 +17,7 @@ WAITING = "print(flush=True); input()"
 def waiting(name: str) -> subprocess.Popen[bytes]:
     """A Python process that waits for its input to end, under another name.
 
-    It has said that it runs: between fork and exec a process has no command line yet.
+    It has reported that it runs, because between fork and exec it has no command line yet.
     """
     process = subprocess.Popen(
         [name, "-c", WAITING],

@@ -1,4 +1,4 @@
-"""The command lines of both experiments, with the measuring itself replaced."""
+"""The command lines of both experiments, with the measurement replaced by a stand-in."""
 
 from __future__ import annotations
 

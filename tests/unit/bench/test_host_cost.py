@@ -1,4 +1,4 @@
-"""What a first sitting on a GPU is to find of the host."""
+"""The estimated host cost, which a first measurement on a GPU is to be compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line, with the measuring itself replaced."""
+"""The command line, with the measurement replaced by a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's collectors in the place of which real metrics stand, in a registry of their own."""
+"""SGLang's metrics collectors, with real Prometheus metrics in a registry of their own."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _HISTOGRAMS = {
 
 
 def collector(registry: CollectorRegistry, *, injected: bool = False) -> Any:
-    """A front end's.
+    """A front end's collector.
 
     Args:
-        injected: it counts for something else than Prometheus, of which only `observe` is known.
+        injected: its metrics are not Prometheus's, and only have `observe`.
     """
     counters = {
         name: Counter(name, name, labels, registry=registry) for name, labels in _COUNTERS.items()
@@ -44,7 +44,7 @@ def collector(registry: CollectorRegistry, *, injected: bool = False) -> Any:
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
-    """What was counted, by name and the value of the label that tells, if any."""
+    """The counts, by name and by the value of the distinguishing label, if any."""
     found = {}
     for family in registry.collect():
         for sample in family.samples:

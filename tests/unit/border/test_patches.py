@@ -55,7 +55,7 @@ ALL = (step_patch(), STATIC, CLASS, ATTRIBUTE)
 
 
 def apply(groups: Collection[Group], table: Sequence[Patch], uses: Sequence[Use] = ()) -> None:
-    """`patches.apply`, whose default are the uses of the real SGLang."""
+    """`patches.apply` without uses by default; its own default are those of the real SGLang."""
     patches.apply(groups, table, uses)
 
 

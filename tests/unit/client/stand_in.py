@@ -1,4 +1,4 @@
-"""A real HTTP server that answers as SGLang does, or as it is told."""
+"""A real HTTP server that answers as SGLang does, or with given replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; status 0 closes the connection without any."""
+    """An answer; with status 0, the connection is closed without an answer."""
 
     status: int = 0
     text: str = ""
@@ -43,7 +43,7 @@ def value_of(item: Any) -> float:
 
 
 def answer(path: str, body: Json) -> Any:
-    """What SGLang would answer."""
+    """The answer that SGLang would give."""
     if path == "/v1/score":
         rows = [[value_of(item), 1 - value_of(item)] for item in body["items"]]
         logprobs = np.log(np.array(rows) + 1).tolist() if body["return_token_logprobs"] else None
@@ -60,10 +60,10 @@ def answer(path: str, body: Json) -> Any:
 
 
 class StandIn(ThreadingHTTPServer):
-    """Listens on a free port; `replies` are given once each, before any proper answer.
+    """Listens on a free port; gives each of `replies` once, and then proper answers.
 
     Attributes:
-        answers_together: the first answers wait until so many requests are there.
+        answers_together: the first answers wait until this many requests have arrived.
     """
 
     def __init__(self) -> None:

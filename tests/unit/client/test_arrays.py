@@ -65,7 +65,7 @@ ROWS = np.arange(12, dtype=np.float16).reshape(3, 2, 2)
 
 
 def read_back(fields: dict[str, Any], items: int = 2) -> dict[str, Any]:
-    """What the server reads of the fields."""
+    """The arrays that the server reads from the fields."""
     read = stock_score_body(
         json.dumps({"items": [[1]] * items} | fields, default=as_json).encode(),
         PrefillOnlyConfig(),

@@ -253,7 +253,7 @@ IDS = ([1, 2], [[3], [4, 5]], [1, 2])
 
 
 def ids_twice(client_of: Literal["sync", "async"], url: str, times: int) -> None:
-    """Ask the same of one client, one request after the other."""
+    """Send the same request twice by one client, one after the other."""
     if client_of == "sync":
         with PrefillClient(url) as client:
             for _ in range(times):
@@ -305,7 +305,7 @@ def test_what_a_server_that_reads_arrays_refuses_is_asked_once(
 
 
 def raising(error: Exception) -> dict[str, Any]:
-    """Settings of a client whose transport fails so."""
+    """Settings of a client whose transport raises this error."""
 
     def handle(_request: httpx.Request) -> httpx.Response:
         raise error

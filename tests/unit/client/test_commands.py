@@ -137,7 +137,7 @@ def test_what_is_read_is_not_written_over(stand_in: StandIn, tmp_path: Path) -> 
 
 
 def test_an_interrupt_waits_for_no_server(stand_in: StandIn, tmp_path: Path) -> None:
-    """Nor is anything lost that was answered before."""
+    """It also loses no earlier answer."""
     file, output = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"
     file.write_text(lines(*({"text": "a"} for _ in range(5))))
     first = Reply(200, json.dumps(answer("/v1/embeddings", EMBED | {"input": ["a"]})))

@@ -1,4 +1,4 @@
-"""Explanations, asked of a real HTTP server."""
+"""Explanations from a real HTTP server."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ async def test_the_stock_path_can_be_asked_for(path: Path, ask: Ask) -> None:
 
 
 class Failure(grpc.RpcError):  # type: ignore[misc]
-    """A call that failed, with details about when to come again."""
+    """A failed call, with details that say when to retry."""
 
     def __init__(self, details: bytes) -> None:
         self._details = details

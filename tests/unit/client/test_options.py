@@ -69,7 +69,7 @@ def test_without_a_timeout_there_is_always_time() -> None:
 
 
 class Time:
-    """A clock that moves only while somebody sleeps."""
+    """A clock that moves only by sleeping."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -79,7 +79,7 @@ class Time:
 
 
 def attempts(retries: Retries, error: PrefillExtError, timeout_s: float | None = None) -> Time:
-    """Fail always; return what was slept."""
+    """Fail at every attempt; return the times slept."""
     time = Time()
     with patch("sglang_prefill_ext.client.options.time.monotonic", time):
         retrying = retries.retrying(Retrying, Deadline(timeout_s)).copy(sleep=time.slept.append)

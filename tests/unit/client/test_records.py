@@ -24,7 +24,7 @@ from sglang_prefill_ext.errors import RequestError, ServerUnavailableError
 
 
 def loaded(records: Iterable[Record]) -> list[tuple[int, Any]]:
-    """Lines, and fields or what is wrong with them."""
+    """The line numbers, each with its fields or its error."""
     found: list[tuple[int, Any]] = []
     for record in records:
         try:

@@ -1,4 +1,4 @@
-"""Both paths are asked by the client, of a server that only pretends to score."""
+"""The demo's measurement by the real client, on a server that only pretends to score."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sglang:num_requests_total{{model="m"}} {requests}
 
 
 class Server(ThreadingHTTPServer):
-    """Scores items by their last digit; counts a token an item, and requests as SGLang does."""
+    """Scores items by their last digit; counts one token per item, and requests as SGLang does."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""Engines of which only the routes for routers are real, each at a port of its own."""
+"""Stub engines, each at its own port; only their routes for routers are real."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def an_offer(**changes: Any) -> Offer:
 
 
 class CountingEngine(StubEngine):
-    """Answers the label values of a row with numbers that only its last token makes.
+    """Answers a row's label values with numbers that depend only on its last token.
 
     Attributes:
-        end: in the place of such an answer.
+        end: returned instead of such an answer, if set.
     """
 
     tokens = 0
@@ -69,14 +69,14 @@ class CountingEngine(StubEngine):
 
 @dataclass
 class Stub:
-    """An engine that is served.
+    """A running stub engine.
 
     Attributes:
-        whole: bodies of requests that it got as a whole, by path.
-        timeout: of the last one of them, as its header says.
-        dies_within: answers to these break off.
-        broken: it does not tell of itself.
-        busy_s: for which it has computed, as it tells.
+        whole: path and body of each undivided request that it got.
+        timeout: value of the timeout header in the last of these.
+        dies_within: whether its answers to undivided requests break off.
+        broken: whether it fails to report its state.
+        busy_s: computing time that it reports.
     """
 
     offer: Offer = field(default_factory=an_offer)

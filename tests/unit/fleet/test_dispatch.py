@@ -1,4 +1,4 @@
-"""One request over stand-ins for engines: every row once, whatever becomes of them."""
+"""One request over stand-ins for engines: every row is answered once, even if engines fail."""
 
 from __future__ import annotations
 

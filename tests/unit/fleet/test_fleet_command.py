@@ -1,4 +1,4 @@
-"""What `sglang-prefill fleet` refuses, before anything starts."""
+"""`sglang-prefill fleet` refuses wrong options before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prefill_ext.v1` of a router over engines whose model is a stub; all that is gRPC is real."""
+"""`prefill_ext.v1` of a router over engines with a stub for the model; gRPC is real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router over engines whose model is a stub; all that is HTTP is real."""
+"""A router over engines with a stub for the model; HTTP is real."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ class Held:
 
 @asynccontextmanager
 async def second_leaving() -> AsyncIterator[tuple[Routed, Held, asyncio.Future[httpx.Response]]]:
-    """Two engines, of which the second leaves with its part of a request; and the request."""
+    """Two engines, the second of which leaves while it has a part of a request; and the request."""
     a, b = Stub(), Stub()
     held = Held(b)
     async with routed(a, b) as one:

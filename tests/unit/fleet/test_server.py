@@ -25,7 +25,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @asynccontextmanager
 async def routing(settings: Settings, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A router process, which is told of one engine."""
+    """A router process with one engine."""
     process = await asyncio.create_subprocess_exec(
         *module_command("sglang_prefill_ext.fleet.server", settings.to_json()),
         stdin=asyncio.subprocess.PIPE,

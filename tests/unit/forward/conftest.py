@@ -1,4 +1,4 @@
-"""A device whose numbers nobody can read: what would wait for a GPU fails on it."""
+"""A device whose numbers cannot be read, so that code that would wait for a GPU fails."""
 
 from __future__ import annotations
 

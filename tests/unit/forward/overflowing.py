@@ -79,7 +79,7 @@ class Overflow:
         self._values: dict[str, np.ndarray] = {}
 
     def serve(self, *requests: PackedRows) -> list[np.ndarray]:
-        """Have requests wait at the same moment; return their values, none for unhappy ones."""
+        """Submit requests together; return their values, none for failed ones."""
         self._values.clear()
         for number, request in enumerate(requests):
             self.runtime.submit(f"job-{number}", request, None)
@@ -115,9 +115,10 @@ def assert_spoils_nobody(
     way: AttentionWay = AttentionWay.TORCH,
     device: torch.device | None = None,
 ) -> Overflow:
-    """Serve a request between others, which get what they get alone, also from the cache after.
+    """Serve a request between others, which must get the values that they get alone.
 
-    NaN is the answer to one with embeddings, and to others that the stock path has to be taken.
+    They must also get them from the cache afterwards. The request itself is answered with NaN if it
+    has embeddings; otherwise its answer says that the stock path has to be taken.
     """
     alone = [Overflow(dtype, way, device).serve(other)[0] for other in OTHERS]
     together = Overflow(dtype, way, device)

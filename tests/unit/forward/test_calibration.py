@@ -1,4 +1,4 @@
-"""The measured budget against forwards of other shapes than those that were measured."""
+"""The measured budget is compared with forwards of shapes that were not measured."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def memory(executor: PackedExecutor) -> MemoryModel:
 
 @pytest.fixture
 def measured_before(memory: MemoryModel, monkeypatch: pytest.MonkeyPatch) -> MemoryModel:
-    """Takes the place of another measurement of the same executor."""
+    """Stands for an earlier measurement of the same executor."""
     monkeypatch.setattr(calibration, "measured_memory", lambda *_: memory)
     return memory
 
@@ -129,7 +129,7 @@ def test_a_sampler_that_fails_keeps_no_server_from_starting(
 
 
 def measured_layouts(model: TinyModel, tokens: int) -> list[ForwardLayout]:
-    """Of the forwards that are run to measure those of up to so many tokens."""
+    """Layouts of the forwards that are run to measure forwards up to this number of tokens."""
     layouts = []
 
     class Noting(PackedExecutor):
@@ -217,7 +217,7 @@ def test_a_model_that_cannot_run_is_refused_with_the_remedy() -> None:
 
 
 class NotedGraphs(PackedExecutor):
-    """Captures nothing, and says that it has `captured`; notes when, and the tokens of forwards."""
+    """Captures nothing but claims `captured`; notes when, and the tokens of forwards."""
 
     def __init__(self, captured: tuple[int, ...] = ()) -> None:
         super().__init__(TinyModel(), readout_bytes=READOUT_BYTES)
@@ -260,7 +260,7 @@ def test_a_replay_and_an_eager_launch_have_prices_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def seconds(executor: PackedExecutor, plan: ForwardPlan) -> float:
-        """A replay takes 2 ms and 10 us a token, an eager forward as much, but 12 ms at least."""
+        """A replay takes 2 ms plus 10 us per token; an eager forward at least 12 ms."""
         replayed = plan.num_tokens <= max(executor.graph_use.sizes, default=0)
         device_s = 2e-3 + 1e-5 * plan.num_tokens
         return device_s if replayed else max(12e-3, device_s)
@@ -291,7 +291,7 @@ def test_small_forwards_are_measured_too(executor: PackedExecutor, max_tokens: i
 
 
 class Timed(IdleExecutor):
-    """Takes a time of its own for every launch and every token, on a clock of its own."""
+    """Takes a fixed time for every launch and every token, on a simulated clock."""
 
     def __init__(self, clock: pytest.MonkeyPatch, launch_s: float, s_per_token: float) -> None:
         now_s = 0.0

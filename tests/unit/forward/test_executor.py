@@ -1,4 +1,4 @@
-"""Packed forwards of a small model against every row computed on its own."""
+"""Packed forwards of a small model are compared with every row computed alone."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_values_equal_those_of_every_row_on_its_own(
 def test_requests_in_company_get_the_values_that_they_get_alone(
     requests: list[PlainRequest], budget: int, data: st.DataObject
 ) -> None:
-    """Forwards of random pieces, each of the next piece of some requests."""
+    """Random forwards have the next pieces of several requests."""
     executor, cache = PackedExecutor(TinyModel(), readout_bytes=2 * VOCAB * 4), MemoryCache()
     first = requests[0].prefix
     requests = [

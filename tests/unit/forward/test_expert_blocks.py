@@ -21,7 +21,7 @@ TOKENS, EXPERTS = 2000, 16
 
 
 class LateCounts(ExpertCounts):
-    """Counts that are on the way until the test says so."""
+    """Counts that arrive when the test says so."""
 
     here = False
     looks = 0
@@ -44,7 +44,7 @@ def blocks_of(
 
 
 def ids_of(experts: Iterable[int]) -> Tensor:
-    """Tokens with one expert each, which take those named in turn."""
+    """Expert ids of tokens with one expert each, taken from the given ones in turn."""
     named = list(experts)
     return torch.tensor([named[at % len(named)] for at in range(TOKENS)])[:, None]
 

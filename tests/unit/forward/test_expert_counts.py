@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class Operations(TorchDispatchMode):
-    """Every operation that reaches a device, views left out."""
+    """Records every operation that reaches a device, except for views."""
 
     def __init__(self) -> None:
         super().__init__()

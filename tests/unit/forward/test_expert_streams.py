@@ -1,4 +1,4 @@
-"""Counting routing and choosing by it on a GPU that is only pretended: nothing waits for it.
+"""Counting rows of experts and choosing by them never waits, on a pretended GPU.
 
 Tensors of the device have no numbers, so what needed one on the host would fail, and events and
 streams count what is asked of them.
@@ -25,7 +25,7 @@ LAYERS, EXPERTS, TOKENS = 3, 16, 2000
 
 
 class Asked(Counter[str]):
-    """What was asked of the pretended device."""
+    """Counts of what was asked of the pretended device."""
 
     arrived = False
 

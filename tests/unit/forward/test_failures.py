@@ -1,4 +1,4 @@
-"""What one forward fails with is its requests' own, unless no other forward can follow."""
+"""A failed forward fails only its own requests, unless no further forward can run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _no_log() -> Iterator[None]:
 
 
 class Served:
-    """A runtime, and what became of its jobs."""
+    """A runtime, and how its jobs ended."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _UncommittedTransaction(MemoryTransaction):
 def test_a_prefix_that_cannot_be_kept_is_its_jobs_failure(
     asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others of the same forward, whose transactions had not ended, are tried again."""
+    """Other jobs of the forward, whose transactions had not ended, are tried again."""
     cache = MemoryCache()
     other = PREFIX[::-1]
     begin = cache.begin

@@ -46,7 +46,7 @@ class NotedAttention:
 
 
 def values_of(tokens: np.ndarray, layer: int) -> Tensor:
-    """Keys `[T, 1, 1]` by which token and layer are recognised."""
+    """Keys `[T, 1, 1]` that identify token and layer."""
     return torch.from_numpy(tokens + 100.0 * layer)[:, None, None]
 
 

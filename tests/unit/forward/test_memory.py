@@ -42,7 +42,7 @@ def test_free_memory_is_a_part_of_the_machines() -> None:
 
 
 class FakeDevice:
-    """What a CUDA device says of its memory; torch's allocator keeps some until it is emptied."""
+    """The memory of a CUDA device; torch's allocator keeps some until its cache is emptied."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, free: list[int], kept: int = 0) -> None:
         self.emptied = 0
@@ -91,7 +91,7 @@ def test_without_cuda_nothing_is_known_to_be_kept() -> None:
 def test_what_is_measured_on_the_way_is_expected(
     chunk: int, per_token: int, per_row: int, tokens: int, row_tokens: int
 ) -> None:
-    """Layers grow with the tokens, the read-out with the rows, and a chunk has its fixed size."""
+    """Memory of layers grows with tokens, of the read-out with rows; that of a chunk is fixed."""
 
     def sample(tokens: int, rows: int) -> Sample:
         return Sample(tokens, rows, max(chunk, per_token * tokens, per_row * rows))

@@ -1,4 +1,4 @@
-"""Numbers that leave the model's range are those of one request, and of nothing that is kept."""
+"""Numbers beyond the model's range stay in their own request, and are never cached."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _no_log() -> Iterator[None]:
 @each_dtype
 @each_prefix
 def test_an_embedding_beyond_the_range_spoils_nobody(dtype: torch.dtype, prefix: list[int]) -> None:
-    """Nor does anybody wait for another forward because of it."""
+    """It also makes no other request wait for another forward."""
     together = assert_spoils_nobody(rows(prefix, [40, -1, 41], [42]), dtype)
     assert together.runtime.stats.retried_forwards == 1
     assert together.forwards == 3
@@ -40,7 +40,7 @@ def test_an_embedding_beyond_the_range_spoils_nobody(dtype: torch.dtype, prefix:
 @each_dtype
 @each_prefix
 def test_a_prompt_beyond_the_range_spoils_nobody(dtype: torch.dtype, prefix: list[int]) -> None:
-    """It is in one tile with another request, which is computed again on its own."""
+    """It shares a tile with another request, which is computed again alone."""
     together = assert_spoils_nobody(rows(prefix, [40, HUGE, 41], [42]), dtype)
     assert together.runtime.stats.retried_forwards == 1
 
@@ -57,7 +57,7 @@ def test_a_prefix_beyond_the_range_is_never_kept(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("value", [-np.inf, np.inf])
 def test_infinity_is_an_answer(value: float) -> None:
-    """A token of probability 0 has such a log-prob."""
+    """A token of probability 0 has a log-prob of minus infinity."""
 
     class Infinite(FailingExecutor):
         def launch(self, plan: ForwardPlan, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Embeddings of the user's own on their way through the scheduler: as if they were tokens."""
+"""Embeddings of the user's own go through the scheduler and the forward as tokens do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.wire.strategies import VOCAB, PlainRequest, plain_requests
 
 
 def _reference() -> TinyModel:
-    """A model whose own embeddings are those that tests put in place of tokens."""
+    """A model whose own embeddings are those that tests send in place of tokens."""
     model = TinyModel()
     model.tokens[:REPLACED] = torch.from_numpy(embeds(HIDDEN))
     return model
@@ -59,7 +59,7 @@ def _values(model: TinyModel, requests: Sequence[PackedRows], budget: int) -> li
 def test_values_are_those_of_a_model_that_has_the_embeddings_itself(
     requests: list[tuple[PlainRequest, list[int], bool]], budget: int
 ) -> None:
-    """With prefixes that are equal, and requests that number their embeddings differently."""
+    """Some prefixes are equal, and requests number their embeddings differently."""
     first = requests[0][0].prefix
     plain = [replace(each, prefix=first) if same else each for each, _, same in requests]
     packed = [
@@ -76,7 +76,7 @@ def test_values_are_those_of_a_model_that_has_the_embeddings_itself(
 def test_a_request_with_embeddings_shares_no_group_and_no_prefix(
     request: PlainRequest, order: list[int]
 ) -> None:
-    """Not even with one that is equal in all."""
+    """This holds even for an equal request."""
     (piece,) = split_request(pack_overridden(request, order), ForwardBudget(100))
     (plain,) = split_request(request.pack(), ForwardBudget(100))
     assert not piece.uses_cache

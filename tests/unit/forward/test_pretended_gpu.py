@@ -44,7 +44,7 @@ WAYS = [AttentionWay.AUTO, AttentionWay.FUSED, AttentionWay.MERGE, AttentionWay.
 
 
 class OnOneDevice(TorchDispatchMode):
-    """Refuses indices of the host, which torch would copy to the GPU and wait for."""
+    """Refuses index tensors of the host, for whose copy to the GPU torch would wait."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -66,7 +66,7 @@ class Sent:
 
 
 def unfilled(arrays: Sequence[np.ndarray], *, pinned: bool) -> Tensor:
-    """A buffer for arrays whose dtypes an upload knows."""
+    """An unfilled buffer for arrays of the dtypes that an upload supports."""
     assert all(array.dtype.name in upload_module._TORCH_DTYPES for array in arrays)
     return torch.empty(upload_module._starts(arrays)[1], dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Reads anywhere in a request, divided and in company, against every prompt on its own."""
+"""Reads anywhere in a request, divided and beside others, are compared with single prompts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ReadRequest:
         )
 
     def expected(self) -> list[float]:
-        """From the logits of every prompt on its own."""
+        """The expected values, from the logits of every prompt alone."""
         prefix, first, table = len(self.plain.prefix), self.plain.prompts[0], []
         table += _log_probs(first)[prefix - self.prefix_reads : prefix]
         drawn: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The order of streams; no device is needed to see who waits for whom."""
+"""Which stream waits for which; no device is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FakeStream:
 
 
 class Streams:
-    """Two streams, of which one is current, and what is done."""
+    """Two streams, one of which is current, and a record of the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []

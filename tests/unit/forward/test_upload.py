@@ -22,7 +22,7 @@ def on_the_cpu(arrays: Sequence[np.ndarray]) -> list[Tensor]:
 
 
 def through_a_buffer(arrays: Sequence[np.ndarray]) -> list[Tensor]:
-    """As to another device, whose transfer keeps the bytes."""
+    """Upload as to another device, by a transfer that keeps the bytes."""
     return tensors_in(in_one_buffer(arrays, pinned=False).clone(), arrays)
 
 

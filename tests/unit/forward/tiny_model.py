@@ -1,4 +1,4 @@
-"""A small model for tests of whoever runs one."""
+"""A small model, for tests of code that runs a model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TinyModel:
         self.head = weight(HIDDEN, VOCAB)
 
     def move(self, device: torch.device) -> None:
-        """Have everything on another device."""
+        """Move everything to another device."""
         self.device = device
         for name, value in list(vars(self).items()):
             if isinstance(value, Tensor):
@@ -124,7 +124,7 @@ class TinyModel:
         num_top: int,
         listed: list[list[int]],
     ) -> Drawn:
-        """Nothing is left to chance: the token is the sum of seed and position."""
+        """Draw without randomness: the token is the sum of seed and position."""
         assert len(logits) == len(sampling) == len(positions) == len(listed)
         assert len(set(sampling.kinds.tolist())) == 1
         for row, (token, value) in zip(

@@ -1,4 +1,4 @@
-"""What takes the place of a front-end process and its scheduler."""
+"""Stand-ins for a front-end process and its scheduler."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def path_of(
     metrics: FrontendMetrics | None = None,
     **about: Any,
 ) -> PackedPath:
-    """A packed path over the link, to a small model of which something else may be known."""
+    """A packed path over the link, to a small model whose properties may be changed."""
     model = {
         "vocab_size": 300,
         "label_vocab_size": 300,
@@ -108,7 +108,7 @@ def path_of(
 def answer_at_once(
     link: StubLink, exchange: PackedExchange, answer: Callable[[PackedRows], PackedResult]
 ) -> None:
-    """Have every packed request answered in the next turn of the event loop."""
+    """Let every packed request be answered in the next turn of the event loop."""
 
     def on_send(rid: str, rows: PackedRows) -> None:
         asyncio.get_running_loop().call_soon(exchange.deliver, rid, answer(rows))
@@ -123,9 +123,9 @@ async def answered_meanwhile(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    """Return what a call gives whose `module.name` ends only once others were answered.
+    """Run a call whose `module.name` blocks until other calls were answered; return its result.
 
-    So it fails where that function runs on the event loop: there nobody else is answered.
+    If that function runs on the event loop, no other call can be answered, and this fails.
     """
     begun, go_on, function = asyncio.Event(), threading.Event(), getattr(module, name)
     loop = asyncio.get_running_loop()

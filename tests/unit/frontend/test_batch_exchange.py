@@ -1,4 +1,4 @@
-"""Batches of items on a scheduler that fails as it is told; each item is one row of one token."""
+"""Batches of items on a scheduler with given failures; each item is one row of one token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.waiting import until
 
 
 class Group(PackedGroup):
-    """One item after the other; `size` of them share a packed request."""
+    """A group of items in order; `size` of them share a packed request."""
 
     def tables(self, values: Float32Array) -> list[Float32Array]:
         if len(values) != len(self.members):
@@ -54,7 +54,7 @@ class Setup:
         self.link.on_send = self.serve
 
     def serve(self, rid: str, rows: PackedRows) -> None:
-        """Rows with a 13 fail in company; a 14 has an answer that fits no rows."""
+        """Requests with a 13 fail if they have other rows; a 14 gets an answer of a wrong size."""
         if rows.num_rows == 1 and self.hold_single:
             self.held.append((rid, rows))
         elif 13 in rows.tokens and rows.num_rows > 1:

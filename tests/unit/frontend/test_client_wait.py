@@ -56,7 +56,7 @@ async def test_what_is_inside_may_fail_in_its_own_way(request_: object) -> None:
 
 
 class Looked(StubRequest):
-    """A client that stays; the outcome is there once it was looked for it so many times."""
+    """A client that stays; the outcome exists after the client was checked this many times."""
 
     def __init__(self, future: asyncio.Future[int], times: int) -> None:
         super().__init__(patience=1_000)

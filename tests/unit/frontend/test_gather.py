@@ -33,7 +33,7 @@ def _config(max_items: int, max_wait_s: float) -> PrefillOnlyConfig:
 
 
 class Server:
-    """Answers items with ten times their value, once it is let."""
+    """Answers items with ten times their value, once the test allows it."""
 
     def __init__(self, *, open_at_once: bool = True) -> None:
         self.batches: list[tuple[object, list[int]]] = []
@@ -176,7 +176,7 @@ async def test_a_batch_that_fails_fails_for_all_and_the_next_one_is_served() -> 
 
 
 class Panic(BaseException):
-    """As of a tokenizer in Rust."""
+    """Stands for a panic of a tokenizer in Rust."""
 
 
 @pytest.mark.parametrize("end", [Panic("in Rust"), asyncio.CancelledError()])
@@ -201,7 +201,7 @@ async def test_a_batch_that_ends_without_an_answer_leaves_nobody_waiting(
 
 @pytest.mark.parametrize("items", [[13, 1], [-1, 2]])
 async def test_every_caller_raises_an_error_of_its_own(items: list[int]) -> None:
-    """One for all would keep the frames of each of them."""
+    """A shared error would keep the frames of all callers alive."""
     shared = RequestAbortedError("left")
     shared.add_note("told")
 

@@ -92,7 +92,7 @@ def policy(caching: PrefixCaching = PrefixCaching.REPEATED) -> PrefixPolicy:
 
 
 def kept(prompt: list[int], policy: PrefixPolicy | None) -> tuple[int, bool]:
-    """How a prompt of its own goes: its prefix, and whether that is to be kept."""
+    """How a single prompt is sent: its prefix, and whether that is to be kept."""
     (group,) = groups_of([prompt], policy)
     return group.rows.prefix_len, group.keep_prefix
 

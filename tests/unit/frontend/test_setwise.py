@@ -26,7 +26,7 @@ def value(before: list[int], label: int) -> float:
 
 
 def answer(rows: PackedRows) -> list[float]:
-    """What a scheduler would read."""
+    """The answer that a scheduler would give."""
     tokens, starts = rows.tokens.tolist(), rows.read_starts()
     prefix, ends = tokens[: rows.prefix_len], rows.prefix_len + rows.suffix_lens.cumsum()
     found, labels = [], labels_by_read(rows)

@@ -18,7 +18,7 @@ class Panic(BaseException):
 
 
 class Link(StubLink):
-    """Cannot encode some texts; the stub cannot encode lone surrogates."""
+    """Panics at the text "panic"; the stub itself cannot encode lone surrogates."""
 
     def encode(self, texts: Sequence[str], *, continued: bool = False) -> list[list[int]]:
         found = super().encode(texts, continued=continued)

@@ -25,7 +25,7 @@ def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def held(worker: Worker) -> AsyncIterator[None]:
-    """The thread is busy inside."""
+    """Keep the thread busy while the body runs."""
     begun, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:

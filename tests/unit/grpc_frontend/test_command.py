@@ -16,7 +16,7 @@ from sglang_prefill_ext.grpc_frontend.settings import Compression, Settings
 
 @pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Settings, int]]:
-    """What was asked of the supervisor, which starts nothing."""
+    """The calls of the supervisor, which is replaced and starts nothing."""
     asked: list[tuple[Settings, int]] = []
 
     async def note(started: list[str], processes: int, *, grace_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The planned calls against the definition of what every token sees."""
+"""The planned calls give every token the keys that it sees by definition."""
 
 from __future__ import annotations
 

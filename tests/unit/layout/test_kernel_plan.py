@@ -1,4 +1,4 @@
-"""The kernels' plan against the definition of what every token sees."""
+"""The kernels' plan gives every token the keys that it sees by definition."""
 
 from __future__ import annotations
 

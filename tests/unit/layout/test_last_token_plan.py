@@ -1,4 +1,4 @@
-"""The calls of the last layer: every row once, its own keys, the right prefix, little padding."""
+"""The last layer's calls have every row once, its own keys, the right prefix, little padding."""
 
 from __future__ import annotations
 

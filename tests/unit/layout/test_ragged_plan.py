@@ -1,4 +1,4 @@
-"""The sequences of one ragged call against the definition of which prefix a token sees."""
+"""The sequences of one ragged call give each token the prefix that it sees by definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.attention.strategies import layout, layouts, whole_prompts
 
 
 def prefixes_seen(forward: ForwardLayout) -> list[list[int]]:
-    """By token, as keys are numbered."""
+    """The prefix keys that each token sees, by their numbers."""
     seen: list[list[int]] = []
     first_held = forward.num_tokens
     for group in forward.groups:

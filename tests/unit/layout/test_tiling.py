@@ -1,4 +1,4 @@
-"""How groups are cut, and the choices that were measured to be right."""
+"""How groups are divided into tiles, and choices that measurements found best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout of a forward against counting token by token."""
+"""The layout of a forward is compared with counting token by token."""
 
 from __future__ import annotations
 

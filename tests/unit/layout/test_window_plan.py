@@ -1,4 +1,4 @@
-"""Every query once, with just the keys that its window has."""
+"""The plan has every query once, with exactly the keys of its window."""
 
 from __future__ import annotations
 

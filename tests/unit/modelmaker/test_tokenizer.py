@@ -52,7 +52,7 @@ def test_labels_are_distinct_single_tokens_of_the_base_vocabulary(
 
 
 def test_a_prompt_is_its_parts(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Tokens never span query and item, so all rows of a query share the whole query part."""
+    """No token spans query and item, so all rows of a query share the whole query part."""
     for query, item in zip(catalogue.queries("test"), catalogue.items(), strict=False):
         front, back = catalogue.query_part(query.text), catalogue.item_part(item.text)
         prompt = tokenizer.encode(front + back + catalogue.YES_LABEL)

@@ -1,4 +1,4 @@
-"""To how many rows DeepGEMM fills up the rows of an expert."""
+"""The multiple to which DeepGEMM pads the rows of an expert."""
 
 from __future__ import annotations
 

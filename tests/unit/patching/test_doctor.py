@@ -34,7 +34,7 @@ def _version(monkeypatch: pytest.MonkeyPatch) -> None:
 def diagnose(
     patches: Sequence[Patch], uses: Sequence[Use] = (), libraries: Sequence[Use] = ()
 ) -> doctor.Report:
-    """`doctor.diagnose`, whose default are the uses of the real SGLang."""
+    """`doctor.diagnose` without uses by default; its own default are those of the real SGLang."""
     return doctor.diagnose(patches, uses, libraries)
 
 

@@ -1,4 +1,4 @@
-"""The lock of a stand-in for SGLang, and what a changed one makes of it."""
+"""The lock for a stand-in for SGLang, and for a changed stand-in."""
 
 from __future__ import annotations
 

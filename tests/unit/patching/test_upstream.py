@@ -1,4 +1,4 @@
-"""Patch files are read and listed; synthetic ones."""
+"""Reading and listing patch files, which are made for these tests."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sglang_prefill_ext.process.collector import (
 
 
 class Ring:
-    """Garbage as soon as nobody holds it."""
+    """An object with a reference cycle: it is garbage when nothing else refers to it."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -25,9 +25,9 @@ class Ring:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """One whose process is then as it was before.
+    """A collector; afterwards the process's settings are restored.
 
-    What the other tests hold is frozen: to look through it takes longer than all else here.
+    Objects of other tests are frozen, because collecting among them would take most of the time.
     """
     thresholds = gc.get_threshold()
     gc.disable()

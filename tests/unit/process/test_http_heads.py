@@ -19,7 +19,7 @@ PIECE = 1024
 
 
 class Wire(asyncio.Transport):
-    """Keeps what a server does to a connection."""
+    """Records what a server does to a connection."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from sglang_prefill_ext.process.stages import STARTUP, Startup
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
-    """The Unix times that are told next."""
+    """The Unix times that the next calls return."""
     told = iter(times)
     monkeypatch.setattr("sglang_prefill_ext.process.stages.time.time", lambda: next(told))
 

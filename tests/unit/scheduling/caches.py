@@ -1,4 +1,4 @@
-"""A prefix cache in memory, for tests of those who use one."""
+"""A prefix cache in memory, for tests of code that uses one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOTS = 8192
 
 
 class MemoryPool:
-    """A pool in which nothing was ever stored: K/V of a slot are NaN until somebody writes."""
+    """A pool in which K/V of a slot are NaN until they are written."""
 
     def __init__(self) -> None:
         self._layers: dict[int, HeldKV] = {}
@@ -31,7 +31,7 @@ class MemoryPool:
 
 
 class MemoryTransaction:
-    """Insists on being ended once; `outcome` says how."""
+    """Must be ended exactly once; `outcome` says how."""
 
     def __init__(self, cache: MemoryCache, prefix: tuple[int, ...], *, private: bool) -> None:
         self._cache, self._prefix, self._private = cache, prefix, private
@@ -73,11 +73,11 @@ class MemoryCache:
     Args:
         keeps: whether prefixes are stored.
         failing_begins: numbers (from 1) of the calls of `begin` that raise.
-        failing_looks: likewise of `cached_tokens`.
+        failing_looks: the same for calls of `cached_tokens`.
         capacity: slots.
 
     Attributes:
-        free: slots that nobody has.
+        free: slots that are neither cached nor reserved.
     """
 
     shares = True
@@ -127,13 +127,13 @@ class MemoryCache:
         return torch.tensor([self.free.pop() for _ in range(num_tokens)], dtype=torch.int64)
 
     def commit(self, prefix: tuple[int, ...], slots: Tensor) -> None:
-        """Of what was committed meanwhile, the later one is freed."""
+        """If the same tokens were committed meanwhile, the later slots are freed."""
         source, shared = self.match(prefix)
         self.free += [slot for slot in slots[:shared].tolist() if slot not in source.tolist()]
         self.committed[prefix] = torch.cat([source[:shared], slots[shared:]])
 
     def check_idle(self) -> None:
-        """Every transaction has ended, and every slot is free or of what was committed."""
+        """Assert that every transaction has ended, and that every slot is free or committed."""
         assert "" not in self.outcomes
         committed = [slot for slots in self.committed.values() for slot in slots.tolist()]
         assert len({*self.free, *committed}) == self.capacity

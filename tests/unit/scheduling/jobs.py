@@ -1,4 +1,4 @@
-"""Jobs and an executor that computes nothing, for tests of what is decided about them."""
+"""Jobs, and an executor that computes nothing, for tests of scheduling decisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _numbers = count()
 
 
 def request(prefix: Sequence[int] = (), *suffixes: Sequence[int]) -> PlainRequest:
-    """Rows that are asked for label 1; one row of one token unless given."""
+    """Rows that read label 1; by default one row of one token."""
     rows = [list(suffix) for suffix in suffixes] or [[9]]
     return PlainRequest(list(prefix), rows, [[1]] * len(rows), shared_labels=True)
 
@@ -33,7 +33,7 @@ def job_of(plain: PlainRequest, budget: int = 100, **options: Any) -> Job:
 
 
 def job_of_rows(rows: PackedRows, budget: ForwardBudget, cached: int = 0, **options: Any) -> Job:
-    """Likewise; `cached` tokens of its prefix are in the cache if it is large."""
+    """A job of these rows; if they exceed the budget, `cached` tokens of the prefix are cached."""
     number = next(_numbers)
     large = not budget.fits(len(rows.tokens), rows.num_reads)
     cached = cached if large else 0

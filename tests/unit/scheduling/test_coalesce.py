@@ -1,4 +1,4 @@
-"""Which jobs share a forward, against the rules one by one."""
+"""Which jobs share a forward, by one test per rule."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _chosen(
     join: int = 100,
     graphs: GraphCost = NO_GRAPHS,
 ) -> list[int]:
-    """Places of the chosen jobs among those given."""
+    """Indices of the chosen jobs among the given ones."""
     chosen = choose_jobs(_queue(*jobs), _policy(ForwardBudget(budget), launch, graphs), join)
     return [jobs.index(job) for job in chosen]
 
@@ -229,7 +229,7 @@ def _reading_more() -> Job:
 
 def test_a_job_that_no_graph_takes_does_not_make_others_eager() -> None:
     def queue_of(*kinds: str) -> list[Job]:
-        """Jobs come in the order in which they are made."""
+        """A queue to which jobs come in the order in which they were made."""
         return [_reading_more() if kind == "more" else _of_usual_size(1)[0] for kind in kinds]
 
     assert _number_chosen(queue_of("plain", "more", "plain"), GRAPHS) == 1

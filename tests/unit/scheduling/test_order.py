@@ -1,4 +1,4 @@
-"""Orders, and the bound on waiting, which random and adversarial arrivals try to break."""
+"""Orders, and their bound on waiting, under random and adversarial arrivals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joined forwards against the pieces that they were made of."""
+"""Joined forwards are compared with the pieces that they were made of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.wire.strategies import PlainRequest, asking, plain_requests
 
 @st.composite
 def piece_lists(draw: st.DrawFn) -> list[Piece]:
-    """Any piece of a few requests of one adapter, whose prefixes are often equal."""
+    """Pieces of a few requests with one adapter, whose prefixes are often equal."""
     pieces = []
     adapter = draw(st.sampled_from(["", "adapter"]))
     for request in draw(st.lists(plain_requests(), min_size=1, max_size=6)):

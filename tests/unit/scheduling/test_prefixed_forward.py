@@ -18,7 +18,7 @@ SHORT, LONG, OTHER = [1, 2], [1, 2, 3, 4], [7, 8, 9]
 
 
 def warm(*prefixes: list[int]) -> MemoryCache:
-    """A cache with these prefixes, its history forgotten."""
+    """A cache with these prefixes, and with an empty record of calls."""
     cache = MemoryCache()
     for prefix in prefixes:
         transaction = cache.begin(np.array(prefix, dtype=np.int32), keep=False)

@@ -1,4 +1,4 @@
-"""The queue against a plain list that is sorted whenever it is looked at."""
+"""The queue is compared with a plain list that is sorted at every access."""
 
 from __future__ import annotations
 

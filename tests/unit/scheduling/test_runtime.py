@@ -60,7 +60,7 @@ def _no_log() -> Iterator[None]:
 
 
 def _mark(tokens: list[int], job: int) -> list[int]:
-    """Give the tokens of a job a range of their own, so that its forwards are recognised."""
+    """Give each job's tokens their own range of ids, to recognise the job in forwards."""
     return [(job + 1) * VOCAB + token for token in tokens]
 
 
@@ -150,7 +150,7 @@ class StubExecutor:
 
 @dataclass
 class Simulation:
-    """A runtime under test, with what it must have done by now."""
+    """A runtime under test, and a model of what it must have done so far."""
 
     executor: StubExecutor
     policy: SchedulingPolicy = POLICY
@@ -225,11 +225,11 @@ class Simulation:
         self.slots.check_idle()
 
     def may_have_failed(self, number: int) -> bool:
-        """Whether a forward with the job alone failed."""
+        """Whether a forward of this job alone may have failed."""
         return [number] in self.executor.failures
 
     def fits(self, number: int) -> bool:
-        """Whether every row of the job finds room in a forward."""
+        """Whether every row of the job fits into a forward."""
         return max(map(len, self.requests[number].suffixes)) <= BUDGET
 
     def expected_values(self, number: int) -> list[float]:

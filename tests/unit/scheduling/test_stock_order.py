@@ -1,4 +1,4 @@
-"""The order of stock prefills; a brute-force simulation of SGLang's batches tries its bound."""
+"""The order of stock prefills; a brute-force simulation of SGLang's batches checks its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of models that exist, and requests to ask them."""
+"""Shapes of existing models, and requests for them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_one_replica_has_the_whole_request(serving: Serving, shape: Shape, ranks
 def test_batches_of_16_are_answered_sooner_by_four_replicas_than_by_four_ranks(
     name: str, shape: str
 ) -> None:
-    """As was measured elsewhere: divided batches of 16 took 12 ms less."""
+    """This was measured elsewhere: divided batches of 16 took 12 ms less."""
     found = _by_name(forecasts(Serving(DENSE[name], H100), 4, Shape.parse(shape), Load()))
     assert found["4 x TP1"].idle_s < found["2 x TP2"].idle_s < found["1 x TP4"].idle_s * 1.01
     assert found["1 x TP4"].idle_s - found["4 x TP1"].idle_s > 4e-3

@@ -1,4 +1,4 @@
-"""What counts as the same answer of both paths, and what is tried where it is not."""
+"""Which answers of both paths count as equal, and what is tried if they are not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_of(*apart: float) -> AnswerCheck:
 
 
 def differences(stock: Any, packed: Any, *, vectors: bool) -> list[float]:
-    """The largest of each prompt."""
+    """The largest difference for each prompt."""
     largest: list[float] = gaps(stock, packed, vectors=vectors).max(axis=1).tolist()
     return largest
 
@@ -177,7 +177,7 @@ def stock() -> Any:
 
 @pytest.fixture
 def rounded(stock: Any) -> Any:
-    """The same within 0.06."""
+    """The same values with errors of up to 0.06."""
     return stock + np.random.default_rng(1).uniform(-0.06, 0.06, stock.shape)
 
 

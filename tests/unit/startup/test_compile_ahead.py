@@ -24,7 +24,7 @@ Kind = tuple[AttentionWay, bool]
 
 
 class Stage(IdleExecutor):
-    """Computes nothing, in the way of its attention, and keeps what a forward is to leave."""
+    """Computes nothing; has the given way of attention, and records the plan of every forward."""
 
     def __init__(self, attention: AttentionWay, longest_prompt: int | None = None) -> None:
         self.attention = attention

@@ -97,7 +97,7 @@ def test_rows_as_prompts() -> None:
 
 
 class Echo(IdleExecutor):
-    """Answers each row's last token, as often as it has values."""
+    """Answers each row with its last token, once for each value."""
 
     def __init__(self) -> None:
         self.plans: list[ForwardPlan] = []

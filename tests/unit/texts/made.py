@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that is known, trained on the spot."""
+"""Small tokenizers of every known kind, trained by the tests."""
 
 from __future__ import annotations
 
@@ -166,5 +166,5 @@ PROVEN = list(_KINDS)
 
 @cache
 def json_of(kind: str) -> str:
-    """A tokenizer of a kind."""
+    """The ``tokenizer.json`` of a tokenizer of this kind."""
     return _KINDS[kind]().to_str()

@@ -1,4 +1,4 @@
-"""The real libraries, on tokenizers of every kind."""
+"""The choice among the real libraries, on tokenizers of every kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real process that compares."""
+"""Tests of the real process that compares encodings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ compare.start()
 
 
 def children(process: psutil.Process) -> list[psutil.Process]:
-    """The processes below one that compare."""
+    """The comparing processes among the descendants of a process."""
     found = []
     for each in process.children():
         with suppress(psutil.NoSuchProcess):  # has ended; other tests may have left one
@@ -47,7 +47,7 @@ def children(process: psutil.Process) -> list[psutil.Process]:
 
 @pytest.fixture
 def leaves_none() -> Iterator[None]:
-    """That no child of the test is left, not even one that has ended."""
+    """Check that no child of the test is left, not even a zombie."""
     before = set(psutil.Process().children())
     yield
     assert set(psutil.Process().children()) <= before
@@ -101,7 +101,7 @@ def test_a_child_that_takes_too_long_gives_no_verdict(monkeypatch: pytest.Monkey
 
 
 def test_a_child_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question is larger than a pipe holds."""
+    """A question is larger than the buffer of a pipe."""
     deaf = [sys.executable, "-c", "pass"]
     monkeypatch.setattr(comparison_process, "module_command", lambda *_: deaf)
     with pytest.raises(NotComparedError, match="status 0"):

@@ -32,7 +32,7 @@ def test_these_tokenizers_are_proven(kind: str) -> None:
 
 @pytest.mark.parametrize("length", [2, 3])
 def test_no_alternative_matches_across_a_boundary(length: int) -> None:
-    """All strings over an alphabet with a character of every class, by the very regex engine."""
+    """By the real regex engine: all strings over an alphabet with a character of every class."""
     boundaries = Boundaries()
     strings = list(map("".join, product(_ALPHABET, repeat=length)))
     across = [each for each in strings if boundaries.inside(each)]
@@ -58,7 +58,7 @@ def test_alternatives_look_behind_nothing_and_ahead_only_behind_a_space() -> Non
 
 @pytest.mark.parametrize("mark", [*MARKS, " "])
 def test_unicode_normalisation_joins_a_boundary_with_nothing(mark: str) -> None:
-    """No character that a mark follows takes it in, and no character behind changes it."""
+    """No character absorbs a mark that follows it, and no following character changes it."""
     for point in range(0x110000):
         char = chr(point)
         if 0xD800 <= point <= 0xDFFF:

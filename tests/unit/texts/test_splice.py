@@ -39,7 +39,7 @@ def loaded(source: str) -> tuple[TokenizerCopy, Splice]:
 
 
 def check(source: str, shared: str, items: list[str]) -> int:
-    """Compare with whole prompts; return how many ways were cut."""
+    """Compare with encoding whole prompts; return how many ways could be spliced."""
     copy, splice = loaded(source)
     cut = 0
     for item_first in (False, True):
@@ -70,7 +70,7 @@ def test_the_tokenizer_of_made_models_is_spliced() -> None:
 
 
 class Counting(TokenizerCopy):
-    """Notes what it encodes."""
+    """Records what it encodes."""
 
     def __init__(self, source: str) -> None:
         super().__init__(source)

@@ -23,7 +23,7 @@ ITEMS = [" yes", " no", "maybe"]
 
 
 class Plain:
-    """The plain way; notes what it is asked, and changes its mind if told to."""
+    """The plain way; records its calls, and gives other ids if the test says so."""
 
     def __init__(self, source: str) -> None:
         self._copy = TokenizerCopy(source)
@@ -139,7 +139,7 @@ def test_a_text_that_a_library_cannot_read_meets_the_plain_way() -> None:
 def test_an_encoder_that_differed_while_libraries_were_judged_stays_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between the look whether it is still trusted and the choice of another one."""
+    """The difference is found after the check of its trust and before another one is chosen."""
     encoder, _, _ = made()
     copy = encoder._encoder
     assert copy is not None

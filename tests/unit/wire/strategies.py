@@ -1,4 +1,4 @@
-"""Random requests as nested lists, which is what packed rows are compared with."""
+"""Random requests as nested lists, with which packed rows are compared."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PlainRequest:
 
 
 def asking(rows: PackedRows, **fields: Any) -> PackedRows:
-    """Rows of which something else is read, see `Labels`."""
+    """The same rows with another read, see `Labels`."""
     return replace(rows, read=msgspec.structs.replace(rows.read, **fields))
 
 

@@ -51,7 +51,7 @@ def num_best(rows: PackedRows) -> int:
 
 
 def answer_to(rows: PackedRows, *, width: int = 0) -> PackedResult:
-    """Values that only depend on the row that they are of."""
+    """Values that depend only on their row."""
     values: list[float] = []
     for prompt, labels in prompts_and_labels(rows):
         many = width or len(labels) + 2 * num_best(rows)
@@ -169,7 +169,7 @@ def _suffixes(rows: PackedRows) -> list[list[int]]:
 
 
 def _questions(rows: PackedRows) -> list[tuple[tuple[int, ...], int]]:
-    """What each value of the answer is about: a row's tokens and a label."""
+    """For each value of the answer, its row's tokens and its label."""
     return [
         (tuple(suffix), label)
         for suffix, labels in zip(_suffixes(rows), labels_by_read(rows), strict=True)

@@ -1,4 +1,4 @@
-"""What is asked at reads, and its answer, against one list a read."""
+"""Reads and their answers are compared with one list per read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PlainReads:
 
     @property
     def bounds(self) -> list[int]:
-        """The first read of every row, and how many there are."""
+        """The first read of every row, and the total number of reads."""
         return list(accumulate(map(len, self.rows), initial=0))
 
     def pack(self) -> Labels:
@@ -70,7 +70,7 @@ class PlainReads:
         return found
 
     def part(self, first: int, last: int) -> Reads:
-        """Rows from the first to the last one, which is not part of it."""
+        """Rows from `first` (included) to `last` (excluded)."""
         bounds = self.bounds
         ends = np.array(bounds[first + 1 : last + 1], dtype=np.int64) - bounds[first] - 1
         return self.pack().part(bounds[first], bounds[last], slice(first, last), ends)

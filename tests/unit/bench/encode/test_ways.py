@@ -17,7 +17,7 @@ SHAPE = Shape(query_tokens=4, item_tokens=2, items=3)
 
 
 class Texts:
-    """In place of `TextEncoder`: every byte is a token, and one prompt is wrong if told so."""
+    """Replaces `TextEncoder`: every byte is a token; if asked to, it encodes one prompt wrong."""
 
     wrong: tuple[str, ...] = ()
 

@@ -16,12 +16,12 @@ EVEN = np.full((1, 2, 128), 1 / 128)
 
 
 def engine(gpus: int, sends: Sends = Sends.HIDDEN, routing: Floats = EVEN) -> Engine:
-    """Experts in order."""
+    """An engine whose experts are placed in order."""
     fixed = in_order(128, gpus)
     placement = np.broadcast_to(fixed, (*routing.shape[:-1], *fixed.shape))
     return Engine(SERVING, SHAPE, sends, routing, placement)
 
 
 def batch(gpus: int, tokens: float) -> Batch:
-    """So many tokens on each GPU."""
+    """A batch with this number of tokens on each GPU."""
     return Batch(np.full(gpus, tokens), np.full(gpus, 300 * tokens))

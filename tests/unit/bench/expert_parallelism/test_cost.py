@@ -97,7 +97,7 @@ def test_one_gpu_has_all_weights_and_sends_nothing() -> None:
 
 @pytest.mark.parametrize("shape", ["60+576x4", "60+576x8", "60+576x28"])
 def test_one_gpu_takes_as_long_as_the_plan_says(shape: str) -> None:
-    """The plan knows one size of blocks only, and that the last layer has less to do."""
+    """They may differ: the plan has one size of blocks and counts less work for the last layer."""
     sizes = Shape.parse(shape)
     work = Batch(np.array([float(sizes.packed_tokens)]), np.array([float(sizes.packed_pairs)]))
     planned_s = SERVING.forward(sizes, 1).seconds
@@ -113,7 +113,7 @@ def test_small_forwards_wait_for_weights_or_for_launches() -> None:
 
 @given(GPUS, ROUTINGS, st.integers(1024, FULL))
 def test_the_line_is_near_the_forward(gpus: int, routing: Floats, tokens: int) -> None:
-    """It takes middling forwards to be longer, as small ones read weights rather than compute."""
+    """It overestimates forwards of medium size, because small ones are bound by reading weights."""
     found = engine(gpus, Sends.ONCE, routing)
     line, work = found.speed(), batch(gpus, tokens)
     shown_s = line.seconds(gpus * tokens, int(work.pairs.sum()))

@@ -1,4 +1,4 @@
-"""What judges a fleet under faults, itself: schedule, answers, connections."""
+"""Tests of the tools that judge a fleet under faults: schedule, answers, connections."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_first_difference_of_answers_is_named(found: Any, named: str) -> Non
 
 @contextmanager
 def answering(status: int, body: Any, dies: Callable[[], bool] = lambda: False) -> Iterator[int]:
-    """A server that answers all alike, or closes the connection; yields its port."""
+    """A server that gives all the same answer, or closes the connection; yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

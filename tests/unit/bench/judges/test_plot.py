@@ -1,4 +1,4 @@
-"""The picture of verdicts: the newest of every judge."""
+"""The picture shows the newest verdict of every judge."""
 
 from __future__ import annotations
 

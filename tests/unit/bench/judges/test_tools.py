@@ -9,7 +9,7 @@ from bench.judges.tools import JudgeError, Tools
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
-    """An environment with a program that prints its arguments and what it sees of ours."""
+    """An environment with a program that prints its arguments and variables of our environment."""
     program = tmp_path / "bin" / "judge"
     program.parent.mkdir()
     program.write_text(

@@ -20,7 +20,7 @@ open(options['log-file'], 'w').write(''.join('\\t'.join(map(str, row)) + '\\n' f
 
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a program in h2load's place logs for each message, as JSON."""
+    """What a stand-in for h2load logs for each message, as JSON."""
     file = tmp_path / "logs"
     tool = tmp_path / "h2load"
     tool.write_text(f"#!{sys.executable}\n" + PROGRAM.replace("LOGS", repr(str(file))))

@@ -16,7 +16,7 @@ LATENCIES = [[1000, 3], [4000, 2]]
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a program in wrk's place prints; it keeps its arguments, and the bodies, beside it."""
+    """What a stand-in for wrk prints; it also stores its arguments and the bodies."""
     file = tmp_path / "said"
     tool = tmp_path / "wrk"
     tool.write_text(

@@ -1,4 +1,4 @@
-"""What the choice of a block is held to, over synthetic and recorded routing."""
+"""Bounds on the choice of a block, over synthetic and recorded routing."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class LastComeFirstServed(SchedulingPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Pretender(Variant):
-    """Promises what its order does, and serves in another one."""
+    """Has the promise of one order, but serves in another one."""
 
     def policy(self, processed_tokens: Callable[[], int], measured_launch: int) -> SchedulingPolicy:
         policy = Variant.policy(self, processed_tokens, measured_launch)

@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 
 def args_of(config: PrefillOnlyConfig | None = None, **fields: Any) -> Any:
-    """What the hooks read of SGLang's arguments, as its own defaults are."""
+    """The arguments of SGLang that the hooks read, with SGLang's defaults."""
     defaults = {
         "dp_size": 1,
         "tp_size": 1,

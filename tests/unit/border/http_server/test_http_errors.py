@@ -9,7 +9,7 @@ from sglang_prefill_ext.errors import ServerBusyError
 
 
 class StubServing:
-    """Loses what SGLang loses: status and headers of an error."""
+    """Drops the status and the headers of an error, as SGLang does."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer

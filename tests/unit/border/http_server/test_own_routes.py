@@ -1,4 +1,4 @@
-"""Our routes, behind SGLang's own check of keys."""
+"""Our routes are protected by SGLang's own check of API keys."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_encoders_are_declined(lora: bool, reason: str) -> None:
 
 
 class HYV3ForCausalLM(nn.Module):
-    """Hunyuan 3, of which nothing is looked at but whether a kernel of its own may be used."""
+    """Stands for Hunyuan 3; only whether its own kernel may be used is read."""
 
     def __init__(self, uses: bool | None) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_queries_that_sglang_quantises_by_a_kernel_of_its_own_are_declined(
 
 
 def config(architecture: str, labels: int = 2) -> Any:
-    """A `ModelConfig` as it is of real checkpoints of 514 or 512 positions."""
+    """A `ModelConfig` like those of real checkpoints with 514 or 512 positions."""
     is_roberta = architecture.startswith("XLM")
     hf_config = SimpleNamespace(
         architectures=[architecture],

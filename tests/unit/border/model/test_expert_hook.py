@@ -55,7 +55,7 @@ CASES = {
 
 
 def call_of(experts: int, width: int, top_k: int, flags: dict[str, Any]) -> Call:
-    """Weights without memory; SGLang asks for nothing but their shapes."""
+    """A call with weights without memory, because SGLang reads only their shapes."""
     padding = fused_moe.padding_size if flags == FP8 else 0
     w1 = torch.empty((experts, 2 * width, 64), device="meta")
     w2 = torch.empty((experts, 64, width + padding), device="meta")
@@ -68,7 +68,7 @@ def ids_of(tokens: int, experts: int, top_k: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def sglang_without_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What SGLang's lookup asks of a device; and the block that the alignment was made for."""
+    """Replace what SGLang's lookup asks a device; note the block for which rows were aligned."""
     plain = SimpleNamespace(deterministic=SimpleNamespace(enable_deterministic_inference=False))
     monkeypatch.setattr(fused_moe_triton_config, "get_exec", lambda: plain)
     monkeypatch.setattr(
@@ -166,7 +166,7 @@ def test_a_table_is_never_changed() -> None:
 
 
 class Layer:
-    """Stands for a layer of experts: its product is the lookup, which is all that is asked of it.
+    """Stands for a layer of experts: it only does the lookup.
 
     SGLang's own needs a device for weights and kernels.
     """
@@ -207,7 +207,7 @@ DEFAULT = {16: 16, 17: 64}
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A start on a device whose clock stands still where nothing runs; the directory of times."""
+    """Start on a device whose clock moves only while something runs; the directory of times."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")

@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda")
 
 
 def form(rows: int, tokens: int, top_k: int, block: int) -> tuple[bool, ...]:
-    """What compiles `fused_moe_kernel` again, of what differs from forward to forward.
+    """What differs between forwards and makes Triton compile `fused_moe_kernel` again.
 
     Args:
         rows: of the product's input: `GDC_EARLY` is for 512 at most.
@@ -35,7 +35,7 @@ def form(rows: int, tokens: int, top_k: int, block: int) -> tuple[bool, ...]:
 
 
 def forms(tokens: int, top_k: int, block: int) -> set[tuple[Any, ...]]:
-    """Of both projections."""
+    """The forms of both projections."""
     return {
         ("up", *form(tokens, tokens, top_k, block)),
         ("down", *form(tokens * top_k, tokens, top_k, block)),

@@ -1,4 +1,4 @@
-"""What SGLang's layers and adapters are given of a packed forward."""
+"""What SGLang's layers and adapters get in a packed forward."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def batch_of(row_lens: list[int]) -> PackedForwardBatch:
 
 
 def test_no_model_stores_keys_while_it_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA some would write those of every packed token to slot 0, one after the other."""
+    """On CUDA, some models would otherwise write the keys of every packed token to slot 0."""
     pool = SimpleNamespace(dtype=torch.bfloat16)
     monkeypatch.setattr(utils, "_is_cuda", True)
     monkeypatch.setattr(utils, "get_token_to_kv_pool", lambda: pool)

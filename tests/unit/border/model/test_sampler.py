@@ -48,7 +48,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
 
 @dataclass
 class Batch:
-    """What a sampler is told of a stock batch."""
+    """The fields of a stock batch that a sampler reads."""
 
     reqs: list[Any]
     device: str = "cpu"

@@ -74,7 +74,7 @@ RIGHT, WRONG = (
 
 
 class Tries:
-    """Sets up nothing: notes what is tried; the verdicts are given."""
+    """Sets up nothing: records what is tried, and returns given verdicts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: AnswerCheck | None) -> None:
         self.tried: list[tuple[AttentionWay, bool]] = []
@@ -154,7 +154,7 @@ def test_graphs_are_captured_where_sglang_captures_any(
 
 
 class Replaying:
-    """An executor that replays until it is told why not to."""
+    """An executor that replays graphs until it gets a reason not to."""
 
     def __init__(self) -> None:
         self.whys: list[str] = []

@@ -47,7 +47,7 @@ class Answers(list[str]):
 
 
 class Scheduler:
-    """SGLang's, as far as the hooks look; notes how many jobs were answered before it acts."""
+    """Stands for SGLang's scheduler; notes how many jobs were answered before it acts."""
 
     def __init__(
         self, runtime: PackedRuntime, answers: Answers, collect: pytest.MonkeyPatch
@@ -88,7 +88,7 @@ def answers() -> Answers:
 
 @pytest.fixture
 def runtime(answers: Answers) -> PackedRuntime:
-    """With a forward in flight."""
+    """A runtime with a forward in flight."""
     executor = IdleExecutor()
     executor.asynchronous = True
     runtime = PackedRuntime(

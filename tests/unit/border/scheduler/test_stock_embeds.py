@@ -1,4 +1,4 @@
-"""Which requests a scheduler refuses since its model cannot take their embeddings."""
+"""Which requests a scheduler refuses because its model cannot take their embeddings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Scheduler:
 
 
 def tokenized(kind: Any, rid: str, **fields: Any) -> Any:
-    """A request with nothing but what is looked at."""
+    """A request with only the fields that are read."""
     names = [name for name in kind.__struct_fields__ if name not in fields]
     return kind(**dict.fromkeys(names) | fields | {"rid": rid})
 

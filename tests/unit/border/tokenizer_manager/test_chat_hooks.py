@@ -63,7 +63,7 @@ DECODER = SimpleNamespace(hf_config=SimpleNamespace(architectures=["LlamaForCaus
 
 
 class Serving(OpenAIServingChat):
-    """SGLang's own functions on what they need."""
+    """SGLang's own functions, with only the attributes that they read."""
 
     def __init__(self, kind: str, template: str = "chatml", fast: bool = True) -> None:
         cutting = Tokenizer.from_str(json_of(kind))
@@ -81,7 +81,7 @@ class Serving(OpenAIServingChat):
         self.tokenizer_manager._prefill_only = SimpleNamespace(chats=self.texts)
 
     def both(self, messages: Any, **how: Any) -> list[Any]:
-        """What SGLang makes of a chat, and what the hook does."""
+        """The results of SGLang and of the hook for a chat."""
         stock = OpenAIServingChat._render_and_encode_chat_template
         return [
             _outcome(lambda: stock(self, messages, **how)),

@@ -42,7 +42,7 @@ class Manager:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> StubCollector:
-    """In place of that of the process; the server has one front end and no detokenizer."""
+    """Replaces the process's collector; the server has one front end and no detokenizer."""
     collector = StubCollector()
     serving = SimpleNamespace(skip_tokenizer_init=True, tokenizer_worker_num=1)
     for name, value in {

@@ -1,4 +1,4 @@
-"""Prompts that are counted together are counted as if one by one."""
+"""Counting prompts together gives the same counts as counting them one by one."""
 
 from __future__ import annotations
 

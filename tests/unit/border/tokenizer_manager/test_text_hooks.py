@@ -35,7 +35,7 @@ def model_config(*, is_embedding_gemma: bool = False) -> SimpleNamespace:
 
 
 class Manager(TokenizerManager):
-    """SGLang's own functions on what they need."""
+    """SGLang's own functions, with only the attributes that they read."""
 
     def __init__(self, kind: str, **attributes: Any) -> None:
         cutting = Tokenizer.from_str(json_of(kind))

@@ -1,4 +1,4 @@
-"""How requests that were taken over end, on stand-ins for SGLang's manager."""
+"""How requests end that hooks took over from SGLang, on stand-ins for its manager."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Manager:
 
 
 class Frontend:
-    """Answers with a token, or fails so, once `gate` is set."""
+    """Answers with a token or with the given error, once `gate` is set."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.path = path_of(StubLink())
@@ -110,7 +110,7 @@ async def test_who_has_left_is_answered_nothing(
 
 
 async def test_what_sglang_aborts_is_not_waited_for() -> None:
-    """Of a client that has left; its state is there until the request is answered."""
+    """The client has left; its state exists until the request is answered."""
     manager, frontend = Manager(), Frontend()
     frontend.gate.clear()
     task = begun(manager, frontend)

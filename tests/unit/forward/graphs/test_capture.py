@@ -1,4 +1,4 @@
-"""Recording work: really without CUDA; with CUDA the order of the calls, no device being needed."""
+"""Recording work: for real without CUDA; for CUDA only the order of the calls, without a device."""
 
 from __future__ import annotations
 

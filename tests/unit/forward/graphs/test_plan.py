@@ -90,7 +90,7 @@ def test_a_plain_forward_is_replayed() -> None:
     ("most_held", "reason"), [(0, "held_prefix"), (63, "held_prefix"), (64, "")]
 )
 def test_a_cached_prefix_is_read_in_a_replay_up_to_a_length(most_held: int, reason: str) -> None:
-    """64 of 160 tokens, as with an instruction that all requests begin with."""
+    """The prefix has 64 of 160 tokens, like an instruction with which all requests begin."""
     rows = request(range(96), *[[1, 2]] * 32).pack()
     (piece,) = split_request(rows, ForwardBudget(1000))
     behind = plan_forward([piece.behind(64)])

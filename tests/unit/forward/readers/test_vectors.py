@@ -18,7 +18,7 @@ WIDTH = 6
 
 
 def plan_of(requests: list[tuple[int, int]]) -> ForwardPlan:
-    """A forward of requests, each so many rows of one token and so many numbers of each."""
+    """A forward of requests: (number of rows of one token, numbers read of each row)."""
 
     pieces = []
     for number, (rows, width) in enumerate(requests):

@@ -44,7 +44,7 @@ PLAIN = RequestOptions()
 
 
 def count_tokens(rows: PackedRows) -> PackedResult:
-    """Answers with a vector of one number a prompt: how many tokens it has."""
+    """Answers each prompt with a vector of one number, its number of tokens."""
     lens = rows.suffix_lens + rows.prefix_len
     return stub_answer(values=lens.tolist(), tokens_computed=len(rows.tokens))
 
@@ -374,7 +374,7 @@ async def test_a_row_that_the_scheduler_cannot_fit_is_not_sent_twice() -> None:
 
 
 async def test_whole_rows_that_do_not_fit_keep_no_shorter_ones_away() -> None:
-    """An encoder's rows are whole prompts, though they travel with a shared beginning."""
+    """An encoder's rows are whole prompts, although a request sends a shared prefix once."""
     longest = 300
 
     def answer(rows: PackedRows) -> PackedResult:

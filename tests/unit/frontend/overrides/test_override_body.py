@@ -136,7 +136,7 @@ def test_malformed_arrays_are_refused_by_field(wrong: Any, said: str) -> None:
 
 @pytest.mark.parametrize("shape", [[2**20, 0, 2], [2**20, 2, 0], [2**20, 0, 0]])
 def test_no_data_holds_no_items(shape: list[int]) -> None:
-    """A few bytes would otherwise become as many arrays as they like."""
+    """Otherwise a body of a few bytes could ask for any number of arrays."""
     body = {"item_embed_overrides": {"dtype": "float16", "shape": shape, "data": ""}}
     with pytest.raises(RequestError, match=r"item_embed_overrides\.shape: .* may be 0"):
         stock_score_body(json.dumps(body).encode(), CONFIG)

@@ -30,7 +30,7 @@ LABELS = Labels(int_array([3, 4]))
 
 @dataclass(frozen=True)
 class Prompts:
-    """A call, and what each of its rows means: tokens, or the embeddings in their places."""
+    """A call, and the meaning of each of its rows: tokens, or embeddings in their places."""
 
     call: ScoreCall
     rows: list[list[Any]]
@@ -154,7 +154,7 @@ def test_halves_stay_halves_and_equal_ones_are_sent_once() -> None:
 
 
 def test_an_array_that_items_share_is_not_copied_for_each() -> None:
-    """One of a decision is every question's, however large it is and however many these are."""
+    """All questions of a decision share one array, whatever its size and their number."""
     shared, items = np.ones((64, 512), np.float32), [[PLACEHOLDER] * 64] * 50
     call = ScoreCall([1], items, [1], False, False, PLACEHOLDER, None, [shared] * len(items))
     tracemalloc.start()

@@ -241,7 +241,7 @@ async def test_setwise_calls_that_stock_refuses_are_not_sent(
 async def test_setwise_calls_bring_embeddings(
     frontend: ScoreFrontend, link: StubLink, stacked: bool
 ) -> None:
-    """Some at extraction tokens, since the placeholder is one."""
+    """Some embeddings are at extraction tokens, because the placeholder is one."""
     _answer_soon(frontend, link, stub_answer(values=[0, -1, -2]))
     own = [np.ones((1, HIDDEN), np.float16), np.zeros((2, HIDDEN), np.float16)]
     embeds = {"stacked_query_item_embed_overrides" if stacked else "item_embed_overrides": own}

@@ -1,4 +1,4 @@
-"""Calls packed, answered by a scheduler and taken apart again, against each call on its own."""
+"""Packed calls, answered together and taken apart, are compared with each call alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenized requests as SGLang's front end makes them, and a scheduler that knows a language."""
+"""Tokenized requests as SGLang's front end makes them, and a scheduler with a toy language."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ def tokenized(ids: list[int], *, sampling: dict[str, Any] | None = None, **field
 
 
 def log_probs(context: list[int]) -> Float32Array:
-    """What the language says of the next token; no two contexts agree."""
+    """Log-probs of the next token in the toy language; they differ for all contexts."""
     seed = sum((place + 1) * 31**token for place, token in enumerate(context)) % 2**32
     table = np.random.default_rng([seed, len(context)]).random(VOCAB, dtype=np.float32)
     return -table
 
 
 def heated(table: Float32Array, temperature: float) -> Float32Array:
-    """By what a token is drawn; not normalised."""
+    """The unnormalised log-probs by which a token is drawn."""
     return (table / temperature).astype(np.float32)
 
 
 def values_of(rows: PackedRows) -> list[float]:
     """The answer of a scheduler to packed rows, as `PackedRows` describes it.
 
-    What is drawn is the least probable token.
+    A draw gives the least probable token.
     """
     prefix = rows.tokens[: rows.prefix_len].tolist()
     contexts = [
