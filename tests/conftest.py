@@ -13,7 +13,7 @@ from hypothesis import settings
 from sglang_prefill_ext.local_server import LocalServer
 from tests.forking.launch import ForkedServer
 
-# No deadline: how long an example takes says more about the machine than about the code. The same
+# No deadline: the time of an example depends on the machine more than on the code. The same
 # examples in every run; `--hypothesis-profile=new` looks for others.
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("new", deadline=None)

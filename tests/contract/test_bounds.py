@@ -97,7 +97,7 @@ REFUSING = {
     "rows that wait there": queued(rows=10),
     "memory of what waits there": queued(bytes=10),
 }
-"""What goes beyond a bound and is refused."""
+"""Name of a bound -> function that exceeds it and is refused."""
 
 
 def values(name: str) -> list[int]:

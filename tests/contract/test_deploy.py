@@ -22,7 +22,7 @@ from sglang_prefill_ext.fleet.settings import engine_urls
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "deploy"
 RELEASES = ("1.31", "1.37")
-"""Of Kubernetes, from the oldest to the newest that the files are for."""
+"""The oldest and the newest release of Kubernetes that the files are for."""
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 SERVER_FLAGS = {

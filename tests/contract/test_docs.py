@@ -107,7 +107,7 @@ def shown(option: click.Parameter) -> str:
     """The default of an option as pages write it."""
     if option.required:
         return "required"
-    if option.secondary_opts:  # its page lists what turns it off
+    if option.secondary_opts:  # the page lists the form that turns it off
         return "off"
     if isinstance(option.default, float):
         return f"{option.default:g}"

@@ -19,10 +19,10 @@ from tests.forking.process import ask
 _ROOT = Path(__file__).parents[2]
 _READ_LATE = (
     *("PREFILL_ONLY_", "PYTEST_", "RAY_", "SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_OTLP_"),
-    "SGLANG_PLUGINS",  # but for the plugin of the platform, which all of these tests leave in
-    "PYTHONHASHSEED",  # what is forked from one process has one order of sets anyway
+    "SGLANG_PLUGINS",  # imports only need the platform's plugin, which all these tests include
+    "PYTHONHASHSEED",  # forked processes have the same order of sets in any case
 )
-"""Starts of the names of variables that nobody reads while modules are imported."""
+"""Beginnings of names of variables that do not affect imports."""
 
 
 class ForkServer:
@@ -49,7 +49,7 @@ class ForkServer:
 
 _kept: list[ForkServer] = []
 _MOST_KEPT = 2
-"""One for most servers, and one for those of a module with an environment of its own."""
+"""One fork server for most servers, and one for a module with another environment."""
 _one_at_a_time = threading.RLock()
 
 
@@ -106,7 +106,7 @@ class ForkedPopen(subprocess.Popen[Any]):
 
 
 Popen: type[subprocess.Popen[Any]] = subprocess.Popen if has_accelerator() else ForkedPopen
-"""How tests start what imports SGLang, which asks a GPU for its traits; forks could not use it."""
+"""How tests start commands that import SGLang. With a GPU the import uses it; a fork cannot."""
 
 
 class ForkedServer(LocalServer):

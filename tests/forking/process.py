@@ -203,7 +203,7 @@ def _set_process_option(option: int, value: int | bytes) -> None:
 
 def main() -> NoReturn:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    getproctitle()  # finds the place of the title by the environment, which a child changes
+    getproctitle()  # locates the process title by the environment, which a child changes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in MODULES:

@@ -20,7 +20,7 @@ LABELS = [5, 9, 17, 4_000]
 OPT_OUT = {"x-prefill-only": "off"}
 
 _PATIENCE_S = 300.0
-"""Limit for what happens by itself; another test may keep the processor busy for seconds."""
+"""Limit for events to wait for; another test may keep the processor busy for seconds."""
 
 
 def random_ids(rng: random.Random, length: int) -> list[int]:

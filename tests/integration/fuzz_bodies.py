@@ -111,7 +111,7 @@ def _generate(draw: st.DrawFn) -> Json:
             skip_special_tokens=st.booleans(),
         )
     )
-    if draw(st.booleans()):  # with any of these it goes another way through the front end
+    if draw(st.booleans()):  # with any of these, the front end handles it differently
         sampling |= draw(
             _optional(
                 stop_token_ids=st.lists(_TOKENS, max_size=3),

@@ -54,7 +54,7 @@ def adapters(
 @pytest.fixture(scope="module")
 def running(model_dir: Callable[[str], Path], adapters: dict[str, Adapter]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--served-model-name", "base")
-    # Two slots for the model itself and two adapters, so that they take each other's.
+    # Two slots for three, the model itself and two adapters, so that they evict each other.
     flags += (*LORA_FLAGS, "--max-loras-per-batch", "2")
     flags += ("--lora-paths", *(adapter.named_path for adapter in adapters.values()))
     with serving(model_dir("qwen3"), "adapters", *flags) as server_and_client:
@@ -119,7 +119,7 @@ def test_log_probs_are_stocks_and_those_of_the_merged_model(
         assert token == exact[-1].argmax()
         for value, token, _ in meta["output_token_ids_logprobs"][0]:
             assert value == pytest.approx(exact[-1][token], rel=1e-6, abs=TOLERANCE)
-        # SGLang leaves the first one out, which follows nothing that was read.
+        # SGLang leaves out the log-prob of the first token, which follows no read token.
         read = meta["input_token_logprobs"][1:]
         assert len(read) == (0 if start == -1 else len(prompt) - start - 1)
         for at, (value, token, _) in enumerate(read, start=start):
@@ -225,7 +225,7 @@ def test_a_prefix_is_found_by_requests_with_its_adapter_alone(client: Client) ->
         answer = client.http.post("/generate", json=body, headers=KEEP).json()
         alone = client.post("/generate", body, stock=True).json()
         assert_same(answer, alone)
-        # What packed requests leave in the cache SGLang's find, and the other way round.
+        # SGLang's requests find in the cache what packed requests leave there, and vice versa.
         assert alone["meta_info"]["cached_tokens"] == len(prompt) - 1
         found: int = answer["meta_info"]["cached_tokens"]
         return found
@@ -256,7 +256,7 @@ def test_an_adapter_is_unloaded_only_when_its_requests_are_answered(
         wait_until_unlisted(client, "a")
     assert_same(replies[0].result().json(), wanted)
     assert unloading.result().json()["success"]
-    # SGLang loads it again for whoever asks.
+    # SGLang loads the adapter again when a request names it.
     assert_same(both(client, "/generate", body), wanted)
 
 

@@ -54,7 +54,7 @@ REFUSED_BY_SGLANG: dict[str, Json] = {
     "pooled-hidden-states": {"return_pooled_hidden_states": True},
 }
 
-# Refused by the extension, in words of its own: on a plain server they end the scheduler, or
+# Refused by the extension with its own message: on a plain server they end the scheduler, or
 # there is no such limit.
 REFUSED_BY_US: dict[str, tuple[Json, str]] = {
     "no-tokens": ({"query": [], "items": [[], [3]]}, "The prompt is empty"),
@@ -67,7 +67,7 @@ REFUSED_BY_US: dict[str, tuple[Json, str]] = {
     "too-many-items": ({"items": [[5]] * 401}, "401 items exceed the limit of 400"),
 }
 
-# Odd, but SGLang makes sense of them.
+# Unusual, but SGLang accepts them.
 ACCEPTED: dict[str, Json] = {
     "labels-as-digits": {"label_token_ids": ["5"]},
     "labels-as-truth": {"label_token_ids": [True]},

@@ -73,7 +73,7 @@ def started(
     sessions = (main_session, decode_session, decision_session, mixed_session, soak_subjects)
     for module in (*sessions, schedulers_session, live, generator_servers):
         monkeypatch.setattr(module, "MeasuredServer", running)
-    # It would leave the servers of the other tests on one core each.
+    # The real function would leave the servers of the other tests on one core each.
     monkeypatch.setattr(decode_session, "scheduler_apart", lambda _pids: nullcontext())
     return started
 

@@ -87,7 +87,7 @@ def test_clients_that_leave_in_a_pause_end_their_calls(
     with ExitStack() as connections:
         for path, body in calls:
             connections.enter_context(closing(begun(client, path, body)))
-        for _ in range(20):  # the front end has read them by then, and waits
+        for _ in range(20):  # by then the front end has read the requests, and waits
             client.http.get("/model_info").raise_for_status()
         assert aborted() == 0
     wait_until(lambda: aborted() == len(calls))

@@ -76,7 +76,7 @@ def classifier(
     model_dir: Callable[[str], Path], attach: Path, adapters: dict[str, Adapter]
 ) -> Iterator[Serving]:
     flags = (*FLAGS, f"--prefill-only-attach={attach / 'classifier'}")
-    # SGLang takes no setwise call without these; what it sets aside for the second is too much.
+    # SGLang needs these for setwise calls, but reserves too much memory for the second.
     flags += ("--disable-radix-cache", "--chunked-prefill-size", "-1")
     flags += ("--mem-fraction-static", "0.3", *adapters["classifier"].flags)
     with serving(model_dir("classifier"), "classifier", *flags) as running:
@@ -641,7 +641,7 @@ def embed_with_an_adapter(embedder: Serving, address: str, stub: Any) -> None:
             assert not unloading.done()
         assert staying.result().usage.path == pb.PATH_PACKED
         assert unloading.result().json()["success"]
-    # SGLang loads it again for whoever names it.
+    # SGLang loads the adapter again when a request names it.
     found = stub.Embed(asked)
     table = np.frombuffer(found.vectors, "<f4").reshape(-1, found.width)
     np.testing.assert_allclose(table, wanted, rtol=0, atol=TOLERANCE)

@@ -28,7 +28,7 @@ IDS = [random_ids(random.Random(length), length) for length in (1, 7, 40, 200)]
 FLAGS = ("--enable-prefill-only", "--sleep-on-idle", "--is-embedding", "--disable-radix-cache")
 # Long enough for what is sent together to travel together, however slow the machine.
 FLAGS += ("--chunked-prefill-size", "-1", "--prefill-only-gather-ms", "500")
-# SGLang sets aside memory for prompts that are not cut.
+# SGLang reserves memory for prompts that are not divided.
 FLAGS += ("--mem-fraction-static", "0.3")
 
 

@@ -76,7 +76,7 @@ def test_bad_bodies_are_refused_as_by_the_scoring_route(client: Client, fields: 
     body = score_body(905, 10, [2]) | fields
     explained, scored = (client.post(path, body) for path in (EXPLAIN, "/v1/score"))
     assert explained.status_code == scored.status_code == 400
-    # What FastAPI refuses, it refuses with the place of the route in the source.
+    # FastAPI's refusals contain the place of the route in the source.
     answers = [reply.json() for reply in (explained, scored)]
     assert answers[0].keys() == answers[1].keys()
     messages = [answer.pop("message").partition("\n  File ")[0] for answer in answers]

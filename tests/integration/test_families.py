@@ -25,12 +25,12 @@ EMBEDDERS = ("qwen2", "qwen3", "llama", "mistral")
 CLASSIFIERS = ("classifier", "classifier-qwen2", "classifier-llama")
 ENCODED = tuple(ENCODERS)
 HALF_PRECISION = ("qwen3", "classifier")
-"""What runs in bfloat16, too: a model of tokens and embeddings, and one of classes."""
+"""Models that also run in bfloat16: one for tokens and embeddings, and one for classes."""
 HALF_TOLERANCE = TOLERANCES["bfloat16"]
 ROUNDING = 2**-7
 """Largest step between neighbours in bfloat16, of a number's size."""
 NO_STOCK = ("gemma2", "gpt-oss")
-"""Without a GPU SGLang leaves out the soft cap of the one and cannot run the other."""
+"""Without a GPU, SGLang ignores the soft cap of the first and cannot run the second."""
 
 each_family = pytest.mark.parametrize("family", PACKED)
 each_reference = pytest.mark.parametrize(

@@ -26,7 +26,7 @@ GOOD = score_body(3, 40, [3, 12, 1])
 MIB = 1 << 20
 MOST_GROWTH = 1024 * MIB
 LONGEST_HOLD_S = 1.0
-"""Of the processor: what the machine does beside this is not the server's."""
+"""In CPU seconds, which other load on the machine does not change."""
 
 
 @dataclass

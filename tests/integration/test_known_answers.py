@@ -130,6 +130,6 @@ def test_when_the_scheduler_dies_clients_get_an_error_and_the_server_ends(
             assert isinstance(error, httpx.TransportError)
             assert not isinstance(error, httpx.TimeoutException)
     wait_until(lambda: not unchecked.server.pids)
-    # A packed call is one, and every item of the other one is.
+    # A packed call counts as one request; of a stock call, each item counts as one.
     dumped = re.findall(r"finished and (\d+) unfinished", unchecked.server.log_path.read_text())
     assert dumped == [str(1 + len(BODIES[1]["items"]))]

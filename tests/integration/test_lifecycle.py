@@ -45,7 +45,7 @@ def test_a_client_that_leaves_half_way_leaves_nothing_behind(
     server: LocalServer, client: Client
 ) -> None:
     with client.counting() as moved:
-        # It leaves while the scheduler stands still, and work goes on while that is noticed.
+        # The client leaves while the scheduler is stopped; work continues until this is noticed.
         with stopped(scheduler_pid(server)), closing(begun(client, "/v1/score", LONG)):
             wait_until(lambda: tokens_under_way(client) > 0)
         client.wait_idle()

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(1500)]
 BODIES = [score_body(20 + n, 40, [30 + n] * 60) for n in range(4)]
 NEEDS = Needs(cpus=1.0, gpus=0)
 _CHANGED_S = 400.0
-"""What a change may take: a start takes more than a minute where other tests run beside it."""
+"""Limit of a change: a start takes more than a minute if other tests run beside it."""
 
 PUSH = "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"
 

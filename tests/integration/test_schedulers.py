@@ -28,7 +28,7 @@ LONG = score_body(99, prefix=1000, suffixes=[250] * 80)
 
 @pytest.fixture(scope="module")
 def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
-    # A core for each is what there is; without the variable our own groups of cores count.
+    # There is one core for each; without the variable, our own groups of cores are used.
     flags = ("--enable-prefill-only", "--prefill-only-schedulers", str(SCHEDULERS))
     cores = ("--prefill-only-scheduler-cores", "1")
     budget = ("--prefill-only-max-forward-tokens", "1024")

@@ -170,7 +170,7 @@ def test_a_generation_goes_on_while_packed_requests_are_always_queued(client: Cl
         assert mixed <= steps / 2 + 2  # at most every second step waits for a forward
         assert decode + mixed >= steps - 1  # the first token is the prompt's
         forwards = after["counters"]["forwards"] - before["counters"]["forwards"]
-        # The slack is what runs while the requests of this test itself travel.
+        # The slack is for forwards that run while this test's own requests are on their way.
         return mixed > 0 and forwards <= steps / 2 + 50
 
     with steady_load(client, BODY, workers=2):

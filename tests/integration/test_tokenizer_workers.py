@@ -23,7 +23,7 @@ SLOW_IMPORTS = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
 def running(model_dir: Callable[[str], Path]) -> Iterator[Serving]:
     flags = ("--enable-prefill-only", "--tokenizer-worker-num", "2")
     model = model_dir("micro")
-    env, kind = SLOW_IMPORTS, LocalServer  # uvicorn's workers do not live where they are forked
+    env, kind = SLOW_IMPORTS, LocalServer  # uvicorn's workers die if they are forked
     with serving(model, "tokenizer_workers", *flags, env=env, kind=kind) as running:
         yield running
 
@@ -69,7 +69,7 @@ def test_both_workers_pack(client: Client) -> None:
         return min(packed) > 0
 
     answers: list[Json] = []
-    wait_until(both_have_packed)  # one that stands still accepts no connections meanwhile
+    wait_until(both_have_packed)  # a worker that is stopped accepts no connections meanwhile
     assert set(after) == set(before)
     for frontend in after.values():
         assert frontend["counters"]["fallbacks"] == {}

@@ -48,7 +48,7 @@ def generator(
     tokenizer = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(KNOWN_TOKENS, 4096).save_pretrained(tokenizer)
     flags = ("--enable-prefill-only", "--sleep-on-idle", "--disable-radix-cache")
-    # Without these two, stock takes no setwise call; what it sets aside for the second is too much.
+    # Stock needs these two for setwise calls, but reserves too much memory for the second.
     flags += ("--chunked-prefill-size", "-1", "--mem-fraction-static", "0.3")
     # Long enough for what is sent together to travel together, however slow the machine.
     flags += ("--enable-tokenizer-batch-encode", "--prefill-only-gather-ms", "500")

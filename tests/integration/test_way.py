@@ -23,9 +23,9 @@ PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = ROOT / "sglang_prefill_ext"
 MOST_CROSSINGS = 18
 REQUESTS = range(3, 30)
-"""What is not done for each of them, as what a clock starts, is no part of the way. More than the
-least are recorded where something is left that is not on the page: a slow one is long enough for
-a clock."""
+"""Calls that are not made for each request, such as those of a timer, are no part of the way. More
+requests than the least number are recorded if files are left that the page does not list, because
+a timer may fire in each of a few slow requests."""
 
 Edges = dict[tuple[str, str], int]
 """Modules whose functions call and are called, and when that was first, in ns."""

@@ -203,7 +203,7 @@ def test_a_client_that_never_reads_is_waited_for_alone(engine: Serving, client: 
     pid = engine.server.pid
     assert pid is not None
     with unharmed(client):
-        pass  # whatever is opened once is open
+        pass  # everything that is opened only once is open now
     before = open_files(pid)
     with unharmed(client), ExitStack() as stack:
         for _ in range(4):

@@ -260,7 +260,7 @@ class Launches:
 
 
 def test_nothing_is_read_on_the_host(sglangs_layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A meta tensor has no values: whatever needed one on the host would raise.
+    # A meta tensor has no values: an operation that needed one on the host would raise.
     on_meta = lambda *shape, dtype=torch.float32: torch.empty(shape, dtype=dtype, device="meta")  # noqa: E731
     layer = {
         "hidden": on_meta(TOKENS, HIDDEN),

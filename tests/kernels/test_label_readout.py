@@ -18,7 +18,7 @@ from prefill_kernels.label_readout.reference import label_readout_reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# The inputs are exact in both; sums in float32 differ by their order alone.
+# The inputs are exact in both dtypes; float32 sums differ only by their order.
 EPSILON = 2e-5
 
 

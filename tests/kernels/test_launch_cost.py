@@ -12,7 +12,7 @@ MOST_CALLS = {
     "merge_state": 30,
     "block_choice": 20,
 }
-"""Calls of functions, Python's and C's, outside of Triton. A tensor's look is two of them; checks
+"""Calls of functions, Python's and C's, outside of Triton. Looking at a tensor takes two; checks
 that run again in every layer are 100 to 180 more."""
 
 COUNT = """

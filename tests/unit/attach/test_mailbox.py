@@ -175,7 +175,7 @@ async def test_what_came_before_the_mailbox_is_taken(path: Path) -> None:
             sender.connect(f"ipc://{path}")
             sender.send(b"early")
             assert receiver.poll(60_000)
-            box = Mailbox(receiver, inbox)  # whose descriptor has told already
+            box = Mailbox(receiver, inbox)  # its file descriptor was signalled already
             assert await inbox.wait_for(1) == [[b"early"]]
             box.close(linger_ms=0)
 

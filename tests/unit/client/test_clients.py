@@ -277,7 +277,7 @@ def test_token_ids_go_as_arrays_to_a_server_that_says_it_reads_them(
     stand_in.will(Reply(200, scores, SAYS), Reply(200, scores), refusal)
     ids_twice(client_of, stand_in.url, times=4)
     arrays = [isinstance(seen.body["items"], dict) for seen in stand_in.seen]
-    # The third answer is a refusal, upon which the same is asked with lists; so is the next.
+    # The third answer refuses arrays, so this request is sent again with lists, as is the next.
     assert arrays == [False, True, True, False, False]
     assert (
         stand_in.seen[1].body["items"]["counts"]

@@ -143,7 +143,7 @@ def test_an_interrupt_waits_for_no_server(stand_in: StandIn, tmp_path: Path) -> 
     first = Reply(200, json.dumps(answer("/v1/embeddings", EMBED | {"input": ["a"]})))
     stand_in.will(first, Reply(200, after_s=60))
     flags = ["--url", stand_in.url, "--concurrency", "1", "--output", str(output)]
-    # A test run in the background ignores interrupts, and so would what it starts.
+    # Tests that run in the background ignore SIGINT; their child processes would inherit that.
     heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     main = heeds + "from sglang_prefill_ext.cli import main; main()"
     command = [sys.executable, "-c", main, "embed", str(file), *flags]

@@ -229,7 +229,7 @@ async def test_an_engine_that_differs_is_not_used() -> None:
         assert (await one.http.post("/v1/score", json=SCORE)).status_code == 200
         page = (await one.http.get("/prefill_only/status")).json()
         assert "size of the vocabulary" in page["replicas"][2]["why"]
-        # It is put right, and so is in the fleet.
+        # The engine is corrected, and so joins the fleet.
         stubs[2].offer = stubs[0].offer
         await one.wait_for(up=3)
         # The weights of most engines are replaced, one after the other.

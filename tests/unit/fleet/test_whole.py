@@ -101,7 +101,7 @@ async def test_who_takes_no_connection_was_sent_nothing(monkeypatch: pytest.Monk
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        for waiting in (first, second):  # the kernel answers no more than these
+        for waiting in (first, second):  # the kernel accepts only these two
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         async with aiohttp.ClientSession() as http:

@@ -63,14 +63,14 @@ def test_each_layer_is_chosen_by_how_it_routed_before() -> None:
     counts.here = True
     routing = (EVEN, ONE, some)
     forward(blocks, *routing)
-    forward(blocks, *routing)  # the counts set out
+    forward(blocks, *routing)  # the transfer of the counts begins
     assert forward(blocks, *routing) == [None, None, SMALL]
 
 
 def test_nobody_waits_for_counts_that_are_on_the_way() -> None:
     blocks, counts = blocks_of(1)
     before = forward(blocks, EVEN)
-    assert before == [SMALL]  # nothing is known: some experts are taken to get little
+    assert before == [SMALL]  # nothing is known, so some experts are assumed to get few rows
     for _ in range(3 * LOOK_EVERY):
         assert forward(blocks, EVEN) == before
     assert counts.looks == 1

@@ -61,7 +61,7 @@ def test_what_has_arrived_is_not_changed_by_the_next_forward() -> None:
 
 
 def test_nothing_is_read_on_the_host_and_few_kernels_are_launched() -> None:
-    # A meta tensor has no values: whatever needed one on the host would raise.
+    # A meta tensor has no values: an operation that needed one on the host would raise.
     counts = ExpertCounts(2, 128, torch.device("meta"))
     ids = torch.empty((512, 8), dtype=torch.int32, device="meta")
     counts.begin()

@@ -77,7 +77,7 @@ def test_no_forward_waits_for_counts(asked: Asked, source: MoeSource) -> None:
     blocks, _ = blocks_on_the_gpu(source)
     for _ in range(4 * LOOK_EVERY):
         forward(blocks, ids_on_the_gpu())
-    # One forward was counted; each later one looks whether its counts have come, and goes on.
+    # One forward was counted; each later one checks whether these counts came, without waiting.
     assert asked == {"record": 1, "query": 4 * LOOK_EVERY - 2}
 
 

@@ -162,5 +162,5 @@ def test_a_query_behind_items_takes_few_bytes_a_pair(first_token: int, as_lists:
     finally:
         tracemalloc.stop()
     assert packed.num_prompt_tokens == count * (length + 2)
-    # The rows; and the packed tokens, where what all begin with is taken out of these.
+    # The rows, and the packed tokens if a common prefix is taken out of them.
     assert peak < (13 if first_token else 5) * count * length

@@ -99,7 +99,7 @@ class MemoryCache:
         self.adapters: list[str] = []
         self._failing_begins, self._failing_looks = failing_begins, failing_looks
         self._begins = self._looks = 0
-        # In no order, as those of a server are after a while.
+        # Shuffled, as the free slots of a server are after a while.
         self.free: list[int] = (torch.randperm(SLOTS - 1) + 1)[:capacity].tolist()
 
     @property

@@ -20,7 +20,7 @@ from tests.unit.wire.strategies import PlainRequest, plain_requests
 
 BUDGET = ForwardBudget(12, max_bytes=60, bytes_per_token=3, bytes_per_row=5)
 ALWAYS = 10**9
-"""Launches so costly that every job joins that fits."""
+"""A launch cost so high that every job that fits joins the forward."""
 
 
 def _queue(*jobs: Job) -> JobQueue:
@@ -128,7 +128,7 @@ def _with_adapters(*adapters: str) -> list[Job]:
 def test_jobs_with_another_adapter_are_passed_over() -> None:
     assert _chosen(*_with_adapters("", "a", "", "a")) == [0, 2]
     assert _chosen(*_with_adapters("a", "a", "")) == [0, 1]
-    # What is passed over waits for those that join from behind it, too.
+    # A job that is passed over also waits for later jobs that join the forward.
     assert _chosen(*_with_adapters("", "", "a", "a"), launch=3) == [0, 1]
     assert _chosen(*_with_adapters("", "a", "", "a"), launch=3) == [0]
 

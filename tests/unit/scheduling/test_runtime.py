@@ -113,7 +113,7 @@ class StubExecutor:
     in_flight: list[StubCompletion] = field(default_factory=list)
     causal: bool = True
     token_in: dict[int, int] = field(default_factory=dict)
-    """What stands for K/V in the slots of a pool: the tokens that they were computed from."""
+    """Stands for K/V in the slots of a pool: the tokens from which they were computed."""
 
     def launch(
         self, plan: ForwardPlan, held: Sequence[Any], stores: Sequence[Any]

@@ -88,7 +88,7 @@ class Stock:
 
     ageing: int
     cached_of: Callable[[Request], int]
-    """What the cache says whenever it is asked; it may grow and shrink between."""
+    """The cached tokens of a request at each call; they may grow and shrink between calls."""
     page_size: int = 1
     processed: int = 0
     largest_queue: int = 0

@@ -11,7 +11,7 @@ from sglang.srt.layers.pooler import CrossEncodingPooler, Pooler
 
 from sglang_prefill_ext.border.model.vector_models import SglangEncoder
 
-DEVICE = torch.device("meta")  # like a GPU: not the host, and nothing can be read there at once
+DEVICE = torch.device("meta")  # like a GPU: not the host, and its numbers cannot be read
 
 
 @pytest.mark.parametrize("pooler", [CrossEncodingPooler, Pooler])

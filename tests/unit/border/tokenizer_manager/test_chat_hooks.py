@@ -67,7 +67,7 @@ class Serving(OpenAIServingChat):
 
     def __init__(self, kind: str, template: str = "chatml", fast: bool = True) -> None:
         cutting = Tokenizer.from_str(json_of(kind))
-        cutting.enable_truncation(4)  # as many a model's file says, and no request asks for
+        cutting.enable_truncation(4)  # as many models' files say; no request asks for it
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=cutting, bos_token="<s>")
         tokenizer.chat_template = TEMPLATES[template]
         self.tokenizer_manager: Any = SimpleNamespace(tokenizer=tokenizer, model_config=DECODER)

@@ -39,7 +39,7 @@ class Manager(TokenizerManager):
 
     def __init__(self, kind: str, **attributes: Any) -> None:
         cutting = Tokenizer.from_str(json_of(kind))
-        cutting.enable_truncation(4)  # as many a model's file says, and no request asks for
+        cutting.enable_truncation(4)  # as many models' files say; no request asks for it
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=cutting)
         self.mm_processor = self.async_dynamic_batch_tokenizer = None
         self.model_config = model_config()

@@ -24,7 +24,7 @@ SHOWN = {
     **dict.fromkeys(("stop_token_ids", "skip_special_tokens", "no_stop_trim"), None),
     **dict.fromkeys(("ignore_eos", "spaces_between_special_tokens"), False),
 }
-"""What of the sampling parameters only the text of an answer hangs on."""
+"""Sampling parameters that affect only the text of an answer."""
 
 
 class Tokenizer:

@@ -53,7 +53,7 @@ def test_equal_parts_end_less_than_a_row_behind_the_optimum(
         ends_of(np.array(places), work, begin, same).max()
         for places in product(range(len(begin)), repeat=len(work))
     )
-    if begin.max() <= best:  # else a part should get nothing, which is the planner's business
+    if begin.max() <= best:  # otherwise a part should be empty, which the planner decides
         assert best * (1 - 1e-9) <= end <= best + work.max() * (1 - 1 / len(begin)) + 1e-9
 
 
