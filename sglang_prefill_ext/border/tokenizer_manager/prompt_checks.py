@@ -14,7 +14,7 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
 )
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.frontend.token.token_call import TokenNumbers, check_readout
-from sglang_prefill_ext.wire.checks import check_positions, check_prompt
+from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
 
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
@@ -27,12 +27,13 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
             not fit the model, or the model is an encoder, which takes none; an encoder has no
             positions for so many tokens; or the request asks for tokens or positions that do not
-            exist.
+            exist, or for an adapter in another way than by one name.
     """
     if server_of(manager) is None:
         return
     if isinstance(obj, GenerateReqInput):
         _numbers_of(obj).check(manager.model_config.vocab_size)
+    _check_adapter(obj)
     _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
         check_input_embeds(obj.input_embeds, embedding_kind(manager))
@@ -52,6 +53,16 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
     # SGLang itself refuses prompts over the context length.
     if encoder is not None and len(input_ids) <= manager.context_len:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
+
+
+def _check_adapter(obj: Any) -> None:
+    """Refuse an adapter's id, unless SGLang has found it by the one name that a request gives."""
+    if obj.lora_id is None:
+        return
+    if not obj.lora_path:
+        raise wrong("lora_id", "SGLang finds ids itself; send the adapter's name as lora_path.")
+    if not isinstance(obj.lora_id, str):
+        raise wrong("lora_path", f"{obj.lora_path!r:.80} is a list; send one name for one prompt.")
 
 
 def _check_readout(manager: Any, obj: Any, input_ids: Any) -> None:
