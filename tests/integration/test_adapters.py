@@ -238,6 +238,19 @@ def test_a_prefix_is_found_by_requests_with_its_adapter_alone(client: Client) ->
 # Errors, and what they leave
 
 
+@pytest.mark.patch("P22")
+@pytest.mark.parametrize("fields", [{"lora_path": ["a"]}, {"lora_id": "a"}, {"lora_id": ["a"]}])
+@pytest.mark.parametrize("new_tokens", [1, 2])
+def test_a_prompt_whose_adapter_ends_a_plain_server_is_refused(
+    client: Client, fields: Json, new_tokens: int
+) -> None:
+    """The adapter is let go of, or a later test could not unload it."""
+    sampling = SAMPLING | {"max_new_tokens": new_tokens}
+    response = client.post("/generate", asked(BASE, TEXT, sampling_params=sampling) | fields)
+    assert response.status_code == 400
+    assert f"{next(iter(fields))}: " in response.json()["error"]["message"]
+
+
 def test_an_unknown_adapter_gets_stocks_error(client: Client) -> None:
     body = asked("nobody", PROMPTS[0])
     packed, stock = (client.post("/generate", body, stock=stock) for stock in (False, True))

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import GenerateReqInput
 
-from sglang_prefill_ext.border.model.capability import encoder_traits
+from sglang_prefill_ext.border.model.capability import encoder_traits, reads_places
 from sglang_prefill_ext.border.tokenizer_manager.frontend_link import embedding_kind, embedding_rows
 from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
     check_input_embeds,
@@ -14,7 +14,7 @@ from sglang_prefill_ext.border.tokenizer_manager.override_hooks import (
 )
 from sglang_prefill_ext.border.tokenizer_manager.server import server_of
 from sglang_prefill_ext.frontend.token.token_call import TokenNumbers, check_readout
-from sglang_prefill_ext.wire.checks import check_positions, check_prompt
+from sglang_prefill_ext.wire.checks import check_positions, check_prompt, wrong
 
 
 def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
@@ -27,13 +27,14 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         RequestError: the prompt is empty, or an id lies outside the vocabulary; its embeddings do
             not fit the model, or the model is an encoder, which takes none; an encoder has no
             positions for so many tokens; or the request asks for tokens or positions that do not
-            exist.
+            exist, or for an adapter in another way than by one name.
     """
     if server_of(manager) is None:
         return
     if isinstance(obj, GenerateReqInput):
         _numbers_of(obj).check(manager.model_config.vocab_size)
-        _check_readout(manager.server_args, obj, input_ids)
+    _check_adapter(obj)
+    _check_readout(manager, obj, input_ids)
     if getattr(obj, "input_embeds", None) is not None:
         check_input_embeds(obj.input_embeds, embedding_kind(manager))
         return
@@ -54,21 +55,37 @@ def validate_prompt(manager: Any, obj: Any, input_ids: Any) -> None:
         check_positions(len(input_ids), encoder.longest_prompt, field=field)
 
 
-def _check_readout(server_args: Any, obj: Any, input_ids: Any) -> None:
-    """Check the positions that a `GenerateReqInput` for one prompt wants to be read.
-
-    SGLang reads them only if no token is generated, in the same way as for its setwise scores,
-    whose conditions are checked here.
-    """
-    if obj.token_indices_to_pool is None or obj.sampling_params.get("max_new_tokens") != 0:
+def _check_adapter(obj: Any) -> None:
+    """Refuse an adapter's id, unless SGLang has found it by the one name that a request gives."""
+    if obj.lora_id is None:
         return
+    if not obj.lora_path:
+        raise wrong("lora_id", "SGLang finds ids itself; send the adapter's name as lora_path.")
+    if not isinstance(obj.lora_id, str):
+        raise wrong("lora_path", f"{obj.lora_path!r:.80} is a list; send one name for one prompt.")
+
+
+def _check_readout(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Check the positions that a request for one prompt wants to be read.
+
+    SGLang reads them in the same way as for its setwise scores, whose conditions are checked here.
+    Where one token is generated it ignores them, but it makes tensors of those for any vectors.
+    """
+    positions = obj.token_indices_to_pool
+    generates = isinstance(obj, GenerateReqInput)
+    if positions is None or (generates and obj.sampling_params.get("max_new_tokens") != 0):
+        return
+    if not generates and not reads_places(manager.model_config.hf_config.architectures or []):
+        check_readout(positions, None, in_one_piece=True)
+        return
+    server_args = manager.server_args
     in_one_piece = (
         server_args.disable_radix_cache
         and server_args.chunked_prefill_size == -1
         and not server_args.allow_auto_truncate
     )
     tokens = None if input_ids is None else len(input_ids)
-    check_readout(obj.token_indices_to_pool, tokens, in_one_piece=in_one_piece)
+    check_readout(positions, tokens, in_one_piece=in_one_piece)
 
 
 def _numbers_of(obj: Any) -> TokenNumbers:

@@ -19,6 +19,7 @@ UNPACKED_OF_VECTORS = {
     "input_embeds": StockReason.EMBED_OVERRIDES,
     "multi_item_delimiter_indices": StockReason.MULTI_ITEM_SCORING,
     "decision_layout": StockReason.TOKEN_POSITIONS,
+    "lora_id": StockReason.UNUSUAL_INPUT,  # SGLang has not looked for the adapter yet
 }
 
 # Fields of a `TokenizedGenerateReqInput` that do.

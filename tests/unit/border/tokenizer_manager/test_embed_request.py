@@ -16,7 +16,7 @@ from sglang_prefill_ext.border.tokenizer_manager.embed_request import (
 def request(**fields: Any) -> Any:
     """An `EmbeddingReqInput` with its defaults."""
     names = """text input_ids image_data video_data audio_data input_embeds embed_overrides
-        embed_override_token_id positional_embed_overrides lora_path
+        embed_override_token_id positional_embed_overrides lora_path lora_id
         multi_item_delimiter_indices token_indices_to_pool decision_layout dimensions rid
         sampling_params priority""".split()
     switches = (
@@ -90,6 +90,7 @@ def test_embeddings_come_with_prompts_of_token_ids() -> None:
         ({"multi_item_delimiter_indices": [[1]]}, "multi_item_scoring"),
         ({"decision_layout": [[0]]}, "token_positions"),
         ({"token_indices_to_pool": [0]}, "unusual_input"),
+        ({"lora_id": "a"}, "unusual_input"),
         ({"is_cross_encoder_request": True}, "unusual_input"),
         ({"is_cross_encoder_request": True, "text": ["query", "item"]}, "unusual_input"),
         ({"is_cross_encoder_request": True, "text": None, "input_ids": [1]}, "unusual_input"),
