@@ -66,6 +66,7 @@ _SCHEDULER = _sglang("""
     srt.managers.schedule_batch.NextBatchPlan
     srt.managers.scheduler_components.ipc_channels.SchedulerIpcChannels
     srt.managers.scheduler_components.output_sender.SenderWrapper
+    srt.managers.scheduler_components.profiler_manager.SchedulerProfilerManager
     srt.managers.tp_worker.TpModelWorker
     srt.mem_cache.allocator.BaseTokenToKVPoolAllocator
     srt.mem_cache.base_prefix_cache.BasePrefixCache

@@ -153,6 +153,20 @@ def test_a_profile_shows_packed_forwards(production: Serving, folder: Path) -> N
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
 
 
+@pytest.mark.parametrize("more", [{}, {"start_step": 1}, {"profile_by_stage": True}])
+def test_a_profile_of_two_steps_ends_with_packed_forwards(
+    production: Serving, tmp_path: Path, more: Json
+) -> None:
+    asked = {"output_dir": str(tmp_path), "activities": ["CPU"], "num_steps": 2}
+    assert production.client.post("/start_profile", asked | more).status_code == 200
+
+    def has_ended() -> bool:
+        production.client.score(SCORE)
+        return any(tmp_path.rglob("*.trace.json.gz"))
+
+    wait_until(has_ended)
+
+
 def test_a_level_that_shows_bodies_shows_those_of_packed_calls(
     production: Serving, folder: Path
 ) -> None:

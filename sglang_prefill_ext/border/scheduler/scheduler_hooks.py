@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from sglang.srt.managers import io_struct
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_serving
 
 from sglang_prefill_ext.border.activation import config_of
@@ -45,6 +47,9 @@ _AFTER_FORWARDS = (
 """Messages before which packed forwards in flight are collected. In a pause, SGLang's loop would
 not collect them. The other messages change weights or memory, and SGLang does not wait for forwards
 of aborted requests before it handles them."""
+
+_LIKE_A_PREFILL = SimpleNamespace(forward_mode=ForwardMode.EXTEND)
+"""The batch that SGLang's profiler sees for a packed forward."""
 
 # A process runs one scheduler; hooks on some of its parts cannot reach it otherwise.
 _process_work: PackedWork | None = None
@@ -147,6 +152,8 @@ def step_then_next_batch(
     computed_before = work.runtime.stats.tokens_computed
     if work.runtime.busy and work.step(decoding=bool(running_batch.reqs)):
         scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
+        # It looks at every count: profiles start at one of them, and end at another.
+        scheduler.profiler_manager._profile_batch_predicate(_LIKE_A_PREFILL)
         scheduler.maybe_send_health_check_signal()
     if work.has_given_room():
         # Set where a prompt found no slots, and else kept until one of these requests leaves.

@@ -61,6 +61,8 @@ class Scheduler:
         self._request_dispatcher = TypeBasedDispatcher(list(kinds.items()))
         self.server_args = self.tp_cpu_group = None
         self.forward_ct = 0
+        self.profiled: list[tuple[int, str]] = []
+        self.profiler_manager = SimpleNamespace(_profile_batch_predicate=self._note)
         self.metrics_collector_context = SimpleNamespace(current_scheduler_metrics_enabled=False)
         model = SimpleNamespace(forward=lambda input_embeds: None, get_input_embeddings=None)
         runner = SimpleNamespace(decode_cuda_graph_captured=False, model=model)
@@ -76,6 +78,9 @@ class Scheduler:
         setup = RuntimeSetup(runtime, GraphUse(), ExpertUse(), (0, 0), after_update=look)
         collect.setattr(scheduler_hooks, "set_up_runtime", lambda *_args: setup)
         scheduler_hooks.attach_runtime(None, self)
+
+    def _note(self, batch: Any) -> None:
+        self.profiled.append((self.forward_ct, batch.forward_mode.name))
 
     def maybe_send_health_check_signal(self) -> None:
         pass
@@ -123,6 +128,16 @@ def test_other_messages_do_not_wait_for_it(scheduler: Scheduler, runtime: Packed
     scheduler._request_dispatcher(io_struct.SlowDownReqInput(forward_sleep_time=None))
     assert scheduler.answered_before == [0]
     assert runtime.in_flight == 1
+
+
+def test_the_profiler_sees_every_count_of_forwards(
+    scheduler: Scheduler, runtime: PackedRuntime
+) -> None:
+    runtime.submit("other", request([], [9]).pack(), None)
+    batch, nothing = SimpleNamespace(reqs=[]), SimpleNamespace(batch_to_run=None)
+    for _ in range(3):
+        scheduler_hooks.step_then_next_batch(lambda *_args: nothing, scheduler, batch, None)
+    assert scheduler.profiled == [(1, "EXTEND"), (2, "EXTEND")]
 
 
 @pytest.mark.parametrize("aborted", [False, True])
