@@ -148,6 +148,8 @@ def step_then_next_batch(
     if work.runtime.busy and work.step(decoding=bool(running_batch.reqs)):
         scheduler.forward_ct += 1  # tells SGLang's watchdog that the scheduler is alive
         scheduler.maybe_send_health_check_signal()
+    if running_batch.reqs or last_batch or scheduler.waiting_queue:
+        work.make_room()
     if work.has_given_room():
         # Set where a prompt found no slots, and else kept until one of these requests leaves.
         running_batch.batch_is_full = False
